@@ -1,0 +1,194 @@
+"""ENRNN: a long state kept by an orthogonal matrix, a short one that fades by its eigenvalues.
+
+Source: Helfrich & Ye, "Eigenvalue Normalized Recurrent Neural Networks for Short Term Memory",
+AAAI 2020, sections 3 and 4.
+
+Departure: Proposition 3.2 prints 1/(ρ+ε) where the exact gradient has 1/ρ; they agree at ε = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from models.base import ParamGroup, Shapes
+from models.matrices.initial import draw, semi_orthogonal
+from models.matrices.orthogonal import (
+    InitialSkew,
+    cayley,
+    initial_skew,
+    orthogonality_error,
+    skew,
+)
+from models.matrices.spectral_radius import (
+    Fallback,
+    initial_short_block,
+    spectral_normalise,
+    spectral_radius,
+)
+from models.network import (
+    NetworkConfig,
+    RecurrentModel,
+    even_count,
+    negative_count,
+    require_at_most,
+    require_one,
+)
+from models.recurrence.reference import Activation
+from models.scornn import signs
+
+
+class ENRNNConfig(NetworkConfig):
+    """What a search may vary."""
+
+    initial_only = NetworkConfig.initial_only | {"coupling_init", "negative_ones"}
+
+    name: Literal["enrnn"] = "enrnn"
+    short_size: int | None = Field(
+        None, ge=0, le=65_536, description="Units s of the short state; n for no long state"
+    )
+    short_fraction: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of n, in place of `short_size`; whole percents, s is even",
+    )
+    coupled: bool = Field(True, description="Whether the short state feeds the long one")
+    negative_ones: int | None = Field(
+        None, ge=0, le=65_536, description="Diagonal entries of D that are -1"
+    )
+    negative_fraction: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of the long state, in place of `negative_ones`; whole percents",
+    )
+    eps: float = Field(0.0, ge=0, le=1, description="ε of W = T / (ρ(T) + ε)")
+    activation: Activation = Field("modrelu", description="Nonlinearity")
+    fallback: Fallback = Field(
+        "constant_radius",
+        description="Where the largest eigenvalue is nearly multiple: ρ as a constant, or T",
+    )
+    recurrent_init: InitialSkew = Field(
+        "cayley", description="Distribution of the initial A of the long block"
+    )
+    coupling_init: Literal["glorot", "semi_orthogonal"] = Field(
+        "glorot", description="Initial matrix from the short state to the long one"
+    )
+
+    def resolved(self, shapes: Shapes) -> Self:
+        require_one(self, "short_size", "short_fraction")
+        require_one(self, "negative_ones", "negative_fraction")
+        config = super().resolved(shapes)
+        require_at_most(config, "short_size", config.n, "the hidden size")
+        require_at_most(config, "negative_ones", config.long, "the size of the long state")
+        return config
+
+    def at_size(self, hidden_size: int) -> Self:
+        config = super().at_size(hidden_size)
+        if self.short_fraction is not None:
+            short = even_count(self.short_fraction, hidden_size)
+            config = config.model_copy(update={"short_size": short, "short_fraction": None})
+        if self.negative_fraction is not None:
+            count = negative_count(self.negative_fraction, max(config.long, 0))
+            config = config.model_copy(update={"negative_ones": count, "negative_fraction": None})
+        return config
+
+    @property
+    def smallest_size(self) -> int:
+        long = (self.negative_ones or 0) if self.negative_fraction is None else 0
+        return max(1, (self.short_size or 0) + long)
+
+    @property
+    def short(self) -> int:
+        """Size s of the short state of a resolved config."""
+        assert self.short_size is not None
+        return self.short_size
+
+    @property
+    def long(self) -> int:
+        """Size q of the long state of a resolved config."""
+        return self.n - self.short
+
+    def free_parameters(self, shapes: Shapes) -> int:
+        q, s = self.long, self.short
+        recurrent = q * (q - 1) // 2 + s * s + (q * s if self.coupled else 0)
+        encoder, readout = self.encoder_parameters(shapes), self.readout_parameters(shapes)
+        return recurrent + self.n + encoder + readout
+
+
+class ENRNN(RecurrentModel):
+    """h_t = f(U x_t + [[Wᴸ, Wᶜ], [0, Wˢ]] h_{t-1} + b): no way leads from long to short."""
+
+    Config = ENRNNConfig
+    config: ENRNNConfig
+    D: Tensor
+    switched: Tensor
+    """Whether Wˢ is normalised: never again off once ρ(T) > 1 was seen after an update."""
+    fallback_events: Tensor
+    """How many training steps met a dominant eigenvalue that was nearly multiple."""
+
+    def __init__(self, config: ENRNNConfig, shapes: Shapes) -> None:
+        super().__init__(config, shapes)
+        config = self.config
+        self.activation = config.activation
+        q, s = config.long, config.short
+        assert config.negative_ones is not None
+        self.A = nn.Parameter(initial_skew(q, config.recurrent_init))
+        self.register_buffer("D", signs(q, config.negative_ones))
+        self.T = nn.Parameter(initial_short_block(s))
+        self.register_parameter("coupling", None)
+        if config.coupled:
+            glorot = config.coupling_init == "glorot"
+            W_C = draw(q, s, "glorot_uniform") if glorot else semi_orthogonal(q, s)
+            self.coupling = nn.Parameter(W_C)
+        self.register_buffer("switched", torch.tensor(False))
+        self.register_buffer("fallback_events", torch.tensor(0))
+
+    def recurrent_matrix(self) -> Tensor:
+        """Return [[Wᴸ, Wᶜ], [0, Wˢ]], (n, n): Wˢ is T before the switch, T / (ρ + ε) after."""
+        W_L, W_S = self.long_block(), self.short_block()
+        q, s = self.config.long, self.config.short
+        W_C = W_L.new_zeros(q, s) if self.coupling is None else self.coupling
+        above, below = torch.cat((W_L, W_C), -1), torch.cat((W_S.new_zeros(s, q), W_S), -1)
+        return torch.cat((above, below), -2)
+
+    def long_block(self) -> Tensor:
+        """Return Wᴸ = (I + A)⁻¹ (I - A) D, (q, q), as in scoRNN."""
+        return cayley(skew(self.A)) * self.D
+
+    def short_block(self) -> Tensor:
+        """Return Wˢ, (s, s), and count the fallback where it is trained."""
+        config = self.config
+        W_S, multiple = spectral_normalise(self.T, self.switched, config.eps, config.fallback)
+        if self.training and torch.is_grad_enabled():
+            self.fallback_events.add_(multiple)
+        return W_S
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [ParamGroup("orth", [self.A]), ParamGroup("main", self.others(self.A))]
+
+    @torch.no_grad()
+    def after_update(self, learning_rates: Mapping[str, float]) -> None:
+        """Switch the normalisation on if ρ(T) > 1: no forward pass meets a larger radius."""
+        self.switched.logical_or_(spectral_radius(self.T, needed=~self.switched) > 1)
+
+    @torch.no_grad()
+    def constraint_report(self) -> dict[str, Tensor]:
+        """Return the long block's error, the short block's radius and norm, the switch, the events.
+
+        T is not normal: hˢ can grow for some steps where `short_norm`, its 2-norm, exceeds 1.
+        """
+        W_S = self.short_block()
+        norm = torch.linalg.matrix_norm(W_S, ord=2) if self.config.short else W_S.new_zeros(())
+        return {
+            "orthogonality_error": orthogonality_error(self.long_block()),
+            "short_radius": spectral_radius(W_S),
+            "short_norm": norm,
+            "switched": self.switched.to(W_S.dtype),
+            "fallback_events": self.fallback_events.to(W_S.dtype),
+        }

@@ -1,0 +1,1 @@
+"""Matrices with a property: orthogonal ones, ones of bounded spectral radius, and initial draws."""

@@ -1,0 +1,73 @@
+"""Skew-symmetric matrices, the orthogonal ones that the Cayley map makes of them, first values."""
+
+from __future__ import annotations
+
+from math import pi
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.matrices.initial import semi_orthogonal
+
+InitialSkew = Literal["cayley", "henaff", "random"]
+"""`cayley`: rotations by t ~ U[0, π/2) under the Cayley map; `henaff`: entries U(-π, π);
+`random`: the logarithm of a rotation drawn uniformly from all of them (Haar)."""
+
+
+def skew(X: Tensor) -> Tensor:
+    """Return A = triu(X, 1) - triu(X, 1)ᵀ: only what is above X's diagonal counts."""
+    upper = X.triu(1)
+    return upper - upper.mT
+
+
+def cayley(A: Tensor) -> Tensor:
+    """Return (I + A)⁻¹ (I - A), orthogonal for a skew-symmetric A.
+
+    Beyond 512 rows it is solved in float64, whatever the type of A.
+
+    >>> cayley(torch.tensor([[0.0, -1.0], [1.0, 0.0]])).tolist()
+    [[0.0, 1.0], [-1.0, 0.0]]
+    """
+    n = A.shape[-1]
+    precise = A.double() if n > 512 else A
+    eye = torch.eye(n, dtype=precise.dtype, device=A.device)
+    return torch.linalg.solve(eye + precise, eye - precise).to(A.dtype)
+
+
+def orthogonality_error(W: Tensor) -> Tensor:
+    """Return max |WᵀW - I|, and 0 for a matrix without entries."""
+    if W.shape[-1] == 0:
+        return W.new_zeros(())
+    eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
+    return (W.mT @ W - eye).abs().amax((-2, -1))
+
+
+def initial_skew(n: int, initial: InitialSkew) -> Tensor:
+    """Return an (n, n) matrix for `skew`, its entries above the diagonal drawn as named."""
+    if initial == "random":
+        return rotation_logarithm(random_rotation(n)).triu(1)
+    planes = n // 2
+    if initial == "cayley":
+        angles = -torch.tan(torch.rand(planes) * pi / 4)
+    else:
+        angles = (2 * torch.rand(planes) - 1) * pi
+    X = torch.zeros(n, n)
+    first = 2 * torch.arange(planes)
+    X[first, first + 1] = angles
+    return X
+
+
+def random_rotation(n: int) -> Tensor:
+    """Return a matrix drawn uniformly from the rotations SO(n)."""
+    Q = semi_orthogonal(n, n)
+    if n and torch.linalg.det(Q) < 0:
+        Q[0] = -Q[0]
+    return Q
+
+
+def rotation_logarithm(Q: Tensor) -> Tensor:
+    """Return the skew-symmetric A with exp(A) = Q, a rotation with simple eigenvalues."""
+    values, vectors = torch.linalg.eig(Q.double())
+    A = (vectors * (1j * values.angle()) @ torch.linalg.inv(vectors)).real
+    return ((A - A.mT) / 2).to(Q.dtype)

@@ -1,0 +1,154 @@
+"""Division of a matrix by its spectral radius, differentiated exactly.
+
+Source: Helfrich & Ye 2020, section 3.2: Proposition 3.2 (gradient) and equation 5 (first values).
+"""
+
+from __future__ import annotations
+
+from math import pi
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LARGEST_CONDITION = 1e8
+"""Condition number κ of an eigenvalue from which on it counts as multiple (float64)."""
+
+Fallback = Literal["constant_radius", "unnormalised"]
+
+
+def spectral_normalise(
+    T: Tensor, switched: Tensor, eps: float = 0.0, fallback: Fallback = "constant_radius"
+) -> tuple[Tensor, Tensor]:
+    """Return (T / (ρ(T) + eps) where `switched`, else T; whether the fallback was needed).
+
+    T is real, (s, s); `switched` is a bool tensor without dimensions, and nothing is decomposed
+    where it is False. With G the gradient that comes in and C / ρ = ∂ρ/∂T, T receives
+    (G - <G, T / (ρ + eps)> C / ρ) / (ρ + eps), and G before the switch.
+
+    Where the dominant eigenvalue is so nearly multiple that ρ has no usable gradient, ρ is treated
+    as a constant, or, with `unnormalised`, T is returned as it is. Only a call that records a
+    gradient looks for that, or any call with `unnormalised`.
+
+    >>> W, _ = spectral_normalise(torch.tensor([[0.0, 4.0], [1.0, 0.0]]), torch.tensor(True))
+    >>> W.tolist()
+    [[0.0, 2.0], [0.5, 0.0]]
+    """
+    with_slope = torch.is_grad_enabled() or fallback == "unnormalised"
+    radius, _, multiple = _radius(T, switched, with_slope)
+    normal = T / (radius + eps)
+    if fallback == "unnormalised":
+        switched = switched & ~multiple
+    return torch.where(switched, normal, T), multiple
+
+
+def spectral_radius(T: Tensor, needed: Tensor | None = None) -> Tensor:
+    """Return ρ(T), the largest modulus of an eigenvalue, without gradient; 1 if not `needed`."""
+    if needed is None:
+        needed = torch.ones((), dtype=torch.bool, device=T.device)
+    return _radius(T.detach(), needed, False)[0]
+
+
+def _radius(T: Tensor, needed: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
+    return SpectralRadius.apply(T, needed, with_slope)  # type: ignore[no-untyped-call]
+
+
+class SpectralRadius(torch.autograd.Function):
+    """(ρ, ∂ρ/∂T, whether the dominant eigenvalue is nearly multiple), of lanes of matrices.
+
+    T is (..., s, s) and `needed` (...); a lane that is not needed has ρ = 1 and slope 0. The work
+    is done on the CPU in float64, wherever T lies. For |λ| = ρ with T u = λ u and Tᵀ w = λ w,
+    ∂λ/∂T = w uᵀ / (wᵀ u) and ∂ρ/∂T = Re(conj(λ) ∂λ/∂T) / ρ.
+    """
+
+    @staticmethod
+    def forward(T: Tensor, needed: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
+        radius = torch.ones(T.shape[:-2], dtype=torch.float64)
+        slope = torch.zeros(T.shape, dtype=torch.float64)
+        multiple = torch.zeros(T.shape[:-2], dtype=torch.bool)
+        for index in needed.nonzero().tolist():
+            lane = tuple(index)
+            matrix = T[lane].detach().to("cpu", torch.float64)
+            value, radius[lane] = dominant_eigenvalue(matrix)
+            if with_slope and len(matrix):
+                slope[lane], multiple[lane] = radius_slope(matrix, value)
+        return radius.to(T), slope.to(T), multiple.to(T.device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, slope, multiple = output
+        ctx.mark_non_differentiable(slope, multiple)
+        ctx.save_for_backward(slope)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return g[..., None, None] * slope, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], T: Tensor, needed: Tensor, with_slope: bool
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
+        lanes = [
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip((T, needed), in_dims[:2], strict=True)
+        ]
+        return _radius(lanes[0], lanes[1], with_slope), (0, 0, 0)
+
+
+def dominant_eigenvalue(T: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (λ, |λ|), the eigenvalue of largest modulus: 0 without entries, NaN if not finite."""
+    if T.shape[-1] == 0:
+        return T.new_zeros((), dtype=torch.complex128), T.new_zeros(())
+    if not T.isfinite().all():
+        return T.new_full((), torch.nan, dtype=torch.complex128), T.new_full((), torch.nan)
+    values = torch.linalg.eigvals(T)
+    value = values[values.abs().argmax()]
+    return value, value.abs()
+
+
+def radius_slope(T: Tensor, value: Tensor) -> tuple[Tensor, bool]:
+    """Return (∂ρ/∂T, False) for the eigenvalue λ = `value`, (0, True) if it is nearly multiple.
+
+    u and w come of two steps of inverse iteration from one factorisation: faster than all
+    eigenvectors (s = 720: 40 ms against 200 ms), and untouched by other eigenvalues that are close.
+    """
+    shift = value.real if value.imag == 0 else value
+    shift = shift + 1e-10 * value.abs()
+    eye = torch.eye(len(T), dtype=shift.dtype)
+    LU, pivots, _ = torch.linalg.lu_factor_ex(T.to(shift.dtype) - shift * eye)
+    u = torch.arange(len(T)).cos().to(shift.dtype)[:, None]
+    v = u
+    for _ in range(2):
+        u = _unit(torch.linalg.lu_solve(LU, pivots, u))
+        v = _unit(torch.linalg.lu_solve(LU, pivots, v, adjoint=True))
+    w = v.conj()
+    overlap = (w.mT @ u).squeeze()
+    if not overlap.abs() * LARGEST_CONDITION >= 1:  # κ = |u||w| / |wᵀu|; true for NaN, too
+        return torch.zeros_like(T), True
+    S = w @ u.mT / overlap
+    C = (value.conj() * S).real
+    return C / value.abs(), False
+
+
+def _unit(column: Tensor) -> Tensor:
+    return column / column.norm()
+
+
+def initial_short_block(s: int) -> Tensor:
+    """Return equation 5's T: 2x2 blocks γ · rotation(t), γ ~ U[-1, 1), t ~ U[0, π/2).
+
+    The eigenvalues γ e^{±it} have moduli uniform in [0, 1]. An odd s has one more block γ.
+    """
+    planes = s // 2
+    scale, angle = 2 * torch.rand(planes) - 1, torch.rand(planes) * pi / 2
+    T = torch.zeros(s, s)
+    i = 2 * torch.arange(planes)
+    T[i, i] = T[i + 1, i + 1] = scale * angle.cos()
+    T[i + 1, i] = scale * angle.sin()
+    T[i, i + 1] = -T[i + 1, i]
+    if s % 2:
+        T[-1, -1] = 2 * torch.rand(()) - 1
+    return T

@@ -1,0 +1,207 @@
+"""What the networks share: an encoder, a linear readout, and counts given as shares.
+
+With `encoder: embedding` a symbol is first looked up in a table E of width e, and U x_t becomes
+U Eᵀ x_t. In h_t = f(U x_t + W h_{t-1} + b) with e = n, U is the identity and not trained: the
+embedding enters the state as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from models.base import Model, ModelConfig, Shapes, State
+from models.matrices.initial import Initial, draw
+from models.recurrence.reference import Activation, recur, recurrent_states
+
+
+class NetworkConfig(ModelConfig):
+    """What a search may vary on every network: its encoder, and how encoder and readout start."""
+
+    initial_only = frozenset({"embedding_init", "encoder_init", "recurrent_init", "readout_init"})
+
+    encoder: Literal["direct", "embedding"] = Field(
+        "direct",
+        description="Whether the input meets U directly or through an embedding of symbols",
+    )
+    embedding_size: int | None = Field(
+        None, ge=1, le=65_536, description="Width e of the embedding; default: n"
+    )
+    embedding_init: Initial = Field("glorot_uniform", description="Initial embedding")
+    encoder_init: Initial = Field("small_uniform", description="Initial U")
+    readout_init: Initial = Field("glorot_uniform", description="Initial V")
+
+    def resolved(self, shapes: Shapes) -> Self:
+        if self.encoder == "embedding" and shapes.input_kind != "symbols":
+            raise ValueError(
+                f"{self.name}: 'encoder: embedding' looks symbols up, and this task's input is "
+                "values; use 'encoder: direct'"
+            )
+        if self.encoder == "direct" and self.embedding_size is not None:
+            raise ValueError(
+                f"{self.name}: 'embedding_size' is given and 'encoder' is direct; "
+                "set 'encoder: embedding' or leave 'embedding_size' out"
+            )
+        return super().resolved(shapes)
+
+    def at_size(self, hidden_size: int) -> Self:
+        config = super().at_size(hidden_size)
+        if self.encoder == "embedding" and self.embedding_size is None:
+            config = config.model_copy(update={"embedding_size": hidden_size})
+        return config
+
+    @property
+    def n(self) -> int:
+        """The hidden size of a resolved config."""
+        assert self.hidden_size is not None
+        return self.hidden_size
+
+    @property
+    def encoder_rows(self) -> int:
+        """Rows of U."""
+        return self.n
+
+    @property
+    def trains_encoder(self) -> bool:
+        """Whether U is trained; else it is the identity behind an embedding of width n."""
+        return self.embedding_size != self.n
+
+    def encoder_parameters(self, shapes: Shapes) -> int:
+        """Return the count of U, where it is trained, and of the embedding, where there is one."""
+        width = self.embedding_size or shapes.input_size
+        table = shapes.input_size * (self.embedding_size or 0)
+        return table + (self.encoder_rows * width if self.trains_encoder else 0)
+
+    def readout_parameters(self, shapes: Shapes) -> int:
+        """Return the count of V and c."""
+        return (self.n + 1) * shapes.output_size
+
+
+class Network(Model):
+    """A model with an encoder, perhaps through an embedding, and the readout V h + c."""
+
+    config: NetworkConfig
+
+    def __init__(self, config: NetworkConfig, shapes: Shapes) -> None:
+        super().__init__(config, shapes)
+        config = self.config
+        width = shapes.input_size
+        self.register_parameter("embedding", None)
+        if config.embedding_size is not None:
+            width = config.embedding_size
+            self.embedding = nn.Parameter(draw(shapes.input_size, width, config.embedding_init))
+        self.register_parameter("U", None)
+        if config.trains_encoder:
+            self.U = nn.Parameter(self.initial_encoder(width))
+        self.V = nn.Parameter(draw(shapes.output_size, config.n, config.readout_init))
+        self.c = nn.Parameter(torch.zeros(shapes.output_size))
+
+    def initial_encoder(self, width: int) -> Tensor:
+        """Draw U, with `width` columns."""
+        return draw(self.config.encoder_rows, width, self.config.encoder_init)
+
+    def input_matrix(self) -> Tensor:
+        """Return the matrix that meets x_t, (n, m): U, or U Eᵀ, or Eᵀ."""
+        if self.embedding is None:
+            return self.U
+        table = self.embedding.mT
+        return table if self.U is None else self.U @ table
+
+    def initial_state(self, x: Tensor) -> Tensor:
+        """Return h_0 = 0, (B, n)."""
+        return self.V.new_zeros(x.shape[1], self.hidden_size)
+
+
+class RecurrentModel(Network):
+    """h_t = f(U x_t + W h_{t-1} + b); W and f are left to the model."""
+
+    activation: Activation
+
+    def __init__(self, config: NetworkConfig, shapes: Shapes) -> None:
+        super().__init__(config, shapes)
+        self.b = nn.Parameter(torch.zeros(self.hidden_size))
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        return self.prepared()(x, state)
+
+    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+        U, W = self.input_matrix(), self.recurrent_matrix()
+
+        def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:
+            return recur(
+                x,
+                U,
+                W,
+                self.b,
+                self.V,
+                self.c,
+                activation=self.activation,
+                readout=self.shapes.readout,
+                h0=self._start(x, state),
+            )
+
+        return run
+
+    def states(self, x: Tensor, state: State | None = None) -> Tensor:
+        return recurrent_states(
+            x,
+            self.input_matrix(),
+            self.recurrent_matrix(),
+            self.b,
+            activation=self.activation,
+            h0=self._start(x, state),
+        )
+
+    def _start(self, x: Tensor, state: State | None) -> Tensor:
+        if state is None:
+            return self.initial_state(x)
+        assert isinstance(state, Tensor)
+        return state
+
+
+def percent(fraction: float) -> int:
+    """Return a fraction as integer percent; counts are taken from these, in exact arithmetic.
+
+    >>> percent(0.29), percent(0.7)
+    (29, 70)
+    """
+    return int(100 * fraction + 0.5)
+
+
+def negative_count(fraction: float, size: int) -> int:
+    """Return floor(fraction · size + ½): how many of `size` entries are -1.
+
+    >>> negative_count(0.1, 425), negative_count(0.3, 96)
+    (43, 29)
+    """
+    return (2 * percent(fraction) * size + 100) // 200
+
+
+def even_count(fraction: float, size: int) -> int:
+    """Return the even integer nearest to fraction · size, the lower one of two.
+
+    >>> even_count(0.1, 192), even_count(0.7, 1030)
+    (20, 720)
+    """
+    return -2 * ((100 - percent(fraction) * size) // 200)
+
+
+def require_one(config: ModelConfig, first: str, second: str) -> None:
+    """Raise ValueError unless exactly one of two fields is given."""
+    given = [name for name in (first, second) if getattr(config, name) is not None]
+    if len(given) != 1:
+        which = "both are" if given else "neither is"
+        raise ValueError(
+            f"{config.name} takes exactly one of '{first}' and '{second}'; {which} given"
+        )
+
+
+def require_at_most(config: ModelConfig, field: str, limit: int, whole: str) -> None:
+    """Raise ValueError if a count exceeds the size it is a part of."""
+    value = getattr(config, field)
+    if value > limit:
+        raise ValueError(f"{config.name}: '{field}' is {value}; allowed are 0 to {limit}, {whole}")

@@ -1,0 +1,1 @@
+"""The loop over time, written once for each kind of cell."""

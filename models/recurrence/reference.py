@@ -1,0 +1,85 @@
+"""The readable recurrence h_t = f(U x_t + W h_{t-1} + b): any dtype, any device, any derivative.
+
+Fast backends keep the signature of `recur` and are tested against it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+Activation = Literal["modrelu", "relu", "tanh"]
+"""f. modReLU's b is its threshold; for the others b is added to the argument."""
+
+
+def recur(
+    x: Tensor,
+    U: Tensor,
+    W: Tensor,
+    b: Tensor,
+    V: Tensor,
+    c: Tensor,
+    *,
+    activation: Activation,
+    readout: Literal["all", "last"] = "all",
+    h0: Tensor,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (logits, last h): V h_t + c at every step, (τ, B, p), or at the last one, (B, p).
+
+    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m). h0 is (B, n).
+    `chunk` time steps are projected, run and read out at a time: less memory, the same result.
+
+    >>> x, U, W = torch.tensor([[0], [1], [1]]), torch.eye(2), torch.zeros(2, 2)
+    >>> b, V, c, h0 = torch.zeros(2), torch.eye(2), torch.zeros(2), torch.zeros(1, 2)
+    >>> recur(x, U, W, b, V, c, activation="relu", h0=h0)[0].squeeze(1).tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    """
+    h, logits = h0, []
+    for piece in torch.split(x, chunk or len(x)):
+        H = recurrent_states(piece, U, W, b, activation=activation, h0=h)
+        h = H[-1]
+        if readout == "all":
+            logits.append(linear(H, V, c))
+    if readout == "last":
+        return linear(h, V, c), h
+    return (logits[0] if len(logits) == 1 else torch.cat(logits)), h
+
+
+def recurrent_states(
+    x: Tensor, U: Tensor, W: Tensor, b: Tensor, *, activation: Activation, h0: Tensor
+) -> Tensor:
+    """Return h at every step, (τ, B, n), starting from h0, (B, n)."""
+    Z = project(x, U, None if activation == "modrelu" else b)
+    Wt, h, H = W.mT, h0, []
+    for Ux in Z.unbind(0):
+        z = torch.addmm(Ux, h, Wt)
+        match activation:
+            case "modrelu":
+                h = modrelu(z, b)
+            case "relu":
+                h = torch.relu(z)
+            case "tanh":
+                h = torch.tanh(z)
+        H.append(h)
+    return torch.stack(H)
+
+
+def project(x: Tensor, U: Tensor, b: Tensor | None) -> Tensor:
+    """Return U x_t + b for all steps at once, (τ, B, n): a lookup where x holds symbols."""
+    if x.is_floating_point():
+        return linear(x, U, b)
+    columns = U.mT if b is None else U.mT + b
+    return embedding(x, columns)
+
+
+def modrelu(z: Tensor, b: Tensor) -> Tensor:
+    """Return sign(z) · max(|z| + b, 0) for real z: 0 at z = 0, and slope 0 or 1 in z.
+
+    >>> modrelu(torch.tensor([-2.0, 0.0, 0.3]), torch.tensor(-0.5)).tolist()
+    [-1.5, 0.0, 0.0]
+    """
+    return z.detach().sign() * torch.relu(z.abs() + b)

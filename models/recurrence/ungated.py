@@ -1,0 +1,290 @@
+"""The fast recurrence h_t = f(U x_t + W h_{t-1} + b), read out as V h_t + c, with its own backward.
+
+Only the states are stored: f's slope follows from h. Time goes in chunks that stay in cache, and in
+each the input is projected, the steps are run and the states are read out; backward likewise. So
+the gradient that comes in is that of the logits, and no (τ, B, n) tensor but the states is ever made.
+Inside, every tensor has a lane axis in front: M networks side by side, into which `torch.vmap` folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from models.recurrence.history import empty_history
+from models.recurrence.native import NativeSteps, is_available
+from models.recurrence.steps import Activation, Steps, TorchSteps
+
+CHUNK_BYTES = 1 << 20
+"""States in a chunk of time on a CPU, about a core's second-level cache."""
+
+
+def recur(
+    x: Tensor,
+    U: Tensor,
+    W: Tensor,
+    b: Tensor,
+    V: Tensor,
+    c: Tensor,
+    *,
+    activation: Activation,
+    readout: Literal["all", "last"] = "all",
+    h0: Tensor | None = None,
+    chunk: int | None = None,
+    backend: Literal["torch", "native"] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (logits, last h): V h_t + c at every step, (τ, B, p), or at the last one, (B, p).
+
+    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m); h0 is (B, n), zero if
+    not given. `chunk` time steps are worked on at a time (default: about 1 MB of states) and
+    `backend` runs them (default: native where it can). Neither changes the result beyond rounding.
+
+    Values, parameters and h0 take gradients, first derivatives only: for a second one
+    `models.recurrence.reference` has the same function in plain PyTorch.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit one another.
+
+    >>> x, U, W = torch.tensor([[0], [1], [1]]), torch.eye(2), torch.zeros(2, 2)
+    >>> b, V, c = torch.zeros(2), torch.eye(2), torch.zeros(2)
+    >>> recur(x, U, W, b, V, c, activation="relu")[0].squeeze(1).tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    """
+    if h0 is None:
+        h0 = W.new_zeros(x.shape[1], W.shape[-1])
+    _check(x, U, W, b, V, c, h0)
+    how = How(activation, readout, chunk, backend, keep=torch.is_grad_enabled())
+    logits, h, _ = _Recurrence.apply(*(t.unsqueeze(0) for t in (x, U, W, b, V, c, h0)), how)
+    return logits.squeeze(0), h.squeeze(0)
+
+
+@dataclass(frozen=True)
+class How:
+    """What is not a tensor."""
+
+    activation: Activation
+    readout: Literal["all", "last"]
+    chunk: int | None
+    backend: Literal["torch", "native"] | None
+    keep: bool
+    """Whether the states of all steps are kept for a backward pass."""
+
+    def steps(self, W: Tensor, b: Tensor) -> Steps:
+        native = is_available(W) if self.backend is None else self.backend == "native"
+        return (NativeSteps if native else TorchSteps)(W, b, self.activation)
+
+    def chunks(self, length: int, state: Tensor) -> Iterator[tuple[int, int]]:
+        """Yield (first step, steps) of each chunk, given the states of one step."""
+        size = self.chunk_size(length, state)
+        return ((first, min(size, length - first)) for first in range(0, length, size))
+
+    def chunk_size(self, length: int, state: Tensor) -> int:
+        if self.chunk is not None:
+            return min(self.chunk, length)
+        budget = CHUNK_BYTES if state.device.type == "cpu" else 64 * CHUNK_BYTES
+        return min(max(1, budget // max(1, state.numel() * state.element_size())), length)
+
+
+class _Recurrence(torch.autograd.Function):
+    """(x, U, W, b, V, c, h0, how) to (logits, last h, states), lanes in front."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor, how: How
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        lanes, (length, batch, n) = len(W), (x.shape[1], *h0.shape[1:])
+        x, Ut, Vt, c = x.expand(lanes, *x.shape[1:]), U.mT.contiguous(), V.mT, c.unsqueeze(1)
+        steps = how.steps(W, b)
+        kept = length if how.keep else how.chunk_size(length, h0)
+        H = empty_history((lanes, kept + 1, batch, n), like=W)
+        H[:, 0] = h0
+        piece = H
+        logits = h0.new_empty(lanes, length if how.readout == "all" else 0, batch, V.shape[1])
+        for first, size in how.chunks(length, h0):
+            if how.keep:
+                piece = H[:, first : first + size + 1]
+            elif first:
+                H[:, 0] = piece[:, -1]
+                piece = H[:, : size + 1]
+            now = slice(first, first + size)
+            _project(x[:, now], Ut, out=piece[:, 1:].flatten(1, 2))
+            steps.forward(piece)
+            if how.readout == "all":
+                torch.baddbmm(c, piece[:, 1:].flatten(1, 2), Vt, out=logits[:, now].flatten(1, 2))
+        h = piece[:, -1].clone()
+        if how.readout == "last":
+            logits = torch.baddbmm(c, h, Vt)
+        return logits, h, (H if how.keep else H.new_empty(lanes, 0))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.how = inputs
+        ctx.save_for_backward(*tensors, output[2])
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, U, W, b, V, _, h0, H = ctx.saved_tensors
+        d_logits, dh, _ = grads
+        if d_logits is None:
+            shape = x.shape[1:3] if ctx.how.readout == "all" else x.shape[2:3]
+            d_logits = W.new_zeros(len(W), *shape, V.shape[1])
+        if dh is None:
+            dh = torch.zeros_like(h0)
+        of_x = ctx.needs_input_grad[0]
+        dx, *rest = _Gradients.apply(x, U, W, b, V, H, d_logits, dh, ctx.how, of_x)
+        if of_x and len(x) < len(W):
+            dx = dx.sum(0, keepdim=True)
+        return (dx if of_x else None, *rest, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        return _on_folded_lanes(_Recurrence, info.batch_size, in_dims, args)
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass: gradients of x, U, W, b, V, c and h0, lanes in front."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        U: Tensor,
+        W: Tensor,
+        b: Tensor,
+        V: Tensor,
+        H: Tensor,
+        d_logits: Tensor,
+        dh: Tensor,
+        how: How,
+        of_x: bool,
+    ) -> tuple[Tensor, ...]:
+        lanes, length = len(W), x.shape[1]
+        x = x.expand(lanes, *x.shape[1:])
+        dx = (
+            torch.empty_like(x, memory_format=torch.contiguous_format)
+            if of_x
+            else W.new_empty(lanes, 0)
+        )
+        dUt, dW, db, dV = (torch.zeros_like(t) for t in (U.mT, W, b, V))
+        dUt = dUt.contiguous()
+        steps, size = how.steps(W, b), how.chunk_size(length, dh)
+        G = torch.empty_like(H[:, : size + 1], memory_format=torch.contiguous_format)
+        later = torch.zeros_like(dh)
+        for first, size in reversed(list(how.chunks(length, dh))):
+            piece, g, now = (
+                H[:, first : first + size + 1],
+                G[:, : size + 1],
+                slice(first, first + size),
+            )
+            dz, h = g[:, :-1].flatten(1, 2), piece[:, 1:].flatten(1, 2)
+            g[:, -1] = later
+            if how.readout == "all":
+                d = d_logits[:, now].flatten(1, 2)
+                torch.bmm(d, V, out=dz)
+                dV.baddbmm_(d.mT, h)
+            else:
+                dz.zero_()
+            if first + size == length:
+                g[:, -2] += dh
+                if how.readout == "last":
+                    g[:, -2].baddbmm_(d_logits, V)
+                    dV.baddbmm_(d_logits.mT, piece[:, -1])
+            db += steps.backward(g, piece)
+            dW.baddbmm_(dz.mT, piece[:, :-1].flatten(1, 2))
+            _add_encoder_gradient(dUt, x[:, now], dz)
+            if of_x:
+                torch.bmm(dz, U, out=dx[:, now].flatten(1, 2))
+            later = G[:, 0]
+        dc = d_logits.flatten(1, -2).sum(1)
+        return dx, dUt.mT, dW, db, dV, dc, torch.bmm(later, W)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "the fast recurrence has first derivatives only; take second ones through "
+            "models.recurrence.reference, as Model.states does"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        return _on_folded_lanes(_Gradients, info.batch_size, in_dims, args)
+
+
+def _on_folded_lanes(
+    function: type[torch.autograd.Function],
+    size: int,
+    in_dims: tuple[int | None, ...],
+    args: tuple[Any, ...],
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Apply `function` once, the mapped axis of each tensor folded into its axis of lanes."""
+    mapped = [
+        arg
+        if not isinstance(arg, Tensor)
+        else arg.expand(size, *arg.shape)
+        if dim is None
+        else arg.movedim(dim, 0)
+        for arg, dim in zip(args, in_dims, strict=True)
+    ]
+    lanes = mapped[2].shape[1]
+    x = mapped[0]
+    if in_dims[0] is None and len(args[0]) == 1:  # one input for all lanes stays one
+        x = x[:1]
+    else:
+        x = x.expand(size, lanes, *x.shape[2:])
+    folded = [t.flatten(0, 1) if isinstance(t, Tensor) else t for t in (x, *mapped[1:])]
+    outputs = function.apply(*folded)
+    return tuple(o.unflatten(0, (size, lanes)) for o in outputs), (0,) * len(outputs)
+
+
+def _project(x: Tensor, Ut: Tensor, *, out: Tensor) -> None:
+    """Write U x into `out`, (M, steps·B, n): rows of Uᵀ looked up where x holds symbols."""
+    if x.is_floating_point():
+        torch.bmm(x.flatten(1, 2), Ut, out=out)
+        return
+    for symbols, rows, z in zip(x.flatten(1), Ut, out, strict=True):
+        torch.index_select(rows, 0, symbols, out=z)
+
+
+def _add_encoder_gradient(dUt: Tensor, x: Tensor, dz: Tensor) -> None:
+    """Add to dUᵀ, (M, m, n), what dz, (M, steps·B, n), gives."""
+    if x.is_floating_point():
+        dUt.baddbmm_(x.flatten(1, 2).mT, dz)
+        return
+    for rows, symbols, d in zip(dUt, x.flatten(1), dz, strict=True):
+        rows.index_add_(0, symbols, d)
+
+
+def _check(x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor) -> None:
+    """Raise ValueError unless shapes and dtypes fit: the compiled steps check nothing."""
+    n, values = W.shape[-1], x.is_floating_point()
+    if x.dim() != (3 if values else 2) or len(x) == 0:
+        raise ValueError(
+            "x is symbols, int64 (τ, B), or values, float (τ, B, m), with τ at least 1; "
+            f"it is {x.dtype} {tuple(x.shape)}"
+        )
+    m, p = (x.shape[2] if values else U.shape[-1]), len(V)
+    expected = {
+        "U": (U, (n, m)),
+        "W": (W, (n, n)),
+        "b": (b, (n,)),
+        "V": (V, (p, n)),
+        "c": (c, (p,)),
+        "h0": (h0, (x.shape[1], n)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor.shape != shape or tensor.dtype != W.dtype:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}; "
+                f"W of {n} hidden units and x ask for {W.dtype} {shape}"
+            )
+    if values and x.dtype != W.dtype:
+        raise ValueError(f"x is {x.dtype} and W is {W.dtype}; they must be the same")

@@ -1,0 +1,113 @@
+"""M networks of equal shape as one program, by `torch.vmap` over the model of one network.
+
+>>> from types import SimpleNamespace
+>>> from models import MODELS
+>>> shapes = SimpleNamespace(input_size=3, input_kind="symbols", output_size=2, readout="last")
+>>> config = MODELS["lstm"].Config(hidden_size=4)
+>>> stack = Stack([MODELS["lstm"](config, shapes) for _ in range(5)])
+>>> logits, _ = stack(torch.zeros(7, 2, dtype=torch.int64), shared=True)
+>>> tuple(logits.shape)
+(5, 2, 2)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+
+from models.base import Model, ParamGroup, State
+
+
+class Stack:
+    """Lanes of one program: the parameters and buffers of M models, stacked along a first axis.
+
+    The models given are copied. They are of one class, and their configs differ at most in fields
+    that set initial values and buffers.
+    """
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        first, *rest = models
+        for model in rest:
+            _check_alike(first, model)
+        parameters, buffers = stack_module_state([_Method(model) for model in models])
+        self.parameters = {
+            name: nn.Parameter(p.detach().clone(), p.requires_grad)
+            for name, p in parameters.items()
+        }
+        self.buffers = {name: b.clone() for name, b in buffers.items()}
+        self._program = _Method(copy.deepcopy(first))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parameters.values())))
+
+    def __call__(
+        self, x: Tensor, state: State | None = None, *, shared: bool = False
+    ) -> tuple[Tensor, State]:
+        """Return each lane's (logits, state), lanes first. x has lanes first, unless `shared`."""
+        return self.call("forward", x, state, lanes=(None if shared else 0, 0))
+
+    def after_update(self, learning_rates: Mapping[str, float | Tensor]) -> None:
+        """Run each lane's `after_update`; a learning rate is one number, or a tensor of M."""
+        dims = {name: 0 if isinstance(lr, Tensor) else None for name, lr in learning_rates.items()}
+        self.call("after_update", dict(learning_rates), lanes=(dims,))
+
+    def call(self, method: str, *arguments: Any, lanes: Sequence[Any] = ()) -> Any:
+        """Return what `method` of each lane returns, lanes first; buffers change in their place.
+
+        `lanes` says for each argument where its lanes are, as `in_dims` of `torch.vmap` does.
+        """
+
+        def one(parameters: Any, buffers: Any, *arguments: Any) -> Any:
+            result = functional_call(self._program, (parameters, buffers), (method, *arguments))
+            return () if result is None else result
+
+        dims = (d if a is not None else None for d, a in zip(lanes, arguments, strict=True))
+        lanes_of_state = (0, 0 if self.buffers else None)
+        return torch.vmap(one, (*lanes_of_state, *dims))(self.parameters, self.buffers, *arguments)
+
+    def param_groups(self) -> list[ParamGroup]:
+        """Return the groups of the models with the stacked parameters in place of theirs."""
+        stacked = {id(p): self.parameters[name] for name, p in self._program.named_parameters()}
+        return [
+            ParamGroup(group.name, [stacked[id(p)] for p in group.params], group.options)
+            for group in self._program.model.param_groups()
+        ]
+
+    def lane(self, index: int) -> dict[str, Tensor]:
+        """Return one network's state dict, for `load_state_dict` of a model built alone."""
+        everything = {**self.parameters, **self.buffers}
+        return {
+            name.removeprefix("model."): value[index].detach().clone()
+            for name, value in everything.items()
+        }
+
+
+class _Method(nn.Module):
+    """A model whose every method can be reached by `functional_call`."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.model, method)(*arguments)
+
+
+def _check_alike(first: Model, other: Model) -> None:
+    if type(first) is not type(other):
+        raise ValueError(
+            f"a stack holds models of one class; these are {type(first).__name__} "
+            f"and {type(other).__name__}"
+        )
+    one, two = (m.config.model_dump(exclude=set(m.config.initial_only)) for m in (first, other))
+    differing = [name for name in one if one[name] != two[name]]
+    if differing:
+        raise ValueError(
+            f"models in a stack may differ in {', '.join(sorted(first.config.initial_only))}; "
+            f"these differ in {', '.join(differing)}"
+        )

@@ -1,0 +1,156 @@
+"""What tests of several packages share."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import log10
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+if TYPE_CHECKING:
+    from workers.ledger import Ledger
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Return the folder of the real corpora; where there is none, the test is skipped."""
+    root = os.environ.get("EIGENSWEEP_DATA_ROOT")
+    if not root or not Path(root).is_dir():
+        pytest.skip("set EIGENSWEEP_DATA_ROOT to a folder of corpora (see README) to run this")
+    return Path(root).absolute()
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """Return a function that gives ports nobody listens on, each one once."""
+    given: set[int] = set()
+
+    def next_port() -> int:
+        while True:
+            with socket.socket() as attempt:
+                attempt.bind(("127.0.0.1", 0))
+                port = int(attempt.getsockname()[1])
+            if port not in given:
+                given.add(port)
+                return port
+
+    return next_port
+
+
+@dataclass
+class ScriptedDriver:
+    """Runs an experiment without training: a trial's value grows with the learning rate's distance
+    from 0.01; at 10 and above it fails."""
+
+    spec: dict[str, Any]
+    ledger: Ledger
+    rung_seconds: float
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def state(self) -> Literal["running", "ended", "died"]:
+        return "running" if self.thread.is_alive() else "ended"
+
+    def _run(self) -> None:
+        from search_spaces.spec import ExperimentSpec
+
+        spec = ExperimentSpec.model_validate(self.spec)
+        points = list(spec.space())
+        self.ledger.set_total(len(points))
+        for number, point in enumerate(points):
+            config = spec.trial(point)
+            body = config.model_dump(mode="json")
+            self.ledger.open(number, point.arm, point.params, body, config.content_hash())
+            attempt = self.ledger.begin(number)
+            value = 0.001 * (1 + abs(log10(config.optimizer.lr) + 2))
+            for step in spec.rung_steps(config):
+                time.sleep(self.rung_seconds)
+                if self.ledger.intent() == "cancel":
+                    self.ledger.finish(number, attempt, "cancelled")
+                    self.ledger.end("cancelled")
+                    return
+                place = {"node": "here", "pid": 1, "device": "cpu"}
+                self.ledger.report(number, attempt, step, {"cross_entropy": value}, place)
+            if config.optimizer.lr >= 10:
+                error = "Traceback (most recent call last):\nRuntimeError: a bug"
+                self.ledger.finish(number, attempt, "failed", error=error)
+                continue
+            parameters = config.model.free_parameters(config.task.shapes)
+            result = {
+                "value": value,
+                "best_step": config.training.steps,
+                "step": config.training.steps,
+                "valid": {"cross_entropy": value},
+                "test": {"cross_entropy": value},
+                "seconds": 1.5,
+                "parameters": {"free": parameters, "stored": parameters},
+            }
+            self.ledger.finish(number, attempt, "completed", result)
+        for number in (None, *range(len(points))):
+            self.ledger.set_tracked(number)
+        self.ledger.end("completed")
+
+
+@dataclass
+class ScriptedLauncher:
+    """Starts scripted drivers, in threads."""
+
+    rung_seconds: float = 0.0
+    drivers: list[ScriptedDriver] = field(default_factory=list)
+
+    def launch(
+        self, experiment_id: str, spec: dict[str, Any], ledger: Ledger, options: object
+    ) -> ScriptedDriver:
+        self.drivers.append(ScriptedDriver(spec, ledger, self.rung_seconds))
+        return self.drivers[-1]
+
+    def find(self, experiment_id: str) -> None:
+        return None
+
+
+@pytest.fixture(scope="session")
+def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of the real service, whose drivers are scripted: no Ray, no MLflow."""
+    import uvicorn
+
+    from service.app import create_app
+    from service.dispatcher import Dispatcher
+    from service.migrations import migrate
+    from service.record import Record
+    from service.settings import Settings
+
+    settings = Settings(home=tmp_path_factory.mktemp("home"))
+    migrate(settings.database)
+    record = Record(settings.database)
+    launcher = ScriptedLauncher(rung_seconds=0.02)
+    dispatcher = Dispatcher(record, options=None, interval=0.05)
+    app = create_app(settings, record, dispatcher)
+    dispatcher.start(launcher)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app.state.service.tailer.closing.set()
+        server.should_exit = True
+        thread.join()
+    dispatcher.stop()
+    for driver in launcher.drivers:
+        driver.thread.join()
+
+
+@pytest.fixture
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what a person has set for real services away from a test."""
+    for name in [name for name in os.environ if name.startswith("EIGENSWEEP_")]:
+        monkeypatch.delenv(name)

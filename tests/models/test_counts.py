@@ -1,0 +1,168 @@
+"""Parameter counts as the papers print them, and sizes found from a budget."""
+
+import pytest
+import torch
+
+from models import MODELS
+
+ADDING = {"input_size": 2, "output_size": 1, "input_kind": "values", "readout": "last"}
+COPYING = {"input_size": 10, "output_size": 9}
+TIMIT = {"input_size": 129, "output_size": 129, "input_kind": "values"}
+MNIST = {"input_size": 1, "output_size": 10, "input_kind": "values", "readout": "last"}
+PTB = {"input_size": 50, "output_size": 50}
+
+COUNTS = [
+    ("enrnn", ADDING, {"hidden_size": 160, "short_size": 64}, 15_441),
+    ("enrnn", COPYING, {"hidden_size": 192, "short_size": 20}, 22_395),
+    ("enrnn", TIMIT, {"hidden_size": 468, "short_size": 94, "coupled": False}, 199_928),
+    ("enrnn", PTB, {"hidden_size": 1030, "short_size": 720, "encoder": "embedding"}, 893_575),
+    ("scornn", ADDING, {"hidden_size": 170}, 15_046),
+    ("scornn", COPYING, {"hidden_size": 190}, 21_764),
+    ("scornn", TIMIT, {"hidden_size": 425}, 200_304),
+    ("scornn", MNIST, {"hidden_size": 170}, 16_415),
+    ("lstm", ADDING, {"hidden_size": 60}, 15_181),
+    ("lstm", COPYING, {"hidden_size": 68}, 22_109),
+    ("lstm", COPYING, {"hidden_size": 192}, 157_641),
+    ("lstm", TIMIT, {"hidden_size": 158}, 202_527),
+    ("lstm", TIMIT, {"hidden_size": 468}, 1_179_957),
+    ("lstm", PTB, {"hidden_size": 350, "encoder": "embedding"}, 1_016_450),
+    ("lstm", PTB, {"hidden_size": 1030, "encoder": "embedding"}, 8_594_370),
+    ("tanh_rnn", COPYING, {"hidden_size": 128}, 128**2 + 128 * 10 + 128 + 128 * 9 + 9),
+]
+PUBLISHED_SHARES = [
+    ("scornn", {"hidden_size": 170, "negative_fraction": 0.7}, {"negative_ones": 119}),
+    ("scornn", {"hidden_size": 190, "negative_fraction": 0.5}, {"negative_ones": 95}),
+    ("scornn", {"hidden_size": 425, "negative_fraction": 0.1}, {"negative_ones": 43}),
+    ("scornn", {"hidden_size": 45, "negative_fraction": 0.7}, {"negative_ones": 32}),
+    ("enrnn", {"hidden_size": 160, "short_fraction": 0.4, "negative_fraction": 0.3}, (64, 29)),
+    ("enrnn", {"hidden_size": 192, "short_fraction": 0.1, "negative_fraction": 0.3}, (20, 52)),
+    ("enrnn", {"hidden_size": 468, "short_fraction": 0.2, "negative_fraction": 1.0}, (94, 374)),
+    ("enrnn", {"hidden_size": 1030, "short_fraction": 0.7, "negative_fraction": 0.6}, (720, 186)),
+]
+VARIANTS = [
+    ("tanh_rnn", {}),
+    ("scornn", {}),
+    ("scornn", {"encoder": "embedding"}),
+    ("scornn", {"encoder": "embedding", "embedding_size": 4}),
+    ("enrnn", {"short_fraction": 0.4}),
+    ("enrnn", {"short_fraction": 0.4, "coupled": False, "encoder": "embedding"}),
+    ("lstm", {}),
+    ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
+    ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "fields", "count"), COUNTS)
+def test_free_parameters_are_counted_as_in_the_papers(nets, name, shapes, fields, count):
+    shapes = nets.shapes(**shapes)
+    config = nets.config(name, **fields).resolved(shapes)
+    assert config.free_parameters(shapes) == count
+
+
+@pytest.mark.parametrize(("name", "fields", "expected"), PUBLISHED_SHARES)
+def test_shares_become_the_papers_counts_of_units(nets, name, fields, expected):
+    config = MODELS[name].Config(**fields).resolved(nets.shapes())
+    if isinstance(expected, tuple):
+        expected = dict(zip(("short_size", "negative_ones"), expected, strict=True))
+    assert {field: getattr(config, field) for field in expected} == expected
+
+
+def test_an_odd_all_short_model_is_given_as_long_size_zero(nets):
+    config = nets.config("enrnn", hidden_size=9, short_fraction=1.0, negative_ones=0)
+    assert config.resolved(nets.shapes()).short_size == 8
+    whole = nets.config("enrnn", hidden_size=9, short_size=9, negative_ones=0)
+    assert whole.resolved(nets.shapes()).long == 0
+
+
+@pytest.mark.parametrize(("name", "fields"), VARIANTS)
+def test_the_free_count_is_the_number_of_entries_that_receive_gradient(nets, name, fields):
+    model = nets.generic(name, **fields)
+    model.b.data.abs_()  # no unit is dead
+    logits, _ = model(nets.input(nets.shapes(), steps=30, batch=8))
+    logits.pow(2).sum().backward()
+    moved = sum(int((p.grad != 0).sum()) for p in model.parameters())
+    assert moved == model.count_parameters("free")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_resolved_config_survives_json_and_resolves_to_itself(nets, name):
+    resolved = nets.config(name, parameters=900).resolved(nets.shapes())
+    assert type(resolved).model_validate_json(resolved.model_dump_json()) == resolved
+    assert resolved.resolved(nets.shapes()) == resolved
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "size"),
+    [
+        ("scornn", {"negative_fraction": 0.5}, 191),
+        ("lstm", {}, 67),
+        ("enrnn", {"short_fraction": 0.1}, 190),
+    ],
+)
+def test_a_budget_of_22_thousand_gives_about_the_papers_sizes(nets, name, fields, size):
+    config = nets.config(name, parameters=22_000, **fields).resolved(nets.shapes(**COPYING))
+    assert config.hidden_size == size
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("coupled", [True, False])
+def test_a_budget_gives_the_largest_size_that_fits(nets, share, coupled):
+    shapes = nets.shapes(input_size=1, output_size=1)
+    fields = {"short_fraction": share, "coupled": coupled}
+    counts = {
+        n: nets.config("enrnn", hidden_size=n, **fields).resolved(shapes).free_parameters(shapes)
+        for n in range(1, 120)
+    }
+    for budget in range(10, 1_500, 7):
+        found = nets.config("enrnn", parameters=budget, **fields).resolved(shapes).hidden_size
+        assert found == max(n for n, count in counts.items() if count <= budget)
+
+
+def test_a_budget_respects_counts_given_beside_it(nets):
+    config = nets.config("enrnn", parameters=2_000, short_size=30, negative_ones=2)
+    resolved = config.resolved(nets.shapes())
+    assert resolved.short_size == 30
+    assert resolved.hidden_size > 32
+    with pytest.raises(ValueError, match="with 32 hidden units has 1252 free parameters here"):
+        config.model_copy(update={"parameters": 1_000}).resolved(nets.shapes())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("tanh_rnn", {}, "exactly one of 'hidden_size' and 'parameters'; neither"),
+        ("tanh_rnn", {"hidden_size": 3, "parameters": 9}, "'parameters'; both"),
+        ("scornn", {"hidden_size": 3}, "exactly one of 'negative_ones' and 'negative_fraction'"),
+        ("scornn", {"hidden_size": 3, "negative_ones": 4}, "'negative_ones' is 4; .* 0 to 3"),
+        ("enrnn", {"hidden_size": 3, "negative_ones": 0}, "'short_size' and 'short_fraction'"),
+        (
+            "enrnn",
+            {"hidden_size": 4, "negative_ones": 0, "short_size": 5},
+            "'short_size' is 5; allowed are 0 to 4, the hidden size",
+        ),
+        (
+            "enrnn",
+            {"hidden_size": 4, "negative_ones": 3, "short_size": 2},
+            "'negative_ones' is 3; allowed are 0 to 2, the size of the long state",
+        ),
+        ("lstm", {"hidden_size": 3, "embedding_size": 2}, "set 'encoder: embedding'"),
+    ],
+)
+def test_contradicting_fields_are_refused_with_what_is_allowed(nets, name, fields, words):
+    with pytest.raises(ValueError, match=words):
+        MODELS[name].Config(**fields).resolved(nets.shapes())
+
+
+def test_an_embedding_of_values_is_refused(nets):
+    config = nets.config("lstm", encoder="embedding")
+    with pytest.raises(ValueError, match="looks symbols up"):
+        config.resolved(nets.shapes(input_kind="values"))
+
+
+def test_a_built_model_stores_what_its_config_counts(nets):
+    model = nets.build("lstm", nets.shapes(**COPYING), hidden_size=68)
+    assert model.count_parameters("stored") == model.count_parameters("free") == 22_109
+    orthogonal = nets.build("scornn")
+    below = 10 * 11 // 2
+    assert orthogonal.count_parameters("stored") == orthogonal.count_parameters("free") + below
+    assert torch.equal(orthogonal.A.detach().tril(), torch.zeros(10, 10))

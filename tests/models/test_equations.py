@@ -1,0 +1,159 @@
+"""Each model again, in NumPy loops over single numbers of time and batch, from the papers alone."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.linalg import eigvals, inv
+
+CASES = {
+    "tanh_rnn": {"name": "tanh_rnn"},
+    "scornn": {"name": "scornn"},
+    "enrnn coupled": {"name": "enrnn"},
+    "enrnn apart": {"name": "enrnn", "coupled": False},
+    "enrnn relu": {"name": "enrnn", "activation": "relu", "eps": 0.1},
+    "enrnn tanh": {"name": "enrnn", "activation": "tanh"},
+    "lstm": {"name": "lstm"},
+    "lstm reads the cell": {"name": "lstm", "readout_from": "cell"},
+    "lstm diagonal peephole": {"name": "lstm", "peephole": "diagonal"},
+    "lstm full peephole": {"name": "lstm", "peephole": "output_full"},
+}
+INPUTS = {
+    "symbols": {"input_kind": "symbols", "readout": "all"},
+    "values": {"input_kind": "values", "readout": "last"},
+}
+EMBEDDINGS = {
+    "embedding of width n": {"encoder": "embedding"},
+    "narrow embedding": {"encoder": "embedding", "embedding_size": 4},
+}
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def modrelu(z, b):
+    return np.array(
+        [np.sign(z_i) * max(abs(z_i) + b_i, 0.0) for z_i, b_i in zip(z, b, strict=True)]
+    )
+
+
+def scaled_cayley(X, D):
+    A = np.triu(X, 1) - np.triu(X, 1).T
+    eye = np.eye(len(A))
+    return inv(eye + A) @ (eye - A) @ np.diag(D)
+
+
+def matrix_of(p, config):
+    if config.name == "tanh_rnn":
+        return p["W"]
+    W_L = scaled_cayley(p["A"], p["D"])
+    if config.name == "scornn":
+        return W_L
+    W_S = p["T"]
+    if p["switched"]:
+        W_S = W_S / (max(abs(eigvals(W_S))) + config.eps)
+    W_C = p.get("coupling", np.zeros((len(W_L), len(W_S))))
+    return np.block([[W_L, W_C], [np.zeros((len(W_S), len(W_L))), W_S]])
+
+
+def simple_cell(p, config, W, U):
+    def step(x, h):
+        z = U @ x + W @ h
+        kind = getattr(config, "activation", "tanh" if config.name == "tanh_rnn" else "modrelu")
+        if kind == "modrelu":
+            return modrelu(z, p["b"])
+        return np.tanh(z + p["b"]) if kind == "tanh" else np.maximum(z + p["b"], 0)
+
+    return step
+
+
+def lstm_step(p, config, U, x, h, c):
+    n = len(h)
+    W, R, b = (dict(zip("ifog", np.split(p_, 4), strict=True)) for p_ in (U, p["R"], p["b"]))
+    a = {k: W[k] @ x + R[k] @ h + b[k] for k in "ifog"}
+    if config.peephole == "diagonal":
+        a["i"] = a["i"] + p["peephole_input_forget"][:n] * c
+        a["f"] = a["f"] + p["peephole_input_forget"][n:] * c
+    c = sigmoid(a["f"]) * c + sigmoid(a["i"]) * np.tanh(a["g"])
+    if config.peephole == "diagonal":
+        a["o"] = a["o"] + p["peephole_output"] * c
+    elif config.peephole == "output_full":
+        a["o"] = a["o"] + p["peephole_output"] @ c
+    return sigmoid(a["o"]) * np.tanh(c), c
+
+
+def run(p, config, shapes, x):
+    """Return (logits, states) of parameters p, by loops over sequences and steps."""
+    n, (steps, batch) = config.hidden_size, x.shape[:2]
+    states, logits = np.zeros((steps, batch, n)), np.zeros((steps, batch, shapes.output_size))
+    U = p.get("U", np.eye(n))
+    for j in range(batch):
+        h, c = np.zeros(n), np.zeros(n)
+        for t in range(steps):
+            x_t = x[t, j]
+            if shapes.input_kind == "symbols":
+                x_t = np.eye(shapes.input_size)[x_t]
+            if "embedding" in p:
+                x_t = sum(x_t[k] * p["embedding"][k] for k in range(shapes.input_size))
+            seen = None
+            if config.name == "lstm":
+                h, c = lstm_step(p, config, U, x_t, h, c)
+                seen = c if config.readout_from == "cell" else h
+            else:
+                seen = h = simple_cell(p, config, matrix_of(p, config), U)(x_t, h)
+            states[t, j] = h
+            logits[t, j] = p["V"] @ seen + p["c"]
+    return (logits[-1] if shapes.readout == "last" else logits), states
+
+
+def check(nets, shapes, fields):
+    model = nets.generic(**fields, shapes=shapes, hidden_size=7)
+    x = nets.input(shapes, steps=5, batch=2).to(
+        torch.int64 if shapes.input_kind == "symbols" else torch.float64
+    )
+    parameters = {k: v.detach().numpy().copy() for k, v in model.state_dict().items()}
+    logits, _ = model(x)
+    expected, states = run(parameters, model.config, shapes, x.numpy())
+    np.testing.assert_allclose(logits.detach(), expected, atol=1e-10)
+    np.testing.assert_allclose(model.states(x).detach(), states, atol=1e-10)
+    return model, x, parameters
+
+
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+class TestEquations:
+    @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
+    def test_states_and_logits_are_the_papers_to_ten_digits(self, nets, fields, inputs):
+        check(nets, nets.shapes(**inputs), fields)
+
+    @pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS)
+    def test_an_embedding_stands_before_the_input_matrix(self, nets, fields, embedding):
+        check(nets, nets.shapes(), {**fields, **embedding})
+
+    def test_gradients_agree_with_differences_of_the_numpy_loops(self, nets, fields):
+        shapes = nets.shapes(input_size=3, output_size=2)
+        model, x, parameters = check(nets, shapes, fields)
+        weights = torch.randn(5, 2, 2, dtype=torch.float64)
+        (model(x)[0] * weights).sum().backward()
+
+        def loss():
+            return (run(parameters, model.config, shapes, x.numpy())[0] * weights.numpy()).sum()
+
+        for name, parameter in model.named_parameters():
+            entries = parameters[name].reshape(-1)
+            picked = range(0, len(entries), max(1, len(entries) // 12))
+            for i in picked:
+                value, step = entries[i], 1e-6
+                entries[i] = value + step
+                above = loss()
+                entries[i] = value - step
+                slope = (above - loss()) / (2 * step)
+                entries[i] = value
+                found = parameter.grad.reshape(-1)[i].item()
+                assert found == pytest.approx(slope, abs=2e-7, rel=1e-6), f"{name}[{i}]"
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_the_numpy_loops_cover_enrnn_before_and_after_its_switch(nets, switched):
+    model = nets.generic("enrnn", scale=1.0 if switched else 0.01, hidden_size=7)
+    assert bool(model.switched) is switched
+    check(nets, nets.shapes(), {"name": "enrnn", "scale": 1.0 if switched else 0.01})

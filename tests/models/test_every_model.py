@@ -1,0 +1,158 @@
+"""What every model promises; a model that is registered is tested here without a further line."""
+
+import copy
+import runpy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import models
+from models import MODELS
+from models.recurrence.reference import recur
+
+KINDS = [("symbols", "all"), ("values", "last")]
+LARGE = {"orth": 1e-2, "main": 1e-2}
+"""Learning rates ten times the largest of the papers' best settings."""
+
+
+def train(model, optimizers, batches):
+    for x in batches:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        logits, _ = model(x)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), x.flatten())
+        (loss + model.penalty()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.after_update(LARGE)
+
+
+def optimizers_of(model):
+    return [
+        torch.optim.RMSprop(group.params, lr=LARGE[group.name], alpha=0.9)
+        for group in model.param_groups()
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+class TestEveryModel:
+    @pytest.mark.parametrize(("kind", "readout"), KINDS)
+    def test_logits_have_the_shape_of_the_task(self, nets, name, kind, readout):
+        model = nets.build(name, nets.shapes(input_kind=kind, readout=readout))
+        logits, _ = model(nets.input(model.shapes))
+        assert logits.shape == ((7, 3, 3) if readout == "all" else (3, 3))
+        assert logits.dtype == torch.float32
+
+    def test_a_sequence_in_two_halves_gives_the_same_states(self, nets, name):
+        model = nets.generic(name)
+        x = nets.input(model.shapes, steps=9)
+        whole, end = model(x)
+        first, state = model(x[:4])
+        second, state = model(x[4:], state)
+        torch.testing.assert_close(torch.cat([first, second]), whole, atol=1e-13, rtol=0)
+        torch.testing.assert_close(state, end, atol=1e-13, rtol=0)
+        middle = model(x[:4])[1]
+        halves = torch.cat([model.states(x[:4]), model.states(x[4:], middle)])
+        torch.testing.assert_close(halves, model.states(x), atol=1e-13, rtol=0)
+
+    def test_prepared_for_many_calls_it_gives_what_forward_gives(self, nets, name):
+        model = nets.generic(name)
+        run = model.prepared()
+        x = nets.input(model.shapes)
+        logits, state = run(x, None)
+        assert torch.equal(logits, model(x)[0])
+        assert torch.equal(run(x, state)[0], model(x, state)[0])
+
+    def test_sequences_of_a_batch_do_not_meet(self, nets, name):
+        model = nets.generic(name)
+        x = nets.input(model.shapes)
+        alone = torch.cat([model(x[:, j : j + 1])[0] for j in range(3)], 1)
+        torch.testing.assert_close(model(x)[0], alone, atol=1e-12, rtol=0)
+
+    def test_the_same_seed_builds_the_same_network(self, nets, name):
+        one, two = (nets.build(name, seed=5).state_dict() for _ in range(2))
+        other = nets.build(name, seed=6).state_dict()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+        assert any(not torch.equal(one[key], other[key]) for key in one)
+
+    def test_param_groups_hold_every_parameter_once(self, nets, name):
+        model = nets.build(name)
+        grouped = [id(p) for group in model.param_groups() for p in group.params]
+        assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+
+    def test_constraints_hold_after_training_with_ten_times_the_learning_rate(self, nets, name):
+        sizes = {"hidden_size": 64}
+        model = nets.build(name, nets.shapes(output_size=5), **sizes)
+        start = copy.deepcopy(model.state_dict())
+        batches = [nets.input(model.shapes, steps=12) for _ in range(20)]
+        train(model, optimizers_of(model), batches)
+        report = model.constraint_report()
+        assert any(not torch.equal(start[k], v) for k, v in model.state_dict().items())
+        assert report.get("orthogonality_error", 0) < 1e-4
+        assert report.get("short_radius", 0) <= 1 + 1e-4
+        assert all(value.dim() == 0 and value.isfinite() for value in report.values())
+
+    def test_saved_and_reloaded_it_goes_on_bit_for_bit(self, nets, name, tmp_path):
+        shapes = nets.shapes(output_size=5)
+        batches = [nets.input(shapes) for _ in range(8)]
+        model = nets.build(name, shapes)
+        optimizers = optimizers_of(model)
+        train(model, optimizers, batches[:5])
+        saved = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+        torch.save(saved, tmp_path / "step-5.pt")
+        train(model, optimizers, batches[5:])
+
+        again = nets.build(name, shapes, seed=99)
+        loaded = torch.load(tmp_path / "step-5.pt", weights_only=True)
+        again.load_state_dict(loaded["model"])
+        optimizers = optimizers_of(again)
+        for optimizer, state in zip(optimizers, loaded["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        train(again, optimizers, batches[5:])
+        for key, value in model.state_dict().items():
+            assert torch.equal(again.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("name", ["tanh_rnn", "scornn", "enrnn"])
+def test_chunks_of_the_time_axis_change_nothing(nets, name):
+    model = nets.generic(name)
+    x = nets.input(model.shapes, steps=11)
+    tensors = (model.input_matrix(), model.recurrent_matrix(), model.b, model.V, model.c)
+    h0 = torch.randn(3, 10, dtype=torch.float64)
+    for readout in ("all", "last"):
+        options = {"activation": model.activation, "readout": readout, "h0": h0}
+        whole, pieces = (recur(x, *tensors, chunk=chunk, **options) for chunk in (None, 4))
+        torch.testing.assert_close(pieces, whole, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("init", ["glorot", "orthogonal", "identity"])
+def test_tanh_rnn_starts_as_its_name_says(nets, init):
+    W = nets.build("tanh_rnn", hidden_size=30, recurrent_init=init).recurrent_matrix()
+    singular = torch.linalg.svdvals(W)
+    assert (init == "glorot") is bool((singular - 1).abs().max() > 1e-5)
+    assert (init == "identity") is torch.equal(W, torch.eye(30))
+
+
+@pytest.mark.parametrize("init", ["glorot_uniform", "glorot_normal"])
+def test_lstm_starts_with_its_forget_bias_and_kernels_scaled_by_their_fans(nets, init):
+    shapes = nets.shapes(input_size=20)
+    fields = {"hidden_size": 60, "recurrent_init": init, "forget_bias": -2}
+    model = nets.build("lstm", shapes, **fields)
+    expected = torch.zeros(4, 60)
+    expected[1] = -2
+    assert torch.equal(model.b.detach(), expected.flatten())
+    outputs = 240 if init == "glorot_uniform" else 60
+    for kernel in (model.U, model.R):
+        assert kernel.std().item() == pytest.approx((2 / (80 + outputs)) ** 0.5, rel=0.05)
+
+
+def test_an_installed_package_may_add_a_model_but_not_replace_one(monkeypatch):
+    def offer(name):
+        entry = SimpleNamespace(name=name, value="lab.models:Mine", load=lambda: "Mine")
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
+        return runpy.run_path(models.__file__)["MODELS"]
+
+    assert offer("mine")["mine"] == "Mine"
+    with pytest.raises(ValueError, match="would replace the model 'scornn'"):
+        offer("scornn")

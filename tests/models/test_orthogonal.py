@@ -1,0 +1,122 @@
+import math
+
+import pytest
+import torch
+
+from models.matrices.initial import draw, semi_orthogonal
+from models.matrices.orthogonal import (
+    cayley,
+    initial_skew,
+    orthogonality_error,
+    random_rotation,
+    rotation_logarithm,
+    skew,
+)
+
+OPTIMIZERS = {
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+def signs(n, k):
+    return torch.where(torch.arange(n) < n - k, 1.0, -1.0).double()
+
+
+def test_the_closed_form_gradient_of_scornn_is_autograd_through_the_upper_triangle():
+    n = 9
+    X, G = (torch.randn(n, n, dtype=torch.float64) for _ in range(2))
+    X.requires_grad_()
+    D = signs(n, 4)
+    W = cayley(skew(X)) * D
+    (found,) = torch.autograd.grad(W, X, G)
+    A, eye = skew(X).detach(), torch.eye(n, dtype=torch.float64)
+    M = torch.linalg.inv(eye + A).mT @ G @ (D.diag() + W.detach().mT)
+    torch.testing.assert_close(found, (M.mT - M).triu(1), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_upper_triangle_follows_the_full_skew_matrix_of_the_authors(optimizer):
+    n, target = 6, torch.randn(6, 6, dtype=torch.float64)
+    upper = initial_skew(n, "cayley").double().requires_grad_()
+    full = skew(upper).detach().requires_grad_()
+    ours, theirs = OPTIMIZERS[optimizer]([upper]), OPTIMIZERS[optimizer]([full])
+    for _ in range(50):
+        ours.zero_grad()
+        ((cayley(skew(upper)) - target) ** 2).sum().backward()
+        ours.step()
+        theirs.zero_grad()
+        free = full.detach().requires_grad_()
+        (M,) = torch.autograd.grad(((cayley(free) - target) ** 2).sum(), free)
+        full.grad = M - M.mT
+        theirs.step()
+    torch.testing.assert_close(skew(upper), full, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 7])
+def test_k_negative_ones_give_determinant_minus_one_to_the_k(nets, k):
+    W = nets.generic("scornn", hidden_size=7, negative_ones=k).recurrent_matrix()
+    assert torch.linalg.det(W).item() == pytest.approx((-1) ** k)
+
+
+def test_the_cayley_map_reaches_rotations_by_any_angle_but_a_half_turn():
+    for angle in (0.3, 1.5, 3.0):
+        A = torch.tensor([[0.0, math.tan(angle / 2)], [-math.tan(angle / 2), 0.0]])
+        rotation = torch.tensor(
+            [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        )
+        torch.testing.assert_close(cayley(A), rotation)
+
+
+def test_large_matrices_stay_orthogonal_in_float32():
+    A = skew(torch.randn(600, 600))
+    assert orthogonality_error(cayley(A)) < 1e-5
+
+
+class TestInitialValues:
+    def test_cayley_gives_rotations_by_up_to_a_quarter_turn(self):
+        torch.manual_seed(0)
+        angles = torch.linalg.eigvals(cayley(skew(initial_skew(800, "cayley")))).angle().abs()
+        assert angles.max() < math.pi / 2
+        assert angles.mean().item() == pytest.approx(math.pi / 4, rel=0.05)
+
+    def test_henaff_fills_the_pairs_with_angles_of_the_whole_circle(self):
+        torch.manual_seed(0)
+        X = initial_skew(801, "henaff")
+        pairs = X[range(0, 800, 2), range(1, 801, 2)]
+        assert X.count_nonzero() == 400
+        assert pairs.abs().max() <= math.pi
+        assert pairs.abs().mean().item() == pytest.approx(math.pi / 2, rel=0.1)
+
+    @pytest.mark.parametrize("n", [1, 2, 7, 8])
+    def test_random_is_the_logarithm_of_a_rotation(self, n):
+        Q = random_rotation(n).double()
+        torch.testing.assert_close(torch.matrix_exp(rotation_logarithm(Q)), Q, atol=1e-5, rtol=0)
+        assert torch.linalg.det(Q).item() == pytest.approx(1, abs=1e-5)
+
+    def test_random_rotations_have_the_angles_of_the_haar_measure(self):
+        torch.manual_seed(0)
+        draws = torch.stack([initial_skew(8, "random") for _ in range(300)])
+        angles = torch.linalg.eigvals(skew(draws)).imag.abs()
+        assert angles.mean().item() == pytest.approx(math.pi / 2, abs=0.04)
+
+    @pytest.mark.parametrize(("rows", "columns"), [(7, 3), (3, 7), (4, 4), (0, 5), (5, 0)])
+    def test_semi_orthogonal_has_orthonormal_rows_or_columns(self, rows, columns):
+        M = semi_orthogonal(rows, columns)
+        assert M.shape == (rows, columns)
+        gram = M.mT @ M if rows >= columns else M @ M.mT
+        torch.testing.assert_close(gram, torch.eye(min(rows, columns)))
+
+    @pytest.mark.parametrize(
+        ("initial", "deviation"),
+        [
+            ("small_uniform", 0.01 / 3**0.5),
+            ("glorot_uniform", (2 / 500) ** 0.5),
+            ("glorot_normal", (2 / 500) ** 0.5),
+            ("kaiming_normal", (2 / 200) ** 0.5),
+        ],
+    )
+    def test_draws_have_the_spread_of_their_name(self, initial, deviation):
+        torch.manual_seed(0)
+        assert draw(300, 200, initial).std().item() == pytest.approx(deviation, rel=0.02)

@@ -1,0 +1,105 @@
+"""Lanes of one stacked program are the single networks."""
+
+import pytest
+import torch
+
+from models import MODELS
+from models.stack import Stack
+
+VARIANTS = [
+    *((name, {}) for name in MODELS),
+    ("enrnn", {"coupled": False, "activation": "tanh", "eps": 0.1}),
+    ("enrnn", {"short_size": 0, "encoder": "embedding"}),
+    ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
+    ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
+    ("scornn", {"encoder": "embedding", "embedding_size": 4}),
+]
+RATES = {"main": 0.01, "orth": torch.tensor([0.01, 0.02])}
+
+
+def lanes_of(nets, name, fields):
+    """Return two networks; of an ENRNN the second one is switched on."""
+    networks = [nets.generic(name, seed=seed, scale=0.02, **fields) for seed in (1, 2)]
+    if name == "enrnn":
+        networks[0].T.data.mul_(0.5)
+        networks[1].T.data.mul_(3)
+    return networks
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "fields"), VARIANTS)
+class TestLanes:
+    def test_values_gradients_and_updates_are_those_of_single_networks(self, nets, name, fields):
+        networks = lanes_of(nets, name, fields)
+        stack = Stack(networks)
+        for _ in range(3):
+            stack.after_update(RATES)
+            x = nets.input(networks[0].shapes, lanes=(2,))
+            logits, state = stack(x)
+            again, _ = stack(x, state)
+            ((logits + again).pow(2).sum() + stack.call("penalty").sum()).backward()
+            for i, network in enumerate(networks):
+                network.after_update({})
+                network.zero_grad()
+                expected, carried = network(x[i])
+                second, _ = network(x[i], carried)
+                close(logits[i], expected)
+                ((expected + second).pow(2).sum() + network.penalty()).backward()
+            with torch.no_grad():
+                for key, parameter in stack.parameters.items():
+                    for i, network in enumerate(networks):
+                        single = network.get_parameter(key.removeprefix("model."))
+                        close(parameter.grad[i], single.grad)
+                        single.sub_(0.01 * single.grad)
+                    parameter.sub_(0.01 * parameter.grad)
+                    parameter.grad = None
+        for i, network in enumerate(networks):
+            close(stack.lane(i), dict(network.state_dict()))
+        if name == "enrnn" and networks[0].config.short:
+            assert stack.buffers["model.switched"].tolist() == [False, True]
+
+    def test_reports_and_matrices_have_lanes_first(self, nets, name, fields):
+        networks = lanes_of(nets, name, fields)
+        stack = Stack(networks)
+        close(stack.call("recurrent_matrix"), torch.stack([n.recurrent_matrix() for n in networks]))
+        for key, values in stack.call("constraint_report").items():
+            close(values, torch.stack([n.constraint_report()[key] for n in networks]))
+
+
+def test_one_input_can_be_shared_by_all_lanes(nets):
+    stack = Stack(lanes_of(nets, "scornn", {}))
+    x = nets.input(nets.shapes())
+    close(stack(x, shared=True)[0], stack(torch.stack([x, x]))[0])
+
+
+def test_a_lane_loads_into_a_network_built_alone(nets):
+    networks = lanes_of(nets, "enrnn", {})
+    stack = Stack(networks)
+    stack.after_update(RATES)
+    alone = nets.build("enrnn", seed=7).double()
+    alone.load_state_dict(stack.lane(1))
+    x = nets.input(alone.shapes)
+    close(alone(x)[0], stack(x, shared=True)[0][1])
+
+
+def test_groups_of_a_stack_are_groups_of_its_networks(nets):
+    stack = Stack([nets.build("scornn", seed=seed) for seed in range(3)])
+    orth, main = stack.param_groups()
+    assert (orth.name, main.name, len(stack)) == ("orth", "main", 3)
+    assert orth.params[0].shape == (3, 10, 10)
+    assert len(main.params) == 4
+
+
+def test_networks_that_differ_in_first_values_stack_and_others_are_refused(nets):
+    few = nets.build("scornn", negative_ones=1)
+    many = nets.build("scornn", negative_ones=9, recurrent_init="henaff")
+    assert len(Stack([few, many])) == 2
+    with pytest.raises(ValueError, match="these differ in hidden_size"):
+        Stack([few, nets.build("scornn", hidden_size=11)])
+    with pytest.raises(ValueError, match="these differ in eps"):
+        Stack([nets.build("enrnn"), nets.build("enrnn", eps=0.5)])
+    with pytest.raises(ValueError, match="ScoRNN and TanhRNN"):
+        Stack([few, nets.build("tanh_rnn")])

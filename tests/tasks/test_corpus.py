@@ -1,0 +1,38 @@
+import pytest
+
+from tasks.corpus import CorpusMismatchError, CorpusMissingError
+from tasks.ptb_chars import PtbChars, PtbCharsConfig
+
+
+def test_a_missing_file_is_told_with_the_path_tried_and_what_to_put_where(tmp_path):
+    with pytest.raises(CorpusMissingError) as error:
+        PtbChars.check_corpus(PtbCharsConfig(), tmp_path)
+    words = str(error.value)
+    assert str(tmp_path / "ptb" / "ptb.train.txt") in words
+    assert f"Put ptb.train.txt, ptb.valid.txt, ptb.test.txt into 'ptb' under {tmp_path}" in words
+    assert "simple-examples.tgz" in words
+
+
+def test_a_data_root_that_is_not_set_is_told_with_its_setting():
+    with pytest.raises(CorpusMissingError, match="EIGENSWEEP_DATA_ROOT"):
+        PtbChars.check_corpus(PtbCharsConfig(), None)
+
+
+def test_a_file_of_another_size_is_refused_when_looked_for(small_corpus):
+    (small_corpus / "ptb" / "ptb.test.txt").write_text("something else")
+    with pytest.raises(CorpusMismatchError, match=r"ptb.test.txt has 14 bytes; expected"):
+        PtbChars.check_corpus(PtbCharsConfig(), small_corpus)
+
+
+def test_a_file_of_the_same_size_with_one_byte_changed_is_refused_when_read(small_corpus):
+    path = small_corpus / "ptb" / "ptb.valid.txt"
+    path.write_text(path.read_text().replace("cat", "car"))
+    PtbChars.check_corpus(PtbCharsConfig(), small_corpus)
+    task = PtbChars(PtbCharsConfig(batch_size=2, bptt=5), small_corpus)
+    with pytest.raises(CorpusMismatchError, match=r"ptb.valid.txt has SHA-256 \w{64}; expected"):
+        task.train_batch(0, seed=0)
+
+
+@pytest.mark.data
+def test_the_penn_treebank_is_found_under_the_data_root(data_root):
+    PtbChars.check_corpus(PtbCharsConfig(), data_root)

@@ -1,0 +1,205 @@
+"""What every task promises, small enough to look at each number."""
+
+import hashlib
+import time
+import tracemalloc
+
+import pytest
+import torch
+
+from tasks import TASKS, add_installed
+from tasks.adding import Adding, AddingConfig
+from tasks.copying import Copying, CopyingConfig
+from tasks.ptb_chars import PtbChars, PtbCharsConfig
+
+SMALL = {
+    "adding": AddingConfig(length=12, batch_size=4, train_size=8, valid_size=20, test_size=30),
+    "copying": CopyingConfig(delay=5, symbols=3, batch_size=4, valid_size=20, test_size=30),
+    "ptb_chars": PtbCharsConfig(batch_size=4, eval_batch_size=2, bptt=6),
+}
+
+
+@pytest.fixture(params=TASKS)
+def task(request, small_corpus):
+    if request.param not in SMALL:
+        pytest.skip(f"'{request.param}' comes from an installed package")
+    return TASKS[request.param](SMALL[request.param], small_corpus)
+
+
+def same(one, other):
+    return all(
+        (a is None and b is None) or torch.equal(a, b)
+        for a, b in zip(vars(one).values(), vars(other).values(), strict=True)
+    )
+
+
+def logits_for(task, batch):
+    steps = () if task.config.shapes.readout == "last" else (batch.x.shape[0],)
+    shape = (*steps, batch.x.shape[1], task.config.shapes.output_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+class TestEveryTask:
+    def test_a_batch_is_a_function_of_step_and_seed_in_any_order_of_calls(self, task):
+        forth = {(step, seed): task.train_batch(step, seed) for step in range(5) for seed in (0, 9)}
+        list(task.evaluation("valid"))
+        anew = type(task)(task.config, task.data_root)
+        for (step, seed), batch in reversed(forth.items()):
+            assert same(batch, anew.train_batch(step, seed))
+
+    def test_batches_have_the_shapes_that_the_config_states(self, task):
+        shapes, config = task.config.shapes, task.config
+        batches = [task.train_batch(0, 0), next(task.evaluation("valid"))]
+        for batch in batches:
+            assert batch.x.shape[0] == config.sequence_length
+            if shapes.input_kind == "symbols":
+                assert batch.x.dtype == torch.int64
+                assert 0 <= int(batch.x.min()) <= int(batch.x.max()) < shapes.input_size
+            else:
+                assert batch.x.dtype == torch.float32
+                assert batch.x.shape[2] == shapes.input_size
+            if shapes.readout == "all":
+                assert batch.y.shape == batch.x.shape[:2]
+                assert int(batch.y.max()) < shapes.output_size
+            else:
+                assert batch.y.shape == (batch.x.shape[1], shapes.output_size)
+        assert batches[0].x.shape[1] == config.batch_size
+
+    def test_the_first_metric_is_the_loss_and_each_metric_has_a_baseline(self, task):
+        batch = task.train_batch(0, 0)
+        logits = logits_for(task, batch)
+        scores = task.scores(logits, batch)
+        names = [metric.name for metric in task.config.metrics]
+        assert list(scores) == names
+        total, count = scores[names[0]]
+        torch.testing.assert_close(total / count, task.loss(logits, batch))
+        assert task.config.baseline() == task.config.baseline(names[0])
+        assert all(task.config.baseline(name) > 0 for name in names)
+        task.loss(logits, batch).backward()
+        assert logits.grad.isfinite().all()
+
+    def test_an_unknown_metric_is_refused_with_the_known_ones(self, task):
+        with pytest.raises(
+            ValueError, match=f"no metric 'bleu'; it has {task.config.metrics[0].name}"
+        ):
+            task.config.baseline("bleu")
+
+    def test_evaluation_data_is_the_same_at_each_visit_and_its_splits_differ(self, task):
+        first, second = list(task.evaluation("valid")), list(task.evaluation("valid"))
+        assert len(first) == len(second)
+        assert all(same(a, b) for a, b in zip(first, second, strict=True))
+        assert not torch.equal(first[0].x[:, :1], next(task.evaluation("test")).x[:, :1])
+
+
+GOLDEN = {
+    "adding": "d9bfe197eae04d34",
+    "copying": "1a068e3399393a02",
+    "ptb_chars": "58ae76fe811715aa",
+}
+
+
+def digest(*batches):
+    content = b"".join(t.numpy().tobytes() for b in batches for t in (b.x, b.y))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def test_the_same_seed_gives_the_same_bits_on_every_machine(small_corpus):
+    found = {}
+    for name, config in SMALL.items():
+        task = TASKS[name](config, small_corpus)
+        found[name] = digest(task.train_batch(3, seed=7), next(task.evaluation("test")))
+    assert found == GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "field"),
+    [
+        (AddingConfig, {"length": 1}, "length"),
+        (AddingConfig, {"length": 10**7}, "length"),
+        (AddingConfig, {"train_size": 0}, "train_size"),
+        (AddingConfig, {"variant": "thirds"}, "variant"),
+        (AddingConfig, {"batch_size": 0}, "batch_size"),
+        (AddingConfig, {"lenght": 5}, "lenght"),
+        (CopyingConfig, {"delay": 0}, "delay"),
+        (CopyingConfig, {"delay": 1_000_001}, "delay"),
+        (CopyingConfig, {"delay": float("nan")}, "delay"),
+        (CopyingConfig, {"alphabet": 1}, "alphabet"),
+        (PtbCharsConfig, {"bptt": 0}, "bptt"),
+        (PtbCharsConfig, {"reading": "sentences"}, "reading"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_by_name(make, config, field):
+    with pytest.raises(ValueError, match=field):
+        make(**config)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (AddingConfig(length=2), "'length' of at least 3; it is 2"),
+        (AddingConfig(train_size=49), "'train_size' of at least 'batch_size' \\(50\\)"),
+        (CopyingConfig(delay=999_980, batch_size=101), "'batch_size' of at most 100; it is 101"),
+        (PtbCharsConfig(bptt=39_199), "'bptt' of at most 39198; it is 39199"),
+    ],
+)
+def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(config, words):
+    with pytest.raises(ValueError, match=words):
+        TASKS[config.name](config)
+
+
+@pytest.mark.parametrize("config", [AddingConfig(train_size=None), CopyingConfig(train_size=None)])
+def test_fresh_data_has_no_epochs_and_says_so(config):
+    config.checked()
+    with pytest.raises(ValueError, match=r"give the budget as 'training.steps'"):
+        _ = config.steps_per_epoch
+
+
+@pytest.mark.parametrize(
+    "task", [Adding(AddingConfig()), Copying(CopyingConfig())], ids=["adding", "copying"]
+)
+def test_a_batch_of_the_published_size_takes_less_than_5_ms_and_no_set_is_held(task):
+    tracemalloc.start()
+    task.train_batch(0, seed=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10e6  # the training set of adding alone would take 300 MB
+
+    def seconds(step):
+        start = time.perf_counter()
+        task.train_batch(step, seed=0)
+        return time.perf_counter() - start
+
+    assert min(seconds(step) for step in range(20)) < 0.005
+
+
+@pytest.mark.parametrize("make", [AddingConfig, CopyingConfig])
+def test_the_training_data_depends_on_the_seed_and_the_evaluation_data_is_other_data(make):
+    task = TASKS[make().name](make(train_size=None, batch_size=20, test_size=20, valid_size=20))
+    batches = [task.train_batch(0, 0), task.train_batch(1, 0), task.train_batch(0, 1)]
+    batches += [next(task.evaluation("valid")), next(task.evaluation("test"))]
+    sequences = [
+        batch.x[:10].flatten(2) if batch.x.dim() == 3 else batch.x[:10] for batch in batches
+    ]
+    each = torch.cat(sequences, dim=1).transpose(0, 1).flatten(1)
+    distinct = each.unique(dim=0)
+    assert len(distinct) == 5 * 20
+
+
+class TestEntryPoints:
+    def install(self, path, monkeypatch, name):
+        folder = path / "toys-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[eigensweep.tasks]\n{name} = tasks:Adding\n")
+        monkeypatch.syspath_prepend(str(path))
+
+    def test_an_installed_package_adds_its_task_by_name(self, tmp_path, monkeypatch):
+        self.install(tmp_path, monkeypatch, "summing")
+        tasks = {"copying": Copying, "ptb_chars": PtbChars}
+        add_installed(tasks)
+        assert tasks["summing"] is Adding
+
+    def test_a_name_that_exists_is_refused_with_words(self, tmp_path, monkeypatch):
+        self.install(tmp_path, monkeypatch, "copying")
+        with pytest.raises(ValueError, match=r"'copying = tasks:Adding'.*rename it or uninstall"):
+            add_installed({"copying": Copying})

@@ -1,0 +1,206 @@
+"""The store promises: after any kill, state and curve are those of one and the same moment."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.checkpoints import CurvePoint, StaleAttemptError, Store
+from workers.durable_files import StorageError
+
+KEY = "e7/00012/0"
+
+
+def point(step: int) -> CurvePoint:
+    return CurvePoint(step, {"train/loss": 1 / step}, 1_700_000_000_000 + step)
+
+
+def state(step: int, size: int = 100) -> dict[str, object]:
+    return {"step": step, "weights": torch.full((size,), float(step)), "carried": (torch.ones(2),)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path)
+    store.begin(KEY, 1)
+    for step in (10, 20, 30):
+        store.commit(KEY, 1, step, state(step), [point(step - 5), point(step)])
+    return store
+
+
+def files(store: Store) -> list[str]:
+    return sorted(p.name for p in (store.root / KEY).iterdir())
+
+
+@contextmanager
+def a_full_disk(allowed: int):
+    """Let no file grow beyond `allowed` bytes: the system's own refusal, as of a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (allowed, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_newest_snapshot_is_the_last_commit_with_the_whole_curve(store):
+    snapshot = store.newest(KEY)
+    assert (snapshot.step, snapshot.state["step"]) == (30, 30)
+    assert snapshot.points == [point(s) for s in (5, 10, 15, 20, 25, 30)]
+
+
+def test_a_key_without_a_commit_has_no_snapshot_and_no_points(tmp_path):
+    store = Store(tmp_path)
+    assert store.newest("never") is None
+    store.begin("begun", 1)
+    assert store.newest("begun") is None
+    assert store.points("begun") == []
+
+
+def test_the_newest_two_checkpoints_are_kept_and_nothing_else(store):
+    assert files(store) == [
+        "curve.jsonl",
+        "head.json",
+        "lock",
+        "step-000000020-2.pt",
+        "step-000000030-3.pt",
+    ]
+
+
+def test_points_are_told_from_an_index_on_while_the_curve_grows(store):
+    assert store.points(KEY, since=4) == [point(25), point(30)]
+    store.commit(KEY, 1, 40, state(40), [point(40)])
+    assert store.points(KEY, since=6) == [point(40)]
+    assert store.points(KEY, since=7) == []
+    assert len(store.points(KEY)) == 7
+
+
+def test_a_later_attempt_shuts_the_earlier_one_out(store):
+    store.begin(KEY, 2)
+    with pytest.raises(StaleAttemptError, match="attempt 1 of e7/00012/0 has a successor, 2"):
+        store.commit(KEY, 1, 40, state(40), [point(40)])
+    with pytest.raises(StaleAttemptError):
+        store.begin(KEY, 1)
+    assert store.newest(KEY).step == 30
+    assert store.attempt(KEY) == 2
+
+
+def test_what_was_never_committed_is_written_over(store):
+    curve = store.root / KEY / "curve.jsonl"
+    with open(curve, "a") as file:
+        file.write('{"step": 35, "metrics": {"train/lo')
+    (store.root / KEY / "step-000000040-4.pt").write_bytes(b"half")
+    (store.root / KEY / "head.json.tmp").write_bytes(b"half")
+    assert len(store.points(KEY)) == 6
+    store.begin(KEY, 2)
+    assert "step-000000040-4.pt" not in files(store)
+    assert "head.json.tmp" not in files(store)
+    store.commit(KEY, 2, 40, state(40), [point(40)])
+    written = [json.loads(line)["step"] for line in curve.read_text().splitlines()]
+    assert written == [5, 10, 15, 20, 25, 30, 40]
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint"])
+def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog, damage):
+    (store.root / KEY / "step-000000030-3.pt").write_bytes(damage)
+    snapshot = store.newest(KEY)
+    assert snapshot.step == 20
+    assert "checkpoint damaged, falling back" in caplog.text
+    store.begin(KEY, 2)
+    store.commit(KEY, 2, 32, state(32), [point(25), point(30), point(32)])
+    assert [p.step for p in store.points(KEY)] == [5, 10, 15, 20, 25, 30, 32]
+    assert store.newest(KEY).step == 32
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_commit_as_it_was(store):
+    before = files(store)
+    with a_full_disk(allowed=20_000), pytest.raises(StorageError) as error:
+        store.commit(KEY, 1, 40, state(40, size=100_000), [point(40)])
+    assert "step-000000040-4.pt: File too large" in str(error.value)
+    assert isinstance(error.value.__cause__, OSError)
+    assert files(store) == before
+    assert store.newest(KEY).step == 30
+    store.commit(KEY, 1, 40, state(40), [point(40)])
+    assert [p.step for p in store.points(KEY)] == [5, 10, 15, 20, 25, 30, 40]
+
+
+def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(store):
+    with pytest.raises(ValueError, match="JSON"):
+        store.commit(KEY, 1, 40, state(40), [CurvePoint(40, {"train/loss": float("nan")}, 0)])
+    assert store.newest(KEY).step == 30
+
+
+@pytest.mark.parametrize("key", ["../elsewhere", "/etc/eigensweep", "e7//0", "e7/../0", ""])
+def test_a_key_cannot_lead_out_of_the_store(tmp_path, key):
+    with pytest.raises(ValueError, match="a key is names joined by slashes"):
+        Store(tmp_path).begin(key, 1)
+
+
+def test_a_key_can_adopt_the_snapshot_of_another_and_go_on_from_it(store):
+    store.begin("e8/00000/0", 3)
+    assert store.copy(KEY, "e8/00000/0")
+    assert store.newest("e8/00000/0").points == store.points(KEY)
+    store.commit("e8/00000/0", 3, 40, state(40), [point(40)])
+    assert not store.copy(KEY, "e8/00000/0")
+    assert store.newest("e8/00000/0").step == 40
+    assert store.newest(KEY).step == 30
+    assert not store.copy("e9/00000/0", "e8/00001/0")
+
+
+WRITER = """
+import sys, torch
+sys.path.insert(0, sys.argv[3])
+from tests_of_the_store import KEY, point, state
+from workers.checkpoints import Store
+
+store = Store(sys.argv[1])
+store.begin(KEY, int(sys.argv[2]))
+snapshot = store.newest(KEY)
+print("begun", flush=True)
+step = snapshot.step if snapshot else 0
+while True:
+    step += 3
+    points = [point(s) for s in range(step - 2, step + 1)]
+    store.commit(KEY, int(sys.argv[2]), step, state(step, size=20_000), points)
+"""
+
+
+def test_killed_at_random_moments_it_never_loses_or_doubles_a_point(tmp_path):
+    (tmp_path / "tests_of_the_store.py").write_text(Path(__file__).read_text())
+    moments = random.Random(1)
+    store = Store(tmp_path / "store")
+    reached = 0
+    for attempt in range(1, 7):
+        command = [sys.executable, "-c", WRITER, store.root, str(attempt), tmp_path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout.readline() == "begun\n"
+            time.sleep(moments.uniform(0, 0.3))
+            writer.send_signal(signal.SIGKILL)
+        snapshot = store.newest(KEY)
+        if snapshot is None:
+            continue
+        assert snapshot.step >= reached
+        assert snapshot.state["step"] == snapshot.step
+        assert torch.equal(snapshot.state["weights"], torch.full((20_000,), float(snapshot.step)))
+        assert snapshot.points == [point(s) for s in range(1, snapshot.step + 1)]
+        reached = snapshot.step
+    assert reached > 0
+
+
+def test_the_store_and_the_public_face_load_without_torch_ray_or_mlflow():
+    code = """
+import sys, workers
+from workers import CurvePoint, StaleAttemptError, Store, summarise
+assert not {"torch", "ray", "mlflow", "pydantic"} & set(sys.modules), sorted(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

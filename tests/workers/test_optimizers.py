@@ -1,0 +1,150 @@
+"""Updates as the textbooks write them, on the groups that models name."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.base import ParamGroup
+from search_spaces.trial import OptimizerConfig
+from workers.optimizers import Optimizers
+
+KINDS = ("adam", "rmsprop", "adagrad")
+
+
+class TwoGroups(nn.Module):
+    """Two parameters of three entries each, one of them orthogonal by name."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.A = nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+        self.U = nn.Parameter(torch.tensor([0.5, 0.0, -1.0], dtype=torch.float64))
+        self.options = options
+
+    def param_groups(self):
+        return [ParamGroup("orth", [self.A], self.options), ParamGroup("main", [self.U])]
+
+
+def take_steps(model, optimizers, gradients):
+    for gradient in gradients:
+        optimizers.zero_grad()
+        model.A.grad, model.U.grad = (torch.tensor(g, dtype=torch.float64) for g in gradient)
+        optimizers.step(optimizers.gradient_norm())
+
+
+def gradients(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, 2, 3))
+
+
+def textbook(kind, w, steps, lr):
+    """Return the weights after each of `steps` gradients, from the papers' formulas."""
+    m, v, out = np.zeros(3), np.zeros(3), []
+    for t, g in enumerate(steps, start=1):
+        if kind == "adam":
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            w = w - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        elif kind == "rmsprop":
+            v = 0.9 * v + 0.1 * g**2
+            w = w - lr * g / (np.sqrt(v) + 1e-8)
+        else:
+            v = v + g**2
+            w = w - lr * g / (np.sqrt(v) + 1e-10)
+        out.append(w)
+    return out[-1]
+
+
+@pytest.mark.parametrize("name_orth", KINDS)
+@pytest.mark.parametrize("name", KINDS)
+def test_each_group_follows_its_own_optimizer_and_rate(name, name_orth):
+    model, steps = TwoGroups(), gradients(5)
+    A, U = model.A.detach().numpy().copy(), model.U.detach().numpy().copy()
+    config = OptimizerConfig(name=name, name_orth=name_orth, lr=0.01, lr_orth=0.3)
+    optimizers = Optimizers(model, config)
+    take_steps(model, optimizers, steps)
+    np.testing.assert_allclose(model.A.detach(), textbook(name_orth, A, steps[:, 0], 0.3), 1e-9)
+    np.testing.assert_allclose(model.U.detach(), textbook(name, U, steps[:, 1], 0.01), 1e-9)
+    assert optimizers.learning_rates == {"orth": 0.3, "main": 0.01}
+
+
+def test_without_settings_of_its_own_the_orthogonal_group_does_as_the_others():
+    model, steps = TwoGroups(), gradients(3)
+    A = model.A.detach().numpy().copy()
+    take_steps(model, Optimizers(model, OptimizerConfig(name="rmsprop", lr=0.01)), steps)
+    np.testing.assert_allclose(model.A.detach(), textbook("rmsprop", A, steps[:, 0], 0.01), 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weight_decay_pulls_at_every_group_but_the_orthogonal_one(kind):
+    model = TwoGroups()
+    before = model.A.detach().clone(), model.U.detach().clone()
+    optimizers = Optimizers(model, OptimizerConfig(name=kind, lr=0.01, weight_decay=0.1))
+    take_steps(model, optimizers, np.zeros((1, 2, 3)))
+    assert torch.equal(model.A, before[0])
+    assert (model.U.abs() <= before[1].abs()).all()
+    assert not torch.equal(model.U, before[1])
+
+
+def test_a_group_may_set_its_own_weight_decay():
+    model = TwoGroups(weight_decay=0.5)
+    take_steps(model, Optimizers(model, OptimizerConfig(lr=0.01)), np.zeros((1, 2, 3)))
+    assert (model.A.abs() < torch.tensor([1.0, 2.0, 3.0])).all()
+
+
+def test_an_option_that_no_optimizer_has_is_refused():
+    with pytest.raises(ValueError, match="'orth' has \\['wieght_decay'\\]"):
+        Optimizers(TwoGroups(wieght_decay=0.5), OptimizerConfig())
+
+
+def test_clipping_by_norm_scales_all_groups_together():
+    model = TwoGroups()
+    optimizers = Optimizers(model, OptimizerConfig(clip_norm=1.0))
+    model.A.grad = torch.tensor([3.0, 0, 0], dtype=torch.float64)
+    model.U.grad = torch.tensor([0, 4.0, 0], dtype=torch.float64)
+    norm = optimizers.gradient_norm()
+    optimizers.step(norm)
+    assert norm == 5
+    torch.testing.assert_close(model.A.grad, torch.tensor([0.6, 0, 0], dtype=torch.float64))
+    torch.testing.assert_close(model.U.grad, torch.tensor([0, 0.8, 0], dtype=torch.float64))
+
+
+def test_clipping_by_value_cuts_each_entry():
+    model = TwoGroups()
+    optimizers = Optimizers(model, OptimizerConfig(clip_value=1.0))
+    model.A.grad = torch.tensor([3.0, -0.5, -9.0], dtype=torch.float64)
+    model.U.grad = torch.zeros(3, dtype=torch.float64)
+    optimizers.step(optimizers.gradient_norm())
+    assert model.A.grad.tolist() == [1.0, -0.5, -1.0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_an_optimizer_remembers_survives_a_checkpoint(name):
+    config, steps = OptimizerConfig(name=name, name_orth="adam", momentum=0.5), gradients(8)
+    whole, first, second = TwoGroups(), TwoGroups(), TwoGroups()
+    take_steps(whole, Optimizers(whole, config), steps)
+    optimizers = Optimizers(first, config)
+    take_steps(first, optimizers, steps[:4])
+    file = io.BytesIO()
+    torch.save([first.state_dict(), optimizers.state_dict()], file)
+    file.seek(0)
+    weights, memory = torch.load(file, weights_only=True)
+    second.load_state_dict(weights)
+    optimizers = Optimizers(second, config)
+    optimizers.load_state_dict(memory)
+    take_steps(second, optimizers, steps[4:])
+    assert torch.equal(second.A, whole.A)
+    assert torch.equal(second.U, whole.U)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [(("U",), "left out: \\['A'\\]"), (("A", "U", "U"), "named twice: 1")],
+)
+def test_a_model_that_forgets_or_doubles_a_parameter_is_refused(named, message):
+    model = TwoGroups()
+    model.param_groups = lambda: [ParamGroup("main", [getattr(model, name) for name in named])]
+    with pytest.raises(ValueError, match=message):
+        Optimizers(model, OptimizerConfig())

@@ -1,0 +1,571 @@
+"""Training a replicate: what it selects, when it ends, and that it goes on bit for bit."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+import time
+from math import inf, isfinite
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from pydantic import Field
+from torch import nn
+
+from models import MODELS
+from models.base import Model, ModelConfig, ParamGroup
+from search_spaces.trial import TrialConfig
+from tasks import TASKS
+from tasks.base import Batch, Metric, Shapes, Task, TaskConfig
+from workers.checkpoints import Store
+from workers.evaluation import carried_into, evaluate
+from workers.replicates import train
+from workers.results import summarise
+from workers.selection import selected_weights
+from workers.training import Training
+
+ROOT = Path(__file__).parents[2]
+
+
+class LineConfig(ModelConfig):
+    name: str = "line"
+    hidden_size: int | None = 1
+    broken: bool = False
+
+    def free_parameters(self, shapes):
+        return 3
+
+
+class Line(Model):
+    """y = w x + b. Its state is the sum of all inputs; its second output counts the updates."""
+
+    Config = LineConfig
+
+    def __init__(self, config, shapes):
+        super().__init__(config, shapes)
+        self.w, self.b = nn.Parameter(torch.randn(())), nn.Parameter(torch.randn(()))
+        self.register_buffer("updates", torch.tensor(0.0))
+        self.rates = None
+
+    def forward(self, x, state=None):
+        if self.config.broken:
+            raise ZeroDivisionError("a bug in the model")
+        state = x.new_zeros(x.shape[1], 1) if state is None else state
+        y = self.w * x + self.b
+        return torch.cat((y, self.updates.expand_as(y)), -1), state + x.sum(0)
+
+    def states(self, x, state=None):
+        raise NotImplementedError
+
+    def recurrent_matrix(self):
+        raise NotImplementedError
+
+    def param_groups(self):
+        return [ParamGroup("orth", [self.w]), ParamGroup("main", [self.b])]
+
+    def after_update(self, learning_rates):
+        self.rates = dict(learning_rates)
+        self.updates += 1
+
+    def penalty(self):
+        return 0.0 * self.w
+
+    def constraint_report(self):
+        return {"slope": self.w, "infinite": self.w + inf}
+
+
+class LinesConfig(TaskConfig):
+    name: str = "lines"
+    batch_size: int = 4
+    curve: dict[int, float] = Field({})
+    """Validation loss after so many updates, in place of the true one."""
+    better: str = "lower"
+    bad_step: int | None = None
+    """At this step an input is infinite, or the gradient is not a number and the loss is finite."""
+    bad_gradient: bool = False
+
+    shapes: ClassVar = Shapes(1, "values", 2, "all")
+    sequence_length: ClassVar = 3
+    steps_per_epoch: ClassVar = 10
+    default_evaluate_every: ClassVar = 10
+
+    @property
+    def metrics(self):
+        return (Metric("error", ""), Metric("score", "", self.better))
+
+    def baseline(self, metric=None):
+        if metric == "score":
+            raise ValueError("not known")
+        return 5.0
+
+
+class Lines(Task):
+    """Learn y = 2 x + 1 from random x."""
+
+    Config = LinesConfig
+
+    def train_batch(self, step, seed):
+        x = torch.randn(3, 4, 1, generator=torch.Generator().manual_seed(seed * 1000 + step))
+        bad = step == self.config.bad_step
+        if bad and not self.config.bad_gradient:
+            x[0, 0] = inf
+        return Batch(x, 2 * x + 1, mask=torch.tensor(True) if bad else None)
+
+    def evaluation(self, split):
+        x = torch.linspace(-1, 1, 12).reshape(3, 4, 1)
+        yield Batch(x, 2 * x + 1)
+
+    def loss(self, logits, batch):
+        loss = (logits[..., :1] - batch.y).square().mean()
+        return loss if batch.mask is None else loss + (0 * logits[..., :1]).sqrt().sum()
+
+    def scores(self, logits, batch):
+        updates = int(logits[0, 0, 1])
+        loss = torch.tensor(self.config.curve.get(updates, float(self.loss(logits, batch))))
+        return {"error": (3 * loss, 3), "score": (torch.tensor(float(updates)), 1)}
+
+
+class TextConfig(TaskConfig):
+    name: str = "text"
+    piece: int = 5
+    reset: bool = False
+    """Whether lane 1 begins a new text at every second piece."""
+
+    shapes: ClassVar = Shapes(6, "symbols", 6, "all")
+    metrics: ClassVar = (Metric("cross_entropy", "nats"),)
+    sequence_length: ClassVar = 5
+    steps_per_epoch: ClassVar = 4
+    default_evaluate_every: ClassVar = 4
+
+    def baseline(self, metric=None):
+        return 1.79
+
+
+class Text(Task):
+    """Three lanes of a text of 20 symbols, in pieces, the state carried on: as Penn Treebank is."""
+
+    Config = TextConfig
+
+    def _piece(self, number):
+        text = torch.randint(6, (21, 3), generator=torch.Generator().manual_seed(1))
+        start = number * self.config.piece
+        starts = torch.full((3,), number == 0)
+        if self.config.reset and number % 2:
+            starts[1] = True
+        rows = text[start : start + self.config.piece + 1]
+        return Batch(rows[:-1], rows[1:], starts=starts)
+
+    def train_batch(self, step, seed):
+        return self._piece(step % 4)
+
+    def evaluation(self, split):
+        for number in range(20 // self.config.piece):
+            yield self._piece(number)
+
+    def loss(self, logits, batch):
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
+
+    def scores(self, logits, batch):
+        return {"cross_entropy": (self.loss(logits, batch) * batch.y.numel(), batch.y.numel())}
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    monkeypatch.setitem(MODELS, "line", Line)
+    monkeypatch.setitem(TASKS, "lines", Lines)
+    monkeypatch.setitem(TASKS, "text", Text)
+
+
+def trial(task=None, model=None, optimizer=None, **rest):
+    content = {
+        "task": {"name": "lines", **(task or {})},
+        "model": {"name": "line", **(model or {})},
+        "optimizer": {"lr": 0.05, **(optimizer or {})},
+        "training": {"steps": 40, "evaluate_every": 10, "log_every": 4, **rest.pop("training", {})},
+    }
+    return TrialConfig.from_dict({**content, **rest})
+
+
+def trained(config, seed=0, until=None):
+    training = Training(config, seed)
+    training.run(until)
+    return training
+
+
+def reloaded(training, config):
+    """Return a new Training that goes on from a checkpoint of another, through a file."""
+    file = io.BytesIO()
+    torch.save(training.state_dict(), file)
+    file.seek(0)
+    other = Training(config, training.seed)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    return other
+
+
+def exact(tree):
+    """Return a tree with tensors as bytes and without wall-clock times, to be compared with ==."""
+    if isinstance(tree, torch.Tensor):
+        return tree.dtype, tree.shape, tree.numpy().tobytes()
+    if isinstance(tree, dict):
+        return {k: exact(v) for k, v in tree.items() if k not in ("seconds", "timestamp_ms")}
+    return [exact(v) for v in tree] if isinstance(tree, list | tuple) else tree
+
+
+MODEL_SIZES = {
+    "tanh_rnn": {"hidden_size": 6},
+    "lstm": {"hidden_size": 6},
+    "scornn": {"hidden_size": 6, "negative_ones": 2},
+    "enrnn": {"hidden_size": 8, "short_size": 4, "negative_ones": 2},
+}
+SMALL_TASKS = {
+    "copying": {"delay": 3, "symbols": 2, "batch_size": 4, "valid_size": 20, "test_size": 20},
+    "text": {"reset": True},
+}
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize("task", SMALL_TASKS)
+    @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad"])
+    @pytest.mark.parametrize("model", [*MODEL_SIZES, "enrnn with the switch on"])
+    def test_a_training_that_was_cut_off_goes_on_bit_for_bit(self, model, optimizer, task):
+        name, _, switched = model.partition(" ")
+        config = trial(
+            task={"name": task, **SMALL_TASKS[task]},
+            model={"name": name, **MODEL_SIZES[name]},
+            optimizer={"name": optimizer, "momentum": 0.5, "clip_norm": 1.0},
+            training={"steps": 24, "evaluate_every": 8},
+        )
+        whole, cut = Training(config, 3), Training(config, 3)
+        if switched:
+            for training in (whole, cut):
+                training.model.switched.fill_(True)
+        whole.run()
+        cut.run(until=13)
+        resumed = reloaded(cut, config)
+        resumed.run()
+        assert resumed.outcome == "completed"
+        assert exact(resumed.state_dict()) == exact(whole.state_dict())
+        assert [p.step for p in resumed.drain()] == [4, 8, 12, 16, 20, 24]
+
+    @pytest.mark.parametrize("short", [40, 37])
+    def test_a_longer_budget_continues_a_finished_training(self, short):
+        shorter = trained(trial(training={"steps": short}))
+        assert shorter.outcome == "completed"
+        longer = reloaded(shorter, trial(training={"steps": 100}))
+        assert not longer.finished
+        assert longer.result()["test"] == {}
+        longer.run()
+        whole = trained(trial(training={"steps": 100}))
+        assert exact(longer.result()) == exact(whole.result())
+        assert exact(longer.state_dict()["model"]) == exact(whole.state_dict()["model"])
+
+    def test_the_end_of_a_shorter_budget_is_forgotten_where_it_was_no_regular_evaluation(self):
+        curve = {10: 3.0, 15: 1.0, 20: 2.0}
+        short = trained(trial(task={"curve": curve}, training={"steps": 15}))
+        assert short.result()["best_step"] == 15
+        longer = reloaded(short, trial(task={"curve": curve}, training={"steps": 20}))
+        longer.run()
+        assert longer.result()["best_step"] == 20
+
+    def test_what_patience_ended_stays_ended_under_a_longer_budget(self):
+        task = {"curve": {s: float(s) for s in range(200)}}
+        config = trial(task=task, training={"patience": 2})
+        longer = reloaded(trained(config), trial(task=task, training={"patience": 2, "steps": 99}))
+        assert (longer.outcome, longer.step) == ("completed", 30)
+        assert longer.result()["test"]
+
+    def test_a_checkpoint_of_something_else_is_refused(self):
+        state = trained(trial(), until=8).state_dict()
+        with pytest.raises(ValueError, match="of configuration"):
+            Training(trial(optimizer={"lr": 0.1}), 0).load_state_dict(state)
+        with pytest.raises(ValueError, match=r"with seed 0; this training is of .* with seed 1"):
+            Training(trial(), 1).load_state_dict(state)
+        with pytest.raises(ValueError, match="at step 8 of a budget longer than 8"):
+            Training(trial(training={"steps": 8}), 0).load_state_dict(state)
+
+    def test_points_keep_their_times_through_a_checkpoint_and_come_once(self):
+        config = trial()
+        first = trained(config, until=20)
+        second = reloaded(first, config)
+        assert second.drain() == first.drain()
+        second.run()
+        assert [p.step for p in second.drain()] == [24, 28, 30, 32, 36, 40]
+
+    def test_a_state_does_not_change_when_the_training_that_gave_or_took_it_goes_on(self):
+        training = trained(trial(), until=8)
+        state = training.state_dict()
+        before = exact(state)
+        other = Training(trial(), 0)
+        other.load_state_dict(state)
+        other.run()
+        training.run()
+        assert exact(state) == before
+
+    def test_the_time_spent_adds_up_over_resumes(self):
+        training = trained(trial(), until=20)
+        spent = training.seconds
+        other = reloaded(training, trial())
+        other.run()
+        assert 0 < spent < other.seconds
+
+
+class TestStepping:
+    def test_it_learns(self):
+        training = trained(trial(training={"steps": 400}))
+        assert training.result()["value"] < 1e-3
+        weights = selected_weights(training.state_dict())
+        torch.testing.assert_close(weights["w"], torch.tensor(2.0), atol=0.03, rtol=0)
+
+    def test_the_first_parameters_follow_from_the_seed_alone(self):
+        torch.manual_seed(123)
+        before = torch.get_rng_state()
+        first = Training(trial(), 7).state_dict()["model"]
+        torch.manual_seed(456)
+        assert exact(first) == exact(Training(trial(), 7).state_dict()["model"])
+        assert exact(first) != exact(Training(trial(), 8).state_dict()["model"])
+        torch.manual_seed(123)
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_training_leaves_the_global_random_numbers_alone(self):
+        before = torch.get_rng_state()
+        trained(trial())
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_a_model_is_told_each_groups_learning_rate_after_every_update(self):
+        training = trained(trial(optimizer={"lr": 0.01, "lr_orth": 0.2}))
+        assert training.model.rates == {"orth": 0.2, "main": 0.01}
+        assert training.model.updates == 40
+
+    def test_a_bug_comes_through_as_it_is(self):
+        with pytest.raises(ZeroDivisionError, match="a bug in the model"):
+            trained(trial(model={"broken": True}))
+
+    def test_a_point_holds_all_that_was_taken_at_its_step(self):
+        points = {p.step: p.metrics for p in trained(trial(training={"steps": 22})).drain()}
+        assert list(points) == [4, 8, 10, 12, 16, 20, 22]
+        in_training = {"train/error", "train/gradient_norm"}
+        evaluated = {"valid/error", "valid/score", "constraint/slope", "baseline"}
+        assert set(points[8]) == in_training
+        assert set(points[10]) == evaluated
+        assert set(points[20]) == set(points[22]) == in_training | evaluated
+        assert points[10]["baseline"] == 5.0
+
+    def test_the_training_loss_of_a_point_is_the_mean_since_the_last_one(self):
+        each = trained(trial(training={"log_every": 1, "steps": 8})).drain()
+        losses = [p.metrics["train/error"] for p in each]
+        means = [p.metrics["train/error"] for p in trained(trial(), until=8).drain()]
+        assert means == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 4], rel=1e-12)
+
+    def test_a_checkpoint_is_asked_for_after_evaluations_and_when_time_has_passed(self):
+        steps = []
+        training = Training(trial(training={"steps": 25}), 0)
+        training.run(commit=lambda: steps.append(training.step))
+        assert steps == [10, 20, 25]
+        often = []
+        training = Training(trial(training={"steps": 5}), 0)
+        training.run(commit=lambda: often.append(training.step), checkpoint_seconds=0)
+        assert often == [1, 2, 3, 4, 5]
+
+
+class TestCarriedState:
+    @pytest.mark.parametrize("model", MODEL_SIZES)
+    def test_a_text_read_in_pieces_scores_as_read_at_once(self, model):
+        config = trial(task={"name": "text"}, model={"name": model, **MODEL_SIZES[model]})
+        network = Training(config, 0).model
+        in_pieces = evaluate(network, Text(TextConfig(piece=5)), "valid")
+        at_once = evaluate(network, Text(TextConfig(piece=20)), "valid")
+        assert in_pieces == pytest.approx(at_once, rel=1e-5)
+
+    def test_rows_that_begin_anew_drop_their_state_and_the_others_keep_it(self):
+        state = (torch.ones(3, 2), torch.full((3, 4), 2.0))
+        h, c = carried_into(torch.tensor([False, True, False]), state)
+        assert h.tolist() == [[1, 1], [0, 0], [1, 1]]
+        assert c[:, 0].tolist() == [2, 0, 2]
+        assert carried_into(torch.tensor([True] * 3), state) is None
+        assert carried_into(None, state) is None
+
+    def test_training_carries_the_state_on_without_its_gradient(self):
+        model = {"name": "tanh_rnn", "hidden_size": 6}
+        training = trained(trial(task={"name": "text"}, model=model), until=2)
+        state = training.state_dict()["carried"]
+        fresh = Training(training.config, 0)
+        fresh.load_state_dict(training.state_dict())
+        assert not training._carried.requires_grad
+        assert state.abs().sum() > 0
+        assert torch.equal(fresh._carried, state)
+
+
+class TestSelection:
+    @pytest.mark.parametrize(("better", "step"), [("lower", 10), ("higher", 40)])
+    def test_the_best_point_follows_the_metrics_direction(self, better, step):
+        config = trial(task={"better": better}, objective={"metric": "score"})
+        result = trained(config).result()
+        assert (result["value"], result["best_step"]) == (step, step)
+        assert result["baseline"] is None
+
+    def test_test_data_is_scored_once_with_the_weights_of_the_selected_point(self, monkeypatch):
+        splits = []
+        evaluation = Lines.evaluation
+        monkeypatch.setattr(
+            Lines, "evaluation", lambda task, split: splits.append(split) or evaluation(task, split)
+        )
+        training = trained(trial(task={"curve": {10: 9.0, 20: 0.5, 30: 7.0, 40: 8.0}}))
+        assert splits == ["valid"] * 4 + ["test"]
+        result = training.result()
+        assert (result["best_step"], result["value"]) == (20, 0.5)
+        assert result["valid"] == {"error": 0.5, "score": 20.0}
+        assert result["test"] == {"error": 0.5, "score": 20.0}
+        assert training.model.updates == 40
+        assert selected_weights(training.state_dict())["updates"] == 20
+
+    def test_training_stops_after_so_many_evaluations_without_a_new_best(self):
+        curve = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 1.0}
+        training = trained(trial(task={"curve": curve}, training={"steps": 90, "patience": 2}))
+        assert (training.outcome, training.step) == ("completed", 50)
+        assert training.result()["best_step"] == 30
+
+    def test_the_result_is_finite_and_survives_json(self):
+        result = trained(trial()).result()
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
+        assert result["parameters"] == {"free": 3, "stored": 2}
+        assert set(result["constraint"]) == {"slope"}
+
+
+class TestDivergence:
+    @pytest.mark.parametrize("bad_gradient", [False, True])
+    def test_a_step_that_is_not_finite_ends_it_with_the_parameters_untouched(self, bad_gradient):
+        bad = trained(trial(task={"bad_step": 26, "bad_gradient": bad_gradient}))
+        assert (bad.outcome, bad.step) == ("diverged", 26)
+        good = trained(trial(), until=26)
+        assert exact(bad.model.state_dict()) == exact(good.model.state_dict())
+        result, points = bad.result(), bad.drain()
+        assert result["best_step"] == 20
+        assert result["test"] == {}
+        assert [p.step for p in points] == [4, 8, 10, 12, 16, 20, 24, 26]
+        assert all(isfinite(v) for p in points for v in p.metrics.values())
+
+    def test_diverging_before_the_first_evaluation_leaves_no_value(self):
+        training = trained(trial(task={"bad_step": 0}))
+        assert (training.outcome, training.step, training.drain()) == ("diverged", 0, [])
+        assert training.result()["value"] is None
+
+    def test_an_evaluation_that_is_not_finite_ends_it(self):
+        training = trained(trial(task={"curve": {10: 1.0, 20: 1e39}}))
+        assert (training.outcome, training.step) == ("diverged", 20)
+        assert training.result()["value"] == 1.0
+        assert "valid/error" not in training.drain()[-1].metrics
+
+    @pytest.mark.parametrize(
+        ("curve", "end"),
+        [
+            ({20: 501.0, 30: 501.0, 40: 501.0}, ("diverged", 40)),
+            ({20: 499.0, 30: 501.0, 40: 501.0}, ("completed", 50)),
+            ({20: 501.0, 30: 501.0, 40: 4.0}, ("completed", 50)),
+            ({10: 6.0, 20: 501.0, 30: 599.0, 40: 599.0}, ("completed", 50)),
+        ],
+    )
+    def test_a_loss_far_above_baseline_and_first_value_ends_it_in_the_end(self, curve, end):
+        training = trained(trial(task={"curve": {10: 4.0} | curve}, training={"steps": 50}))
+        assert (training.outcome, training.step) == end
+
+    def test_how_far_and_how_often_are_fields_of_the_spec(self):
+        config = trial(
+            task={"curve": {10: 4.0, 20: 11.0}}, divergence={"factor": 2, "evaluations": 1}
+        )
+        assert trained(config).step == 20
+
+    def test_a_diverged_training_stays_so_under_a_longer_budget(self):
+        task = {"bad_step": 26}
+        longer = reloaded(trained(trial(task=task)), trial(task=task, training={"steps": 80}))
+        assert longer.outcome == "diverged"
+
+
+class TestReplicates:
+    def result(self, value, outcome="completed"):
+        return {
+            "outcome": outcome,
+            "value": value,
+            "best_step": 10,
+            "step": 40,
+            "valid": {"error": value or 0.0},
+            "test": {"error": 2 * (value or 0.0)},
+            "seconds": 1.5,
+            "parameters": {"free": 3, "stored": 2},
+            "baseline": 5.0,
+            "constraint": {},
+        }
+
+    def test_values_are_means_with_a_t_interval(self):
+        summary = summarise([self.result(v) for v in (1.0, 2.0, 3.0)])
+        assert (summary["value"], summary["seconds"], summary["replicates"]) == (2.0, 4.5, 3)
+        assert summary["standard_error"]["value"] == pytest.approx(1 / 3**0.5)
+        assert summary["interval"]["value"] == pytest.approx([-0.484138, 4.484138])
+        assert summary["test"] == {"error": 4.0}
+        assert summary["interval"]["test/error"] == pytest.approx([-0.968275, 8.968275])
+
+    def test_one_replicate_is_its_own_result_without_an_interval(self):
+        alone = self.result(1.0)
+        summary = summarise([alone])
+        assert {key: summary[key] for key in alone} == alone
+        assert summary["interval"]["value"] is None
+
+    def test_one_diverged_replicate_makes_the_trial_diverged(self):
+        results = [self.result(1.0), self.result(None, outcome="diverged"), self.result(3.0)]
+        assert (summarise(results)["outcome"], summarise(results)["value"]) == ("diverged", 2.0)
+
+    def test_train_gives_every_replicate_and_their_mean(self):
+        told = []
+        result = train(
+            trial(seed=5, replicates=3), on_point=lambda seed, point: told.append((seed, point))
+        )
+        assert result.outcome == "completed"
+        assert list(result.curves) == [5, 6, 7]
+        assert result.value == pytest.approx(sum(r["value"] for r in result.replicates) / 3)
+        assert told == [(seed, p) for seed, curve in result.curves.items() for p in curve]
+        assert exact(result.replicates[1]) == exact(trained(trial(), seed=6).result())
+
+    def test_train_goes_on_from_its_folder_and_to_a_longer_budget(self, tmp_path, monkeypatch):
+        def no_more(task, step, seed):
+            if step == 25:
+                raise KeyboardInterrupt
+            return batch(task, step, seed)
+
+        batch = Lines.train_batch
+        monkeypatch.setattr(Lines, "train_batch", no_more)
+        with pytest.raises(KeyboardInterrupt):
+            train(trial(), folder=tmp_path)
+        monkeypatch.setattr(Lines, "train_batch", batch)
+        kept = Store(tmp_path).points(f"{trial().resolved().content_hash()}/0")
+        assert kept[-1].step == 20
+        content = trial(training={"steps": 60}).model_dump(mode="json")
+        result = train(content, folder=tmp_path)
+        assert result.curves[0][: len(kept)] == kept
+        assert exact(result.replicates) == exact(train(content).replicates)
+
+    def test_a_process_killed_at_random_moments_changes_nothing_in_the_end(self, tmp_path):
+        content = {
+            "task": {"name": "copying", **SMALL_TASKS["copying"]},
+            "model": {"name": "enrnn", **MODEL_SIZES["enrnn"]},
+            "training": {"steps": 200, "evaluate_every": 10},
+        }
+        code = f"from workers import train; print(1, flush=True); train({content}, folder='here')"
+        moments = random.Random(2)
+        for _ in range(3):
+            with subprocess.Popen(
+                [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+            ) as process:
+                process.stdout.readline()
+                time.sleep(moments.uniform(0.3, 0.6))
+                process.kill()
+        killed = train(content, folder=tmp_path / "here")
+        whole = train(content)
+        assert exact(killed.replicates) == exact(whole.replicates)
+        values = [[(p.step, p.metrics) for p in r.curves[0]] for r in (killed, whole)]
+        assert values[0] == values[1]
