@@ -41,4 +41,4 @@ fmt: setup  ## format, and fix what ruff can
 	$(BIN)/ruff check --fix
 
 bench: setup  ## trials a second, with tracking on
-	$(BIN)/python -m workers.bench
+	$(BIN)/python -m bench.overhead

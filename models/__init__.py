@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 
 from models.base import Model
 from models.enrnn import ENRNN
+from models.exprnn import ExpRNN
 from models.lstm import LSTM
 from models.scornn import ScoRNN
 from models.vanilla import TanhRNN
@@ -21,6 +22,7 @@ MODELS: dict[str, type[Model]] = {
     "lstm": LSTM,
     "scornn": ScoRNN,
     "enrnn": ENRNN,
+    "exprnn": ExpRNN,
 }
 
 for _entry in entry_points(group="eigensweep.models"):

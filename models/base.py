@@ -155,7 +155,7 @@ class Model(nn.Module, ABC):
         """Return W, (n, n), from the free parameters; a value, computed anew at each call."""
 
     def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
-        """Return `forward` with W computed once, for many calls between updates, as in evaluation."""
+        """Return `forward` with W computed once, for the many calls of an evaluation."""
         return self.forward
 
     def param_groups(self) -> list[ParamGroup]:

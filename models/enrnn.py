@@ -38,7 +38,6 @@ from models.network import (
     require_at_most,
     require_one,
 )
-from models.recurrence.reference import Activation
 from models.scornn import signs
 
 
@@ -68,7 +67,7 @@ class ENRNNConfig(NetworkConfig):
         description="Share of the long state, in place of `negative_ones`; whole percents",
     )
     eps: float = Field(0.0, ge=0, le=1, description="ε of W = T / (ρ(T) + ε)")
-    activation: Activation = Field("modrelu", description="Nonlinearity")
+    activation: Literal["modrelu", "relu", "tanh"] = Field("modrelu", description="Nonlinearity")
     fallback: Fallback = Field(
         "constant_radius",
         description="Where the largest eigenvalue is nearly multiple: ρ as a constant, or T",

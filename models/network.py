@@ -16,13 +16,22 @@ from torch import Tensor, nn
 
 from models.base import Model, ModelConfig, Shapes, State
 from models.matrices.initial import Initial, draw
-from models.recurrence.reference import Activation, recur, recurrent_states
+from models.recurrence.reference import recur, recurrent_states
+from models.recurrence.steps import Activation
 
 
 class NetworkConfig(ModelConfig):
     """What a search may vary on every network: its encoder, and how encoder and readout start."""
 
-    initial_only = frozenset({"embedding_init", "encoder_init", "recurrent_init", "readout_init"})
+    initial_only = frozenset(
+        {
+            "embedding_init",
+            "encoder_init",
+            "recurrent_init",
+            "readout_init",
+            "readout_bias_init",
+        }
+    )
 
     encoder: Literal["direct", "embedding"] = Field(
         "direct",
@@ -34,6 +43,9 @@ class NetworkConfig(ModelConfig):
     embedding_init: Initial = Field("glorot_uniform", description="Initial embedding")
     encoder_init: Initial = Field("small_uniform", description="Initial U")
     readout_init: Initial = Field("glorot_uniform", description="Initial V")
+    readout_bias_init: Literal["zeros", "fan_in_uniform", "truncated_normal"] = Field(
+        "zeros", description="Initial c: as for V, with n columns"
+    )
 
     def resolved(self, shapes: Shapes) -> Self:
         if self.encoder == "embedding" and shapes.input_kind != "symbols":
@@ -70,6 +82,11 @@ class NetworkConfig(ModelConfig):
         """Whether U is trained; else it is the identity behind an embedding of width n."""
         return self.embedding_size != self.n
 
+    @property
+    def trains_readout_bias(self) -> bool:
+        """Whether c is trained; else it is zero."""
+        return True
+
     def encoder_parameters(self, shapes: Shapes) -> int:
         """Return the count of U, where it is trained, and of the embedding, where there is one."""
         width = self.embedding_size or shapes.input_size
@@ -77,14 +94,15 @@ class NetworkConfig(ModelConfig):
         return table + (self.encoder_rows * width if self.trains_encoder else 0)
 
     def readout_parameters(self, shapes: Shapes) -> int:
-        """Return the count of V and c."""
-        return (self.n + 1) * shapes.output_size
+        """Return the count of V, and of c where it is trained."""
+        return (self.n + self.trains_readout_bias) * shapes.output_size
 
 
 class Network(Model):
     """A model with an encoder, perhaps through an embedding, and the readout V h + c."""
 
     config: NetworkConfig
+    c: Tensor
 
     def __init__(self, config: NetworkConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
@@ -98,11 +116,18 @@ class Network(Model):
         if config.trains_encoder:
             self.U = nn.Parameter(self.initial_encoder(width))
         self.V = nn.Parameter(draw(shapes.output_size, config.n, config.readout_init))
-        self.c = nn.Parameter(torch.zeros(shapes.output_size))
+        if config.trains_readout_bias:
+            self.c = nn.Parameter(self._initial_readout_bias())
+        else:
+            self.register_buffer("c", torch.zeros(shapes.output_size))
 
     def initial_encoder(self, width: int) -> Tensor:
         """Draw U, with `width` columns."""
         return draw(self.config.encoder_rows, width, self.config.encoder_init)
+
+    def _initial_readout_bias(self) -> Tensor:
+        p, initial = self.shapes.output_size, self.config.readout_bias_init
+        return torch.zeros(p) if initial == "zeros" else draw(p, self.hidden_size, initial)[:, 0]
 
     def input_matrix(self) -> Tensor:
         """Return the matrix that meets x_t, (n, m): U, or U Eᵀ, or Eᵀ."""
@@ -110,6 +135,10 @@ class Network(Model):
             return self.U
         table = self.embedding.mT
         return table if self.U is None else self.U @ table
+
+    def encoded(self, x: Tensor) -> Tensor:
+        """Return what the input matrix meets in place of x."""
+        return x
 
     def initial_state(self, x: Tensor) -> Tensor:
         """Return h_0 = 0, (B, n)."""
@@ -123,7 +152,11 @@ class RecurrentModel(Network):
 
     def __init__(self, config: NetworkConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
-        self.b = nn.Parameter(torch.zeros(self.hidden_size))
+        self.b = nn.Parameter(self.initial_bias())
+
+    def initial_bias(self) -> Tensor:
+        """Draw b, (n,)."""
+        return torch.zeros(self.hidden_size)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         return self.prepared()(x, state)
@@ -133,7 +166,7 @@ class RecurrentModel(Network):
 
         def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:
             return recur(
-                x,
+                self.encoded(x),
                 U,
                 W,
                 self.b,
@@ -148,7 +181,7 @@ class RecurrentModel(Network):
 
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
         return recurrent_states(
-            x,
+            self.encoded(x),
             self.input_matrix(),
             self.recurrent_matrix(),
             self.b,

@@ -7,11 +7,17 @@ from importlib.metadata import entry_points
 from tasks.adding import Adding
 from tasks.base import Task
 from tasks.copying import Copying
+from tasks.denoise import Denoise
+from tasks.pixel_mnist import PixelMnist
 from tasks.ptb_chars import PtbChars
+from tasks.variable_copying import VariableCopying
 
 TASKS: dict[str, type[Task]] = {
     "adding": Adding,
     "copying": Copying,
+    "variable_copying": VariableCopying,
+    "denoise": Denoise,
+    "pixel_mnist": PixelMnist,
     "ptb_chars": PtbChars,
 }
 

@@ -50,7 +50,7 @@ class Batch:
     x: Tensor
     """int64 (τ, B) symbols or float32 (τ, B, m) values."""
     y: Tensor
-    """Targets: int64 (τ, B), or float32 (B, 1) where only the last step answers."""
+    """Targets: int64 (τ, B); where only the last step answers int64 (B,) or float32 (B, 1)."""
     mask: Tensor | None = None
     """Which positions the task scores, broadcastable to the targets; None: all."""
     starts: Tensor | None = None
@@ -108,13 +108,22 @@ class TaskConfig(BaseModel):
         """Optimizer steps between evaluations where the spec does not say."""
         raise NotImplementedError
 
+    @property
+    def baselines(self) -> dict[str, float]:
+        """What remembering nothing scores on each metric for which that is known."""
+        raise NotImplementedError
+
     def baseline(self, metric: str | None = None) -> float:
         """Return what remembering nothing scores on `metric` (default: the loss).
 
         Raises:
             ValueError: if the task has no such metric or no baseline is known for it.
         """
-        raise NotImplementedError
+        known = self.baselines
+        metric = metric or self.metrics[0].name
+        if metric not in known:
+            raise ValueError(f"{self.name} has no metric '{metric}'; it has {', '.join(known)}")
+        return known[metric]
 
 
 class Task(ABC):

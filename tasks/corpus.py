@@ -1,12 +1,16 @@
 """Corpora under the data root: where a file is expected, and whether it is the right one.
 
-Nothing is downloaded here. The data root is a folder with one folder for each corpus.
+Nothing is downloaded here. The data root is a folder with one folder for each corpus. A file may
+be there in another form, packed for instance; its contents are the same to the byte.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -19,57 +23,96 @@ class CorpusMismatchError(CorpusMissingError):
 
 
 @dataclass(frozen=True)
+class Form:
+    """A way in which a file may be there."""
+
+    path: str
+    """Relative to the data root."""
+    size: int | None = None
+    """Bytes; None if they vary."""
+    decode: Callable[[bytes], bytes] = bytes
+    """Gives the contents; raises ValueError with what is wrong, said of the file."""
+
+
+@dataclass(frozen=True)
 class Corpus:
-    """The files of a corpus, each with its size in bytes and its SHA-256."""
+    """The files of a corpus: the size of each one's contents in bytes, and their SHA-256."""
 
     folder: str
-    files: dict[str, tuple[int, str]]
+    files: Mapping[str, tuple[int, str]]
     origin: str
     """Where a person gets the files."""
+    other_forms: Mapping[str, tuple[Form, ...]] = field(default_factory=dict)
+    """For a file's name, what will do as well where there is no such file in `folder`."""
 
     def check(self, data_root: Path | None) -> None:
         """Raise CorpusMissingError unless every file is there at its size. Quick: reads nothing."""
         for name in self.files:
-            self._path(name, data_root)
+            self._find(name, data_root)
 
     def read(self, name: str, data_root: Path | None) -> bytes:
-        """Return the contents of a file; its digest is checked once in a process.
+        """Return the contents of a file; their digest is checked once in a process.
 
         Raises:
             CorpusMissingError: if the file is not there, or is another one than expected.
         """
-        path = self._path(name, data_root)
-        content = path.read_bytes()
+        path, decode = self._find(name, data_root)
+        try:
+            content = decode(path.read_bytes())
+        except ValueError as error:
+            raise self._mismatch(f"{path} {error}", data_root) from error
+        size, expected = self.files[name]
         stamp = (path, path.stat().st_mtime_ns)
         if stamp not in _verified:
-            found, expected = hashlib.sha256(content).hexdigest(), self.files[name][1]
-            if found != expected:
-                raise CorpusMismatchError(
-                    f"{path} has SHA-256 {found}; expected {expected}. "
-                    f"{self._instruction(data_root)}"
+            if len(content) != size:
+                raise self._mismatch(
+                    f"{path} holds {len(content):,} bytes; expected {size:,}", data_root
                 )
+            found = hashlib.sha256(content).hexdigest()
+            if found != expected:
+                raise self._mismatch(f"{path} has SHA-256 {found}; expected {expected}", data_root)
             _verified.add(stamp)
         return content
 
-    def _path(self, name: str, data_root: Path | None) -> Path:
+    def _find(self, name: str, data_root: Path | None) -> tuple[Path, Callable[[bytes], bytes]]:
         if data_root is None:
             raise CorpusMissingError(
                 f"the corpus '{self.folder}' is needed and no data root is set "
                 f"(EIGENSWEEP_DATA_ROOT). {self._instruction(None)}"
             )
-        path, size = data_root / self.folder / name, self.files[name][0]
-        if not path.is_file():
-            raise CorpusMissingError(f"there is no {path}. {self._instruction(data_root)}")
-        found = path.stat().st_size
-        if found != size:
-            raise CorpusMismatchError(
-                f"{path} has {found:,} bytes; expected {size:,}. {self._instruction(data_root)}"
-            )
-        return path
+        plain = Form(f"{self.folder}/{name}", self.files[name][0])
+        for form in (plain, *self.other_forms.get(name, ())):
+            path = data_root / form.path
+            if not path.is_file():
+                continue
+            found = path.stat().st_size
+            if form.size not in (None, found):
+                raise self._mismatch(
+                    f"{path} has {found:,} bytes; expected {form.size:,}", data_root
+                )
+            return path, form.decode
+        raise CorpusMissingError(
+            f"there is no {data_root / plain.path}. {self._instruction(data_root)}"
+        )
+
+    def _mismatch(self, words: str, data_root: Path | None) -> CorpusMismatchError:
+        return CorpusMismatchError(f"{words}. {self._instruction(data_root)}")
 
     def _instruction(self, data_root: Path | None) -> str:
         root = "the folder that it names" if data_root is None else str(data_root)
         return f"Put {', '.join(self.files)} into '{self.folder}' under {root}: {self.origin}"
+
+
+def unpacked(content: bytes) -> bytes:
+    """Return what a gzip file holds.
+
+    Raises:
+        ValueError: if it is not a whole gzip file.
+    """
+    try:
+        return gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"is damaged, or no gzip file ({error})") from error
 
 
 _verified: set[tuple[Path, int]] = set()

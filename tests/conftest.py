@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
+
 if TYPE_CHECKING:
-    from workers.ledger import Ledger
+    from workers.ledger import ExperimentEnd, Ledger
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +64,13 @@ class ScriptedDriver:
         return "running" if self.thread.is_alive() else "ended"
 
     def _run(self) -> None:
+        end = self._train()
+        for entry in self.ledger.load():
+            self.ledger.set_tracked(entry.number)
+        self.ledger.set_tracked(None)
+        self.ledger.end(end)
+
+    def _train(self) -> ExperimentEnd:
         from search_spaces.spec import ExperimentSpec
 
         spec = ExperimentSpec.model_validate(self.spec)
@@ -77,8 +86,7 @@ class ScriptedDriver:
                 time.sleep(self.rung_seconds)
                 if self.ledger.intent() == "cancel":
                     self.ledger.finish(number, attempt, "cancelled")
-                    self.ledger.end("cancelled")
-                    return
+                    return "cancelled"
                 place = {"node": "here", "pid": 1, "device": "cpu"}
                 self.ledger.report(number, attempt, step, {"cross_entropy": value}, place)
             if config.optimizer.lr >= 10:
@@ -96,9 +104,7 @@ class ScriptedDriver:
                 "parameters": {"free": parameters, "stored": parameters},
             }
             self.ledger.finish(number, attempt, "completed", result)
-        for number in (None, *range(len(points))):
-            self.ledger.set_tracked(number)
-        self.ledger.end("completed")
+        return "completed"
 
 
 @dataclass
@@ -133,9 +139,9 @@ def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     migrate(settings.database)
     record = Record(settings.database)
     launcher = ScriptedLauncher(rung_seconds=0.02)
-    dispatcher = Dispatcher(record, options=None, interval=0.05)
+    dispatcher = Dispatcher(record, interval=0.05)
     app = create_app(settings, record, dispatcher)
-    dispatcher.start(launcher)
+    dispatcher.start(launcher, None)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from workers.checkpoints import Snapshot as Snapshot
     from workers.checkpoints import StaleAttemptError as StaleAttemptError
     from workers.checkpoints import Store as Store
+    from workers.cluster import ClusterError as ClusterError
+    from workers.cluster import DriverHandle as DriverHandle
+    from workers.cluster import RayCluster as RayCluster
+    from workers.driver import DriverOptions as DriverOptions
+    from workers.driver import run_experiment as run_experiment
     from workers.durable_files import StorageError as StorageError
     from workers.ledger import Finished as Finished
     from workers.ledger import Ledger as Ledger
@@ -29,6 +34,11 @@ _HOME = {
     "Snapshot": "checkpoints",
     "StaleAttemptError": "checkpoints",
     "Store": "checkpoints",
+    "ClusterError": "cluster",
+    "DriverHandle": "cluster",
+    "RayCluster": "cluster",
+    "DriverOptions": "driver",
+    "run_experiment": "driver",
     "StorageError": "durable_files",
     "Finished": "ledger",
     "Ledger": "ledger",
@@ -38,10 +48,6 @@ _HOME = {
     "train": "replicates",
     "summarise": "results",
     "Training": "training",
-    "DriverOptions": "driver",
-    "run_experiment": "driver",
-    "DriverHandle": "cluster",
-    "RayCluster": "cluster",
 }
 """Which module each exported name lives in."""
 

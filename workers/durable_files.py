@@ -63,10 +63,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_from(path: Path, offset: int, content: bytes) -> None:
-    """Replace everything in a file from byte `offset` on, durably; on failure it ends there."""
+    """Write into a file from byte `offset` on, durably; on failure the file ends there."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
-            file.truncate(offset)
             file.seek(offset)
             file.write(content)
             file.flush()

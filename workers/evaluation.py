@@ -17,10 +17,11 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> dic
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     state: State | None = None
+    run = model.prepared()
     for batch in task.evaluation(split):
         state = carried_into(batch.starts, state)
         batch = batch.to(device)
-        logits, state = model(batch.x, state)
+        logits, state = run(batch.x, state)
         for name, (total, count) in task.scores(logits, batch).items():
             sums[name] = sums.get(name, 0.0) + total.double()
             counts[name] = counts.get(name, 0) + count

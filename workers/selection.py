@@ -46,12 +46,17 @@ class Selection:
         self._final: Best | None = None
         self._stale = 0
         self._high = 0
-        self._first_loss: float | None = None
+        self._first_loss = 0.0
 
     @property
     def best(self) -> Best | None:
         """The selected point, None before there is a finite value."""
         return self._final or self._scheduled
+
+    def begin(self, scores: dict[str, float]) -> End | None:
+        """Take in the untrained model's scores; return `diverged` if its loss is not finite."""
+        self._first_loss = scores[self.loss]
+        return None if isfinite(self._first_loss) else "diverged"
 
     def see(
         self, step: int, scores: dict[str, float], weights: Callable[[], Weights], scheduled: bool
@@ -99,8 +104,6 @@ class Selection:
 
     def _is_too_high(self, loss: float) -> bool:
         """Whether the loss has been above its limit often enough. Source: `DivergenceConfig`."""
-        if self._first_loss is None:
-            self._first_loss = loss
         floor = max(self._first_loss, self._baseline_loss or 0.0)
         self._high = self._high + 1 if loss > self._rule.factor * floor else 0
         return self._high >= self._rule.evaluations

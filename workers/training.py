@@ -32,8 +32,9 @@ class Training:
     """One replicate of a trial: a model, a task, its optimizers, and how far they have come.
 
     At step s the curve has at most one point, which holds whatever was taken there: the training
-    loss and gradient norm (means over `log_every` steps), an evaluation, and the baseline. A longer
-    budget continues a finished training as if it had never stopped.
+    loss and gradient norm (means over `log_every` steps), an evaluation, and the baseline. The
+    first is an evaluation at step 0, which divergence is measured by and which is never selected.
+    A longer budget continues a finished training as if it had never stopped.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Training:
         self._constraint: dict[str, float] = {}
         self._test: dict[str, float] = {}
         self._points: list[CurvePoint] = []
-        self._last_point = 0
+        self._last_point = -1
         self._seconds = 0.0
         self._started: float | None = None
 
@@ -98,6 +99,8 @@ class Training:
         end = self.steps if until is None else min(until, self.steps)
         self._started = committed = time.perf_counter()
         try:
+            if self._last_point < 0 and self.outcome is None:
+                self._begin()
             while self.outcome is None and self.step < end:
                 worth_keeping = self._advance()
                 if commit is not None and (
@@ -183,6 +186,12 @@ class Training:
             self.outcome, self._test = None, {}
             self.selection.continue_beyond_budget()
 
+    def _begin(self) -> None:
+        """Evaluate the untrained model: the first value of every curve."""
+        scores, metrics = self._evaluate()
+        self._record(metrics)
+        self.outcome = self.selection.begin(scores)
+
     def _advance(self) -> bool:
         """Take a step and what is due after it; return whether a checkpoint is worth having now."""
         log_every = self.config.training.log_every
@@ -198,7 +207,9 @@ class Training:
         if self.step % log_every == 0:
             self._window = [0.0, 0.0, 0.0]
         if last or scheduled:
-            metrics |= self._evaluate(scheduled)
+            scores, evaluated = self._evaluate()
+            metrics |= evaluated
+            self.outcome = self.selection.see(self.step, scores, self.weights, scheduled)
         self._record(metrics)
         if last and self.outcome is None:
             self.outcome = "completed"
@@ -235,17 +246,17 @@ class Training:
             return {}
         return {f"train/{self.selection.loss}": loss / steps, "train/gradient_norm": norm / steps}
 
-    def _evaluate(self, scheduled: bool) -> dict[str, float]:
+    def _evaluate(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the scores on the validation data, and what the curve shows of them."""
         scores = evaluate(self.model, self.task, "valid", self.device)
         with torch.no_grad():
             report = self.model.constraint_report()
         self._constraint = finite({name: value.item() for name, value in report.items()})
-        self.outcome = self.selection.see(self.step, scores, self.weights, scheduled)
         metrics = {f"valid/{name}": value for name, value in scores.items()}
         metrics |= {f"constraint/{name}": value for name, value in self._constraint.items()}
         if self.selection.baseline is not None:
             metrics["baseline"] = self.selection.baseline
-        return metrics
+        return scores, metrics
 
     def _record(self, metrics: dict[str, float]) -> None:
         """Add the point of this step to the curve: one for each step, finite numbers only."""

@@ -8,8 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Initial = Literal["small_uniform", "glorot_uniform", "glorot_normal", "kaiming_normal"]
-"""How a matrix starts: uniform in ±0.01, or scaled by its fans."""
+Initial = Literal[
+    "small_uniform",
+    "wide_uniform",
+    "fan_in_uniform",
+    "glorot_uniform",
+    "glorot_normal",
+    "kaiming_normal",
+    "tiny_normal",
+    "truncated_normal",
+    "orthogonal",
+]
+"""How a matrix starts: uniform in ±0.01, ±0.1 or ±1/√columns (PyTorch's own default); scaled by its
+fans; normal with deviation 0.001, or 0.1 and cut at twice that; with orthonormal rows or columns."""
 
 
 def draw(rows: int, columns: int, initial: Initial) -> Tensor:
@@ -21,6 +32,16 @@ def draw(rows: int, columns: int, initial: Initial) -> Tensor:
     """
     if initial == "small_uniform":
         return uniform(rows, columns, 0.01)
+    if initial == "wide_uniform":
+        return uniform(rows, columns, 0.1)
+    if initial == "fan_in_uniform":
+        return uniform(rows, columns, 1 / sqrt(columns) if columns else 0.0)
+    if initial == "tiny_normal":
+        return torch.randn(rows, columns) * 0.001
+    if initial == "truncated_normal":
+        return torch.nn.init.trunc_normal_(torch.empty(rows, columns), std=0.1, a=-0.2, b=0.2)
+    if initial == "orthogonal":
+        return semi_orthogonal(rows, columns)
     fans = rows + columns
     if initial == "glorot_uniform":
         return uniform(rows, columns, sqrt(6 / fans) if fans else 0.0)

@@ -35,6 +35,16 @@ def cayley(A: Tensor) -> Tensor:
     return torch.linalg.solve(eye + precise, eye - precise).to(A.dtype)
 
 
+def nearest_orthogonal(M: Tensor) -> Tensor:
+    """Return Y Zᵀ of the decomposition M = Y Σ Zᵀ: the orthogonal matrix nearest to M.
+
+    >>> nearest_orthogonal(torch.tensor([[0.0, -3.0], [2.0, 0.0]])).tolist()
+    [[0.0, -1.0], [1.0, 0.0]]
+    """
+    Y, _, Zt = torch.linalg.svd(M.double())
+    return (Y @ Zt).to(M.dtype)
+
+
 def orthogonality_error(W: Tensor) -> Tensor:
     """Return max |WᵀW - I|, and 0 for a matrix without entries."""
     if W.shape[-1] == 0:

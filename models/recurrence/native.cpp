@@ -1,15 +1,20 @@
-// Time steps of h_t = f(z_t + W h_{t-1}) and of their adjoint, in float and double.
+// The steps h_t = f(U x_t + W h_{t-1}; b), read out as V h_t + c, and their adjoint, in float and
+// double.
 //
 // A job owns some rows of one lane's batch and runs all time steps for them, so jobs never wait for
-// one another. W comes packed in panels as wide as a vector, (panels, n, N), and stays in cache. The
-// rows' states lie in blocks of 256 columns with a fixed stride, so that the inner loop reaches every
-// row from one pointer. Never compile with -ffast-math: NaN and infinity must pass through.
+// one another. A row's state and input, [h, x], meet [W, U] in one product, and the readout rides
+// along as more columns of it; backward the same with [dL/dz, dL/dlogits] and [W; V]. Matrices come
+// packed in panels as wide as a vector, (panels, columns of [h, x], N), and stay in cache. What a
+// product multiplies lies in blocks of 256 columns with a fixed stride, so that the inner loop
+// reaches every row from one pointer. Rows of H and G are padded to whole vectors; what stands in
+// the padding has no effect. Never compile with -ffast-math: NaN and infinity must pass through.
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <type_traits>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -25,6 +30,7 @@ constexpr long BYTES = 32, ROWS = 6;  // 16 registers hold 6 x 2 sums
 constexpr long BYTES = 16, ROWS = 6;
 #endif
 constexpr long BLOCK = 256, STRIDE = BLOCK + 16;  // this stride spreads the rows over cache sets
+constexpr long DEPTH = 128;        // rows of dz and h that dW gains from at a time
 constexpr long CACHED = 384 << 10;  // a W of more bytes is read once a step, not once a tile of rows
 
 template <class T> struct Format;
@@ -41,39 +47,17 @@ template <> struct Format<double> {
     static constexpr double ln2_high = 6.93147180369123816490e-1, ln2_low = 1.90821492927058770002e-10;
 };
 
-struct Whole {};  // in place of a count: all entries of a vector
-
 template <class T> struct Vector {
     typedef T V __attribute__((vector_size(BYTES)));
     typedef typename Format<T>::Int I __attribute__((vector_size(BYTES)));
     static constexpr long N = BYTES / sizeof(T);
 
-    static V load(const T* p, Whole = {}) {
+    static V load(const T* p) {
         V v;
         std::memcpy(&v, p, BYTES);
         return v;
     }
-    static void store(T* p, V v, Whole = {}) { std::memcpy(p, &v, BYTES); }
-
-#if defined(__AVX512F__)
-    static V load(const T* p, long count) {
-        if constexpr (sizeof(T) == 4) return (V)_mm512_maskz_loadu_ps((1u << count) - 1, p);
-        else return (V)_mm512_maskz_loadu_pd((1u << count) - 1, p);
-    }
-    static void store(T* p, V v, long count) {
-        if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(p, (1u << count) - 1, (__m512)v);
-        else _mm512_mask_storeu_pd(p, (1u << count) - 1, (__m512d)v);
-    }
-#else
-    static V load(const T* p, long count) {
-        V v = {};
-        for (long j = 0; j < count; ++j) v[j] = p[j];
-        return v;
-    }
-    static void store(T* p, V v, long count) {
-        for (long j = 0; j < count; ++j) p[j] = v[j];
-    }
-#endif
+    static void store(T* p, V v) { std::memcpy(p, &v, BYTES); }
 
     static V tanh(V z) {  // (e - 1) / (e + 1) with e = exp(2|z|), through exp(y) - 1 near zero
         using F = Format<T>;
@@ -122,17 +106,16 @@ template <class T> struct ModReLU {
     static V to_b(V d, V h) { return h < 0 ? -d : d; }
 };
 
-// P[r] = S[r] W for R rows and C panels; S in blocks.
-template <class T, int R, int C>
-void product(const T* S, const T* W, long n, T* P, long width) {
+// P[r] = S[r] W for R rows of S, in blocks, and C panels of W; both have K columns and rows.
+template <class T, int R, int C> void product(const T* S, const T* W, long K, T* P, long width) {
     using X = Vector<T>;
     typename X::V sum[R][C] = {};
-    for (long first = 0; first < n; first += BLOCK, S += ROWS * STRIDE) {
-        const long count = std::min(BLOCK, n - first);
+    for (long first = 0; first < K; first += BLOCK, S += ROWS * STRIDE) {
+        const long count = std::min(BLOCK, K - first);
         const T* w = W + first * X::N;
         for (long k = 0; k < count; ++k, w += X::N) {
             typename X::V panel[C];
-            for (int c = 0; c < C; ++c) panel[c] = X::load(w + c * n * X::N);
+            for (int c = 0; c < C; ++c) panel[c] = X::load(w + c * K * X::N);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
@@ -145,173 +128,277 @@ void product(const T* S, const T* W, long n, T* P, long width) {
         for (int c = 0; c < C; ++c) X::store(P + r * width + c * X::N, sum[r][c]);
 }
 
-template <class T, int R = ROWS>
-void product(long rows, int panels, const T* S, const T* W, long n, T* P, long width) {
-    if (rows < R) {
-        if constexpr (R > 1) product<T, R - 1>(rows, panels, S, W, n, P, width);
-    } else if (panels == 2) {
-        product<T, R, 2>(S, W, n, P, width);
-    } else {
-        product<T, R, 1>(S, W, n, P, width);
+// to += A^T B for R columns of A and C panels of B.
+template <class T, int R, int C>
+void outer(const T* A, long stride, const T* B, long width, long length, T* to) {
+    using X = Vector<T>;
+    typename X::V sum[R][C] = {};
+    for (long k = 0; k < length; ++k, A += stride, B += width) {
+        typename X::V panel[C];
+        for (int c = 0; c < C; ++c) panel[c] = X::load(B + c * X::N);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int c = 0; c < C; ++c) sum[r][c] += panel[c] * A[r];
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) {
+            T* entry = to + r * width + c * X::N;
+            X::store(entry, X::load(entry) + sum[r][c]);
+        }
 }
+
+// Call f(R, C) with constants: R = rows, at most ROWS, and C = 2 or 1 panels.
+template <int R = ROWS, class F> void sized(long rows, bool pair, F f) {
+    if constexpr (R > 1)
+        if (rows < R) return sized<R - 1>(rows, pair, f);
+    if (pair) f(std::integral_constant<int, R>{}, std::integral_constant<int, 2>{});
+    else f(std::integral_constant<int, R>{}, std::integral_constant<int, 1>{});
+}
+
+// What one call works on. H and G are (lanes, steps + 1, batch, padded n), their lanes `lane_*`
+// entries apart; x is values (lanes, steps, batch, m) or symbols that name rows of the table.
+template <class T> struct Call {
+    T *H, *G;
+    const T *W, *b, *V_c, *values, *table;
+    const int64_t* symbols;
+    T* logits;  // backward: dL/dlogits
+    T *dW, *db, *dU, *dV;
+    int64_t lane_H, lane_G, lane_x, lane_logits, lanes, steps, batch, n, m, p;
+    int64_t activation, threads;
+    double leak;
+
+    long width() const { return (n + Vector<T>::N - 1) / Vector<T>::N * Vector<T>::N; }
+    long read_panels() const { return logits ? (p + Vector<T>::N - 1) / Vector<T>::N : 0; }
+};
 
 template <class T> T* aligned(std::vector<T>& memory) {
     const auto address = reinterpret_cast<uintptr_t>(memory.data());
     return memory.data() + (64 - address % 64) % 64 / sizeof(T);
 }
 
-// Rows of one lane: S is their state, P = S W, both in tiles of at most ROWS rows.
+// How a batch is cut: tiles of `height` rows, `tiles` of them in a part, `parts` in a lane.
+struct Plan {
+    long height, tiles, parts, rows;
+    Plan(long batch, long threads, long bytes) {
+        const long all = (batch + ROWS - 1) / ROWS;
+        height = (batch + all - 1) / all;
+        tiles = bytes <= CACHED ? 1 : (all + threads - 1) / threads;
+        rows = height * tiles;
+        parts = (batch + rows - 1) / rows;
+    }
+};
+
+// The rows of a part: S, what is multiplied, of K columns, and P, the product, of some panels.
 template <class T> class Rows {
     using X = Vector<T>;
-    long n, panels, width, height, tiles, in_tile, in_product;
+    const long n, K, panels, height, in_tile, in_product;
     std::vector<T> states, products;
-    T *S, *P;
+    T *const S, *const P;
+
+    T* at(long row, long column) {
+        const long block = column / BLOCK * ROWS * STRIDE + column % BLOCK;
+        return S + row / height * in_tile + block + row % height * STRIDE;
+    }
 
   public:
-    Rows(long n, long height, long tiles)
-        : n(n), panels((n + X::N - 1) / X::N), width(panels * X::N), height(height), tiles(tiles),
-          in_tile((n + BLOCK - 1) / BLOCK * ROWS * STRIDE), in_product(height * width),
-          states(tiles * in_tile + X::N), products(tiles * in_product + X::N), S(aligned(states)),
-          P(aligned(products)) {}
+    Rows(const Plan& plan, long n, long K, long panels)
+        : n(n), K(K), panels(panels), height(plan.height),
+          in_tile((std::max(K, n + X::N) + BLOCK - 1) / BLOCK * ROWS * STRIDE),
+          in_product(height * panels * X::N), states(plan.tiles * in_tile + X::N),
+          products(plan.tiles * in_product + X::N), S(aligned(states)), P(aligned(products)) {}
 
-    void multiply(const T* W, long rows) {
-        for (long p = 0; p < panels; p += 2)
+    const T* result(long row, long panel) const { return P + (row * panels + panel) * X::N; }
+
+    // P = S W in the panels from `first` to before `last`.
+    void multiply(const T* W, long rows, long first, long last) {
+        for (long p = first; p < last; p += 2)
             for (long i = 0, left = rows; left > 0; ++i, left -= height)
-                product<T>(std::min(left, height), panels - p > 1 ? 2 : 1, S + i * in_tile,
-                           W + p * n * X::N, n, P + i * in_product + p * X::N, width);
+                sized(std::min(left, height), last - p > 1, [&](auto R, auto C) {
+                    product<T, R, C>(S + i * in_tile, W + p * K * X::N, K,
+                                     P + i * in_product + p * X::N, panels * X::N);
+                });
     }
 
-    // Put f(row, column, count, P) into S, vector by vector; the last count may be a part.
+    // Put f(row, column, product) into S, vector by vector, columns 0 to n.
     template <class F> void update(long rows, F f) {
-        const long whole = n / X::N * X::N;
-        for (long row = 0; row < rows; ++row) {
-            const T* p = P + row * width;
-            T* s = S + row / height * in_tile + row % height * STRIDE;
-            for (long j = 0; j < whole; j += X::N)
-                X::store(at(s, j), f(row, j, Whole{}, X::load(p + j)));
-            if (whole < n) X::store(at(s, whole), f(row, whole, n - whole, X::load(p + whole)));
-        }
+        for (long row = 0; row < rows; ++row)
+            for (long j = 0; j < n; j += X::N)
+                X::store(at(row, j), f(row, j, X::load(result(row, 0) + j)));
     }
 
-  private:
-    static T* at(T* s, long column) { return s + column / BLOCK * ROWS * STRIDE + column % BLOCK; }
+    // Put `count` further columns into S, from n on.
+    void append(long rows, const T* from, long count) {
+        for (long row = 0; row < rows; ++row)
+            for (long j = 0; j < count; ++j) *at(row, n + j) = from[row * count + j];
+    }
 };
 
-// What one call works on: H and G are (lanes, steps + 1, batch, n), their lanes some entries apart.
-template <class T> struct Call {
-    T *H, *G;
-    const T *W, *b;
-    T* db;
-    long lanes, lane_H, lane_G, steps, batch, n;
-    T leak;
-    long threads;
-};
-
-// Run job(lane, part, first row, rows, scratch) for each lane and each part of its batch.
-template <class T, class F> void run(const Call<T>& call, long height, long tiles, F job) {
-    const long parts = (call.batch + height * tiles - 1) / (height * tiles);
-    std::atomic<long> next{0};
+// Run work(next) in each thread; next() hands out the jobs 0, 1, ... and then -1.
+template <class F> void share(long jobs, long threads, F work) {
+    std::atomic<long> handed{0};
+    const auto next = [&] {
+        const long job = handed++;
+        return job < jobs ? job : -1;
+    };
 #if defined(__SSE__)
     const unsigned mode = _mm_getcsr();  // so that every thread treats denormals alike
 #endif
-    auto work = [&] {
-#if defined(__SSE__)
-        _mm_setcsr(mode);
-#endif
-        Rows<T> scratch(call.n, height, tiles);
-        for (long i = next++; i < call.lanes * parts; i = next++) {
-            const long first = i % parts * height * tiles;
-            job(i / parts, i % parts, first, std::min(height * tiles, call.batch - first), scratch);
-        }
-    };
     std::vector<std::thread> others;
-    for (long i = 1; i < std::min(call.threads, call.lanes * parts); ++i) others.emplace_back(work);
-    work();
+    for (long i = 1; i < std::min(threads, jobs); ++i)
+        others.emplace_back([&] {
+#if defined(__SSE__)
+            _mm_setcsr(mode);
+#endif
+            work(next);
+        });
+    work(next);
     for (auto& other : others) other.join();
 }
 
-template <class T> struct Plan {
-    long height, tiles, width;
-    Plan(const Call<T>& call) : width((call.n + Vector<T>::N - 1) / Vector<T>::N * Vector<T>::N) {
-        const long all = (call.batch + ROWS - 1) / ROWS;
-        height = (call.batch + all - 1) / all;
-        const bool cached = call.n * width * static_cast<long>(sizeof(T)) <= CACHED;
-        tiles = cached ? 1 : (all + call.threads - 1) / call.threads;
-    }
-};
-
 template <class T, template <class> class A> void forward(const Call<T>& call) {
     using X = Vector<T>;
-    const Plan<T> plan(call);
-    run(call, plan.height, plan.tiles, [&](long lane, long, long first, long rows, Rows<T>& state) {
-        const long n = call.n;
-        std::vector<T> bias(plan.width);
-        std::copy_n(call.b + lane * n, n, bias.data());
-        const T* W = call.W + lane * n * plan.width;
-        T* h = call.H + lane * call.lane_H + first * n;
-        state.update(rows, [&](long row, long j, auto count, auto) {
-            return X::load(h + row * n + j, count);
-        });
-        for (long t = 0; t < call.steps; ++t) {
-            h += call.batch * n;
-            state.multiply(W, rows);
-            state.update(rows, [&](long row, long j, auto count, auto product) {
-                T* z = h + row * n + j;
-                const auto value =
-                    A<T>::value(X::load(z, count) + product, X::load(bias.data() + j), call.leak);
-                X::store(z, value, count);
-                return value;
-            });
+    const long n = call.n, p = call.p, width = call.width(), step = call.batch * width;
+    const long m = call.values ? call.m : 0, K = n + m, panels = width / X::N;
+    const long all = panels + call.read_panels();
+    const Plan plan(call.batch, call.threads, K * all * BYTES);
+    share(call.lanes * plan.parts, call.threads, [&](auto next) {
+        Rows<T> state(plan, n, K, all);
+        for (long job = next(); job >= 0; job = next()) {
+            const long lane = job / plan.parts, first = job % plan.parts * plan.rows;
+            const long rows = std::min<long>(plan.rows, call.batch - first);
+            const T *W = call.W + lane * K * all * X::N, *b = call.b + lane * width;
+            const T* table = call.table + lane * call.m * width;
+            const long x = lane * call.lane_x;
+            T* h = call.H + lane * call.lane_H + first * width;
+            const auto read_out = [&](long t) {
+                T* y = call.logits + lane * call.lane_logits + (t * call.batch + first) * p;
+                const T* c = call.V_c + lane * p;
+                for (long row = 0; row < rows; ++row)
+                    for (long j = 0; j < p; ++j)
+                        y[row * p + j] = state.result(row, panels)[j] + c[j];
+            };
+            state.update(rows, [&](long row, long j, auto) { return X::load(h + row * width + j); });
+            for (long t = 0; t < call.steps; ++t) {
+                const long start = t * call.batch + first;
+                if (m) state.append(rows, call.values + x + start * m, m);
+                state.multiply(W, rows, 0, t ? all : panels);
+                if (t && all > panels) read_out(t - 1);
+                h += step;
+                const int64_t* symbols = call.symbols + x + start;
+                state.update(rows, [&](long row, long j, auto z) {
+                    if (!m) z += X::load(table + symbols[row] * width + j);
+                    const auto value = A<T>::value(z, X::load(b + j), call.leak);
+                    X::store(h + row * width + j, value);
+                    return value;
+                });
+            }
+            if (all > panels) {
+                state.multiply(W, rows, panels, all);
+                read_out(call.steps - 1);
+            }
         }
     });
 }
 
 template <class T, template <class> class A> void backward(const Call<T>& call) {
     using X = Vector<T>;
-    const Plan<T> plan(call);
-    const long parts = (call.batch + plan.height * plan.tiles - 1) / (plan.height * plan.tiles);
-    std::vector<T> sums(call.lanes * parts * plan.width);
-    run(call, plan.height, plan.tiles, [&](long lane, long part, long first, long rows, Rows<T>& state) {
-        const long n = call.n;
-        std::vector<T> sum(plan.width);
-        const T* W = call.W + lane * n * plan.width;
-        const T* h = call.H + lane * call.lane_H + (call.steps * call.batch + first) * n;
-        T* g = call.G + lane * call.lane_G + (call.steps * call.batch + first) * n;
-        state.update(rows, [&](long row, long j, auto count, auto) {
-            return X::load(g + row * n + j, count);
-        });
-        for (long t = call.steps; t > 0; --t, h -= call.batch * n) {
-            g -= call.batch * n;
-            state.multiply(W, rows);
-            state.update(rows, [&](long row, long j, auto count, auto product) {
-                T* to = g + row * n + j;
-                const auto state = X::load(h + row * n + j, count);
-                const auto d = A<T>::to_z(X::load(to, count) + product, state, call.leak);
-                X::store(to, d, count);
-                X::store(sum.data() + j, X::load(sum.data() + j) + A<T>::to_b(d, state));
-                return d;
-            });
+    const long n = call.n, width = call.width(), step = call.batch * width;
+    const long p = call.logits ? call.p : 0, K = n + p, panels = width / X::N;
+    const Plan plan(call.batch, call.threads, K * panels * BYTES);
+    const long jobs = call.lanes * plan.parts;
+    std::vector<T> sums(jobs * width);
+    share(jobs, call.threads, [&](auto next) {
+        Rows<T> state(plan, n, K, panels);
+        for (long job = next(); job >= 0; job = next()) {
+            const long lane = job / plan.parts, first = job % plan.parts * plan.rows;
+            const long rows = std::min<long>(plan.rows, call.batch - first);
+            const T *W = call.W + lane * K * panels * X::N;
+            const T* h = call.H + lane * call.lane_H + call.steps * step + first * width;
+            T* g = call.G + lane * call.lane_G + call.steps * step + first * width;
+            const T* y = call.logits + lane * call.lane_logits + first * p;
+            T* sum = sums.data() + job * width;
+            state.update(rows, [&](long row, long j, auto) { return X::load(g + row * width + j); });
+            for (long t = call.steps - 1; t >= 0; --t, h -= step) {
+                if (p) state.append(rows, y + t * call.batch * p, p);
+                state.multiply(W, rows, 0, panels);
+                g -= step;
+                state.update(rows, [&](long row, long j, auto d) {
+                    const auto made = X::load(h + row * width + j);
+                    if (t == call.steps - 1) d += X::load(g + row * width + j);
+                    d = A<T>::to_z(d, made, call.leak);
+                    X::store(g + row * width + j, d);
+                    X::store(sum + j, X::load(sum + j) + A<T>::to_b(d, made));
+                    return d;
+                });
+            }
         }
-        std::copy(sum.begin(), sum.end(), sums.begin() + (lane * parts + part) * plan.width);
     });
-    for (long lane = 0; lane < call.lanes; ++lane)
-        for (long part = 0; part < parts; ++part)
-            for (long j = 0; j < call.n; ++j)
-                call.db[lane * call.n + j] += sums[(lane * parts + part) * plan.width + j];
+    for (long job = 0; job < jobs; ++job)
+        for (long j = 0; j < width; ++j)
+            call.db[job / plan.parts * width + j] += sums[job * width + j];
+}
+
+// to += A^T B, for `count` columns of A and all panels of B.
+template <class T>
+void add_outer(const T* A, long stride, long count, const T* B, long width, long length, T* to) {
+    constexpr long N = Vector<T>::N;
+    for (long k = 0; k < length; k += DEPTH)
+        for (long j = 0; j < width; j += 2 * N)
+            for (long i = 0; i < count; i += ROWS)
+                sized(count - i, width - j > N, [&](auto R, auto C) {
+                    outer<T, R, C>(A + k * stride + i, stride, B + k * width + j, width,
+                                   std::min(DEPTH, length - k), to + i * width + j);
+                });
+}
+
+// Add to dW, dU and dV the sums of dz h^T, x dz^T and dy h^T over steps and batch.
+template <class T> void matrix_gradients(const Call<T>& call) {
+    using X = Vector<T>;
+    const long n = call.n, m = call.m, p = call.p, width = call.width();
+    const long length = call.steps * call.batch;
+    const long tiles = (n + ROWS - 1) / ROWS, parts = std::min<long>(call.threads, tiles);
+    const long columns = (tiles + parts - 1) / parts * ROWS;
+    share(call.lanes * (parts + 1), call.threads, [&](auto next) {
+        for (long job = next(); job >= 0; job = next()) {
+            const long lane = job / (parts + 1), first = job % (parts + 1) * columns;
+            const T *G = call.G + lane * call.lane_G, *H = call.H + lane * call.lane_H;
+            if (job % (parts + 1) < parts) {
+                add_outer(G + first, width, std::min(columns, n - first), H, width, length,
+                          call.dW + (lane * n + first) * width);
+                continue;
+            }
+            T* dU = call.dU + lane * m * width;
+            if (call.values)
+                add_outer(call.values + lane * call.lane_x, m, m, G, width, length, dU);
+            else
+                for (long k = 0; k < length; ++k) {
+                    T* row = dU + call.symbols[lane * call.lane_x + k] * width;
+                    for (long j = 0; j < width; j += X::N)
+                        X::store(row + j, X::load(row + j) + X::load(G + k * width + j));
+                }
+            if (call.logits)
+                add_outer(call.logits + lane * call.lane_logits, p, p, H + call.batch * width, width,
+                          length, call.dV + lane * p * width);
+        }
+    });
 }
 
 template <class T, template <class> class A> void step(const Call<T>& call) {
-    call.G ? backward<T, A>(call) : forward<T, A>(call);
+    if (call.G == nullptr) return forward<T, A>(call);
+    backward<T, A>(call);
+    matrix_gradients(call);
 }
 
-template <class T> int step(int activation, const Call<T>& call) {
-    switch (activation) {
-        case 0: step<T, ModReLU>(call); return 0;
-        case 1: step<T, Tanh>(call); return 0;
-        case 2: step<T, ReLU>(call); return 0;
-        case 3: step<T, Identity>(call); return 0;
-        case 4: step<T, LeakyReLU>(call); return 0;
+template <class T> int step(const Call<T>& call) {
+    switch (call.activation) {
+        case 0: return step<T, ModReLU>(call), 0;
+        case 1: return step<T, Tanh>(call), 0;
+        case 2: return step<T, ReLU>(call), 0;
+        case 3: return step<T, Identity>(call), 0;
+        case 4: return step<T, LeakyReLU>(call), 0;
         default: return 1;
     }
 }
@@ -319,19 +406,12 @@ template <class T> int step(int activation, const Call<T>& call) {
 }  // namespace
 
 extern "C" {
-// Bytes of a vector: W is packed in panels of so many.
+// Bytes of a vector: rows are padded to a multiple, matrices packed in panels of so many.
 int vector_bytes() { return BYTES; }
 
-// With G null, turn z in H[1:] into h, from H[0] on. Else turn dL/dh in G[:-1] into dL/dz, from
-// dL/dz in G[-1] back, given H[1:], and add dL/db to db. W is packed W^T forward, W backward.
-int step_float(int activation, float* H, float* G, const float* W, const float* b, float* db,
-               long lanes, long lane_H, long lane_G, long steps, long batch, long n, float leak,
-               long threads) {
-    return step<float>(activation, {H, G, W, b, db, lanes, lane_H, lane_G, steps, batch, n, leak, threads});
-}
-int step_double(int activation, double* H, double* G, const double* W, const double* b, double* db,
-                long lanes, long lane_H, long lane_G, long steps, long batch, long n, double leak,
-                long threads) {
-    return step<double>(activation, {H, G, W, b, db, lanes, lane_H, lane_G, steps, batch, n, leak, threads});
-}
+// With G null, make h in H[1:] from H[0] on, and the logits if there is room for them. Else make
+// dL/dz in G[:-1] from H, dL/dlogits, dL/dz of the step after in G[-1], and what else reaches the
+// last h in G[-2]; and add to the gradients of the parameters.
+int step_float(const Call<float>* call) { return step(*call); }
+int step_double(const Call<double>* call) { return step(*call); }
 }

@@ -24,7 +24,7 @@ from platformdirs import user_cache_path
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.recurrence.steps import ACTIVATIONS, LEAK, Activation
+from models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters
 
 logger = logging.getLogger(__name__)
 
@@ -37,46 +37,78 @@ COMPILERS = ("g++", "clang++", "c++")
 
 
 class NativeSteps:
-    """The steps as compiled loops, in float32 or float64; threads share the batch."""
+    """The steps as compiled loops, in float32 or float64; threads share lanes and batch."""
 
-    def __init__(self, W: Tensor, b: Tensor, activation: Activation) -> None:
+    def __init__(self, parameters: Parameters, activation: Activation) -> None:
         library = load_library()
         assert library is not None
-        self.W, self.b = W, b.contiguous()
-        self.activation = ACTIVATIONS.index(activation)
+        self.parameters = U, W, b, _, c = parameters
+        self.lanes, self.n, self.m = U.shape
         self.panel = library.vector_bytes() // W.element_size()
-        self.step = library.step_float if W.dtype == torch.float32 else library.step_double
+        self.row = self.n + -self.n % self.panel
+        self.b, self.c, self.table = self._padded(b), c.contiguous(), self._padded(U.mT)
+        self.activation = ACTIVATIONS.index(activation)
+        self.run = library.step_float if W.dtype == torch.float32 else library.step_double
+        self.sums: tuple[Tensor, ...] = ()
+        self.packed: Tensor | None = None
 
-    def forward(self, H: Tensor) -> None:
-        self._run(H, None, self._forward_panels, None)
+    def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
+        if self.packed is None:  # [h, x] meets [W, U], and [V, 0] for the readout
+            U, W, _, V, _ = self.parameters
+            Ut = U.mT if x.is_floating_point() else U.mT[:, :0]
+            parts = [torch.cat((W.mT, Ut), 1)]
+            if logits is not None:
+                parts.append(F.pad(V.mT, (0, 0, 0, Ut.shape[1])))
+            self.packed = torch.cat([pack(part, self.panel) for part in parts], 1)
+        self._call(H=H, x=x, logits=logits, W=self.packed)
 
-    def backward(self, G: Tensor, H: Tensor) -> Tensor:
-        db = torch.zeros_like(self.b)
-        self._run(H, G, self._backward_panels, db)
-        return db
+    def backward(self, G: Tensor, H: Tensor, x: Tensor, d_logits: Tensor | None) -> None:
+        if self.packed is None:  # [dL/dz, dL/dlogits] meets [W; V]
+            U, W, b, V, _ = self.parameters
+            self.packed = pack(W if d_logits is None else torch.cat((W, V), 1), self.panel)
+            shapes = (t.shape[1:-1] for t in (U.mT, W, b, V))
+            self.sums = tuple(W.new_zeros(self.lanes, *shape, self.row) for shape in shapes)
+        self._call(H=H, x=x, logits=d_logits, W=self.packed, G=G)
 
-    @functools.cached_property
-    def _forward_panels(self) -> Tensor:
-        return pack(self.W.mT, self.panel)
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dUt, dW, db, dV = (t[..., : self.n] for t in self.sums)
+        return dUt.mT, dW, db, dV
 
-    @functools.cached_property
-    def _backward_panels(self) -> Tensor:
-        return pack(self.W, self.panel)
+    def _padded(self, rows: Tensor) -> Tensor:
+        return F.pad(rows, (0, self.row - self.n)).contiguous()
 
-    def _run(self, H: Tensor, G: Tensor | None, panels: Tensor, db: Tensor | None) -> None:
-        lanes, length, batch, n = H.shape
-        tensors = [t for t in (H, G, panels, self.b, db) if t is not None]
-        assert all(t.dtype == self.W.dtype and t[0].is_contiguous() for t in tensors)
-        self.step(
-            self.activation,
-            *(None if t is None else t.data_ptr() for t in (H, G, panels, self.b, db)),
-            *(lanes, H.stride(0), 0 if G is None else G.stride(0), length - 1, batch, n),
-            *(LEAK, torch.get_num_threads()),
+    def _call(
+        self, *, H: Tensor, x: Tensor, logits: Tensor | None, W: Tensor, G: Tensor | None = None
+    ) -> None:
+        values, symbols = (x, None) if x.is_floating_point() else (None, x)
+        dU, dW, db, dV = self.sums or (None,) * 4
+        tensors = (H, G, W, self.b, self.c, values, self.table, symbols, logits, dW, db, dU, dV)
+        assert all(t is None or t[0].is_contiguous() for t in tensors)
+        strides = (0 if t is None else t.stride(0) for t in (H, G, x, logits))
+        _, length, batch, _ = H.shape
+        p = self.parameters.V.shape[1]
+        call = Call(
+            *(None if t is None else t.data_ptr() for t in tensors),
+            *strides,
+            *(self.lanes, length - 1, batch, self.n, self.m, p),
+            *(self.activation, torch.get_num_threads()),
+            LEAK,
         )
+        self.run(ctypes.byref(call))
+
+
+class Call(ctypes.Structure):
+    """`struct Call` of the source, field by field."""
+
+    _fields_ = (
+        *((f"tensor_{i}", ctypes.c_void_p) for i in range(13)),
+        *((f"size_{i}", ctypes.c_int64) for i in range(12)),
+        ("leak", ctypes.c_double),
+    )
 
 
 def pack(W: Tensor, panel: int) -> Tensor:
-    """Return the columns of W, (M, n, n), in panels: (M, panels, n, panel), the last padded by 0.
+    """Return the columns of W, (M, k, n), in panels: (M, panels, k, panel), the last padded by 0.
 
     >>> pack(torch.tensor([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]), 2).tolist()
     [[[[1, 2], [4, 5], [7, 8]], [[3, 0], [6, 0], [9, 0]]]]
@@ -99,12 +131,6 @@ def load_library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("recurrence runs in PyTorch, several times slower: %s", error)
         return None
-    pointers, longs = [ctypes.c_void_p] * 5, [ctypes.c_long] * 6
-    for step, real in (
-        (library.step_float, ctypes.c_float),
-        (library.step_double, ctypes.c_double),
-    ):
-        step.argtypes = [ctypes.c_int, *pointers, *longs, real, ctypes.c_long]
     return library
 
 

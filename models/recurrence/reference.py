@@ -9,10 +9,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, leaky_relu, linear
 
-Activation = Literal["modrelu", "relu", "tanh"]
-"""f. modReLU's b is its threshold; for the others b is added to the argument."""
+from models.recurrence.steps import LEAK, Activation
 
 
 def recur(
@@ -56,16 +55,24 @@ def recurrent_states(
     Z = project(x, U, None if activation == "modrelu" else b)
     Wt, h, H = W.mT, h0, []
     for Ux in Z.unbind(0):
-        z = torch.addmm(Ux, h, Wt)
-        match activation:
-            case "modrelu":
-                h = modrelu(z, b)
-            case "relu":
-                h = torch.relu(z)
-            case "tanh":
-                h = torch.tanh(z)
+        h = activate(torch.addmm(Ux, h, Wt), b, activation)
         H.append(h)
     return torch.stack(H)
+
+
+def activate(z: Tensor, b: Tensor, activation: Activation) -> Tensor:
+    """Return f(z). Only modReLU looks at b: for the others it is in z already."""
+    match activation:
+        case "modrelu":
+            return modrelu(z, b)
+        case "relu":
+            return torch.relu(z)
+        case "tanh":
+            return torch.tanh(z)
+        case "leaky_relu":
+            return leaky_relu(z, LEAK)
+        case "identity":
+            return z
 
 
 def project(x: Tensor, U: Tensor, b: Tensor | None) -> Tensor:

@@ -1,19 +1,20 @@
-"""The two calls behind the fast recurrence, and the form in PyTorch: any dtype, any device.
+"""The two calls behind the fast recurrence, and their form in PyTorch: any dtype, any device.
 
-Everything here has a lane axis in front, M networks side by side: H is (M, τ+1, B, n), W (M, n, n)
-and b (M, n). H and G may be slices of a longer history.
+Everything here has a lane axis in front, M networks side by side: x (M, τ, B) or (M, τ, B, m),
+H (M, τ+1, B, n), W (M, n, n), b (M, n). Steps may ask for padded rows in H and G.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu_
 
 Activation = Literal["modrelu", "tanh", "relu", "identity", "leaky_relu"]
-"""f. modReLU's b is its threshold; for the others b is added to the argument. A modReLU with an eps,
-sign(z) · max(|z| + eps + b, 0), is the one without at b + eps."""
+"""f. modReLU's b is its threshold; for the others b is added to the argument. A modReLU with an
+eps, sign(z) · max(|z| + eps + b, 0), is the one without at b + eps."""
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
@@ -21,44 +22,88 @@ LEAK = 0.1
 """Slope of leaky ReLU below zero, as in oRNN."""
 
 
+class Parameters(NamedTuple):
+    """The tensors of h_t = f(U x_t + W h_{t-1}; b), read out as V h_t + c; or their gradients."""
+
+    U: Tensor
+    W: Tensor
+    b: Tensor
+    V: Tensor
+    c: Tensor
+
+
 class Steps(Protocol):
-    """The steps of one chunk of time, forward and back, for a given W, b and f."""
+    """The steps of one chunk of time, forward and back."""
 
-    def forward(self, H: Tensor) -> None:
-        """Turn U x_t in H[:, 1:] into h_t = f(U x_t + W h_{t-1} + b), starting from H[:, 0]."""
+    row: int
+    """Length of a row of H and G: n, or more where rows are padded."""
 
-    def backward(self, G: Tensor, H: Tensor) -> Tensor:
-        """Turn G[:, :-1] from dL/dh_t, later steps left out, into dL/dz_t; return dL/db, (M, n).
+    def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
+        """Make h_t in H[:, 1:], starting from H[:, 0], and V h_t + c in `logits` if given."""
 
-        z_t is the argument of f. G[:, -1] holds dL/dz of the step after the chunk; H is what
-        `forward` made.
+    def backward(self, G: Tensor, H: Tensor, x: Tensor, d_logits: Tensor | None) -> None:
+        """Make dL/dz_t in G[:, :-1], z_t = U x_t + W h_{t-1}, and sum up the gradients.
+
+        On entry G[:, -1] holds dL/dz of the step after the chunk and G[:, -2] what else reaches
+        the chunk's last state. H is what `forward` made.
         """
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the sums for U, W, b and V."""
 
 
 class TorchSteps:
-    """The steps in PyTorch, in place."""
+    """The steps in PyTorch, in place, one small product at a time."""
 
-    def __init__(self, W: Tensor, b: Tensor, activation: Activation) -> None:
-        self.W, self.b, self.activation = W, b.unsqueeze(1), activation
+    def __init__(self, parameters: Parameters, activation: Activation) -> None:
+        self.parameters, self.activation = parameters, activation
+        self.row = parameters.W.shape[-1]
+        self.sums: tuple[Tensor, ...] = ()
 
-    def forward(self, H: Tensor) -> None:
-        Wt = self.W.mT
-        h, *rest = H.unbind(1)
+    def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
+        U, W, b, V, c = self.parameters
+        Wt, b, (h, *rest) = W.mT, b.unsqueeze(1), H.unbind(1)
+        made = H[:, 1:].flatten(1, 2)
+        if x.is_floating_point():
+            torch.bmm(x.flatten(1, 2), U.mT, out=made)
+        else:
+            for z, columns, symbols in zip(made, U.mT, x.flatten(1), strict=True):
+                torch.index_select(columns, 0, symbols, out=z)
         for z in rest:
             z.baddbmm_(h, Wt)
-            apply_(self.activation, z, self.b)
+            apply_(self.activation, z, b)
             h = z
+        if logits is not None:  # a product with few rows is twice as fast as one with few columns
+            logits.flatten(1, 2).copy_(torch.baddbmm(c.unsqueeze(2), V, made.mT).mT)
 
-    def backward(self, G: Tensor, H: Tensor) -> Tensor:
+    def backward(self, G: Tensor, H: Tensor, x: Tensor, d_logits: Tensor | None) -> None:
+        U, W, b, V, _ = self.parameters
+        self.sums = self.sums or tuple(W.new_zeros(t.shape) for t in (U.mT, W, b, V))
+        dUt, dW, db, dV = self.sums
+        dz, made = G[:, :-1].flatten(1, 2), H[:, 1:].flatten(1, 2)
         *earlier, d = G.unbind(1)
+        at_last = earlier[-1].clone()
+        if d_logits is None:
+            dz.zero_()
+        else:
+            torch.bmm(d_logits.flatten(1, 2), V, out=dz)
+            dV.baddbmm_(d_logits.flatten(1, 2).mT, made)
+        earlier[-1].add_(at_last)
         for g, h in zip(reversed(earlier), reversed(H.unbind(1)), strict=False):
-            g.baddbmm_(d, self.W)
+            g.baddbmm_(d, W)
             apply_slope_(self.activation, g, h)
             d = g
-        dz = G[:, :-1]
-        if self.activation == "modrelu":
-            dz = dz * H[:, 1:].sign()
-        return dz.sum((1, 2))
+        dW.baddbmm_(dz.mT, H[:, :-1].flatten(1, 2))
+        db += (dz * made.sign() if self.activation == "modrelu" else dz).sum(1)
+        if x.is_floating_point():
+            dUt.baddbmm_(x.flatten(1, 2).mT, dz)
+        else:
+            for columns, symbols, rows in zip(dUt, x.flatten(1), dz, strict=True):
+                columns.index_add_(0, symbols, rows)
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dUt, dW, db, dV = self.sums
+        return dUt.mT, dW, db, dV
 
 
 def apply_(activation: Activation, z: Tensor, b: Tensor) -> None:
@@ -73,7 +118,7 @@ def apply_(activation: Activation, z: Tensor, b: Tensor) -> None:
     elif activation == "relu":
         z.relu_()
     elif activation == "leaky_relu":
-        torch.nn.functional.leaky_relu_(z, LEAK)
+        leaky_relu_(z, LEAK)
 
 
 def apply_slope_(activation: Activation, g: Tensor, h: Tensor) -> None:

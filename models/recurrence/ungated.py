@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.recurrence.history import empty_history
 from models.recurrence.native import NativeSteps, is_available
-from models.recurrence.steps import Activation, Steps, TorchSteps
+from models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
 
 CHUNK_BYTES = 1 << 20
 """States in a chunk of time on a CPU, about a core's second-level cache."""
@@ -73,9 +73,9 @@ class How:
     keep: bool
     """Whether the states of all steps are kept for a backward pass."""
 
-    def steps(self, W: Tensor, b: Tensor) -> Steps:
-        native = is_available(W) if self.backend is None else self.backend == "native"
-        return (NativeSteps if native else TorchSteps)(W, b, self.activation)
+    def steps(self, parameters: Parameters) -> Steps:
+        native = is_available(parameters.W) if self.backend is None else self.backend == "native"
+        return (NativeSteps if native else TorchSteps)(parameters, self.activation)
 
     def chunks(self, length: int, state: Tensor) -> Iterator[tuple[int, int]]:
         """Yield (first step, steps) of each chunk, given the states of one step."""
@@ -96,29 +96,25 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor, how: How
     ) -> tuple[Tensor, Tensor, Tensor]:
-        lanes, (length, batch, n) = len(W), (x.shape[1], *h0.shape[1:])
-        x, Ut, Vt, c = x.expand(lanes, *x.shape[1:]), U.mT.contiguous(), V.mT, c.unsqueeze(1)
-        steps = how.steps(W, b)
+        x, (lanes, batch, n), length = _plain(x, W, symbols=U.shape[-1]), h0.shape, x.shape[1]
+        steps = how.steps(Parameters(U, W, b, V, c))
         kept = length if how.keep else how.chunk_size(length, h0)
-        H = empty_history((lanes, kept + 1, batch, n), like=W)
-        H[:, 0] = h0
-        piece = H
-        logits = h0.new_empty(lanes, length if how.readout == "all" else 0, batch, V.shape[1])
+        H = empty_history((lanes, kept + 1, batch, steps.row), like=W)
+        states = H[..., :n]
+        states[:, 0] = h0
+        read_all = how.readout == "all"
+        logits = W.new_empty(lanes, length if read_all else 0, batch, V.shape[1])
+        at = 0
         for first, size in how.chunks(length, h0):
-            if how.keep:
-                piece = H[:, first : first + size + 1]
-            elif first:
-                H[:, 0] = piece[:, -1]
-                piece = H[:, : size + 1]
-            now = slice(first, first + size)
-            _project(x[:, now], Ut, out=piece[:, 1:].flatten(1, 2))
-            steps.forward(piece)
-            if how.readout == "all":
-                torch.baddbmm(c, piece[:, 1:].flatten(1, 2), Vt, out=logits[:, now].flatten(1, 2))
-        h = piece[:, -1].clone()
-        if how.readout == "last":
-            logits = torch.baddbmm(c, h, Vt)
-        return logits, h, (H if how.keep else H.new_empty(lanes, 0))
+            if not how.keep and first:
+                states[:, 0] = states[:, at]
+            start = first if how.keep else 0
+            at, now = start + size, slice(first, first + size)
+            steps.forward(H[:, start : at + 1], x[:, now], logits[:, now] if read_all else None)
+        h = states[:, at].clone()
+        if not read_all:
+            logits = torch.baddbmm(c.unsqueeze(1), h, V.mT)
+        return logits, h, (H if how.keep else W.new_empty(lanes, 0))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -163,45 +159,27 @@ class _Gradients(torch.autograd.Function):
         how: How,
         of_x: bool,
     ) -> tuple[Tensor, ...]:
-        lanes, length = len(W), x.shape[1]
-        x = x.expand(lanes, *x.shape[1:])
-        dx = (
-            torch.empty_like(x, memory_format=torch.contiguous_format)
-            if of_x
-            else W.new_empty(lanes, 0)
-        )
-        dUt, dW, db, dV = (torch.zeros_like(t) for t in (U.mT, W, b, V))
-        dUt = dUt.contiguous()
-        steps, size = how.steps(W, b), how.chunk_size(length, dh)
-        G = torch.empty_like(H[:, : size + 1], memory_format=torch.contiguous_format)
+        x, (lanes, batch, n), length = _plain(x, W), dh.shape, x.shape[1]
+        steps = how.steps(Parameters(U, W, b, V, V[:, :, 0]))
+        read_all, d_logits = how.readout == "all", d_logits.contiguous()
+        if not read_all:
+            dh = torch.baddbmm(dh, d_logits, V)
+        G = W.new_zeros(lanes, how.chunk_size(length, dh) + 1, batch, steps.row)
+        dx = W.new_empty(lanes, length if of_x else 0, batch, U.shape[-1])
         later = torch.zeros_like(dh)
         for first, size in reversed(list(how.chunks(length, dh))):
-            piece, g, now = (
-                H[:, first : first + size + 1],
-                G[:, : size + 1],
-                slice(first, first + size),
-            )
-            dz, h = g[:, :-1].flatten(1, 2), piece[:, 1:].flatten(1, 2)
-            g[:, -1] = later
-            if how.readout == "all":
-                d = d_logits[:, now].flatten(1, 2)
-                torch.bmm(d, V, out=dz)
-                dV.baddbmm_(d.mT, h)
-            else:
-                dz.zero_()
-            if first + size == length:
-                g[:, -2] += dh
-                if how.readout == "last":
-                    g[:, -2].baddbmm_(d_logits, V)
-                    dV.baddbmm_(d_logits.mT, piece[:, -1])
-            db += steps.backward(g, piece)
-            dW.baddbmm_(dz.mT, piece[:, :-1].flatten(1, 2))
-            _add_encoder_gradient(dUt, x[:, now], dz)
+            g, now = G[:, : size + 1], slice(first, first + size)
+            g[:, -1, :, :n] = later
+            g[:, -2, :, :n] = dh if first + size == length else 0
+            d = d_logits[:, now] if read_all else None
+            steps.backward(g, H[:, first : first + size + 1], x[:, now], d)
             if of_x:
-                torch.bmm(dz, U, out=dx[:, now].flatten(1, 2))
-            later = G[:, 0]
-        dc = d_logits.flatten(1, -2).sum(1)
-        return dx, dUt.mT, dW, db, dV, dc, torch.bmm(later, W)
+                torch.bmm(g[:, :-1, :, :n].flatten(1, 2), U, out=dx[:, now].flatten(1, 2))
+            later = G[:, 0, :, :n]
+        dU, dW, db, dV = steps.gradients()
+        if not read_all:
+            dV = d_logits.mT @ H[:, -1, :, :n]
+        return dx, dU, dW, db, dV, d_logits.flatten(1, -2).sum(1), later @ W
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -245,22 +223,15 @@ def _on_folded_lanes(
     return tuple(o.unflatten(0, (size, lanes)) for o in outputs), (0,) * len(outputs)
 
 
-def _project(x: Tensor, Ut: Tensor, *, out: Tensor) -> None:
-    """Write U x into `out`, (M, steps·B, n): rows of Uᵀ looked up where x holds symbols."""
-    if x.is_floating_point():
-        torch.bmm(x.flatten(1, 2), Ut, out=out)
-        return
-    for symbols, rows, z in zip(x.flatten(1), Ut, out, strict=True):
-        torch.index_select(rows, 0, symbols, out=z)
-
-
-def _add_encoder_gradient(dUt: Tensor, x: Tensor, dz: Tensor) -> None:
-    """Add to dUᵀ, (M, m, n), what dz, (M, steps·B, n), gives."""
-    if x.is_floating_point():
-        dUt.baddbmm_(x.flatten(1, 2).mT, dz)
-        return
-    for rows, symbols, d in zip(dUt, x.flatten(1), dz, strict=True):
-        rows.index_add_(0, symbols, d)
+def _plain(x: Tensor, W: Tensor, symbols: int | None = None) -> Tensor:
+    """Return x with a lane for each of W's, every lane contiguous and symbols in range."""
+    if not x.is_floating_point():
+        x = x.long()
+        if symbols is not None and x.device.type == "cpu":
+            low, high = x.aminmax()
+            if low < 0 or high >= symbols:
+                raise IndexError(f"symbols are 0 to {symbols - 1}; x has {low} to {high}")
+    return x.contiguous().expand(len(W), *x.shape[1:])
 
 
 def _check(x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor) -> None:

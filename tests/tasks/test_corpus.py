@@ -18,17 +18,17 @@ def test_a_data_root_that_is_not_set_is_told_with_its_setting():
         PtbChars.check_corpus(PtbCharsConfig(), None)
 
 
-def test_a_file_of_another_size_is_refused_when_looked_for(small_corpus):
-    (small_corpus / "ptb" / "ptb.test.txt").write_text("something else")
+def test_a_file_of_another_size_is_refused_when_looked_for(small_corpora):
+    (small_corpora / "ptb" / "ptb.test.txt").write_text("something else")
     with pytest.raises(CorpusMismatchError, match=r"ptb.test.txt has 14 bytes; expected"):
-        PtbChars.check_corpus(PtbCharsConfig(), small_corpus)
+        PtbChars.check_corpus(PtbCharsConfig(), small_corpora)
 
 
-def test_a_file_of_the_same_size_with_one_byte_changed_is_refused_when_read(small_corpus):
-    path = small_corpus / "ptb" / "ptb.valid.txt"
+def test_a_file_of_the_same_size_with_one_byte_changed_is_refused_when_read(small_corpora):
+    path = small_corpora / "ptb" / "ptb.valid.txt"
     path.write_text(path.read_text().replace("cat", "car"))
-    PtbChars.check_corpus(PtbCharsConfig(), small_corpus)
-    task = PtbChars(PtbCharsConfig(batch_size=2, bptt=5), small_corpus)
+    PtbChars.check_corpus(PtbCharsConfig(), small_corpora)
+    task = PtbChars(PtbCharsConfig(batch_size=2, bptt=5), small_corpora)
     with pytest.raises(CorpusMismatchError, match=r"ptb.valid.txt has SHA-256 \w{64}; expected"):
         task.train_batch(0, seed=0)
 

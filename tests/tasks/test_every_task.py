@@ -10,20 +10,28 @@ import torch
 from tasks import TASKS, add_installed
 from tasks.adding import Adding, AddingConfig
 from tasks.copying import Copying, CopyingConfig
+from tasks.denoise import Denoise, DenoiseConfig
+from tasks.pixel_mnist import PixelMnistConfig
 from tasks.ptb_chars import PtbChars, PtbCharsConfig
+from tasks.variable_copying import VariableCopying, VariableCopyingConfig
 
 SMALL = {
     "adding": AddingConfig(length=12, batch_size=4, train_size=8, valid_size=20, test_size=30),
     "copying": CopyingConfig(delay=5, symbols=3, batch_size=4, valid_size=20, test_size=30),
+    "variable_copying": VariableCopyingConfig(delay=5, symbols=3, batch_size=4, test_size=30),
+    "denoise": DenoiseConfig(delay=5, symbols=3, batch_size=4, test_size=30),
+    "pixel_mnist": PixelMnistConfig(batch_size=4),
     "ptb_chars": PtbCharsConfig(batch_size=4, eval_batch_size=2, bptt=6),
+    "ptb_chars, sentences": PtbCharsConfig(batch_size=4, eval_batch_size=2, reading="sentences"),
 }
 
 
-@pytest.fixture(params=TASKS)
-def task(request, small_corpus):
+@pytest.fixture(params=dict.fromkeys([*TASKS, *SMALL]))
+def task(request, small_corpora):
     if request.param not in SMALL:
         pytest.skip(f"'{request.param}' comes from an installed package")
-    return TASKS[request.param](SMALL[request.param], small_corpus)
+    config = SMALL[request.param]
+    return TASKS[config.name](config, small_corpora)
 
 
 def same(one, other):
@@ -51,7 +59,12 @@ class TestEveryTask:
         shapes, config = task.config.shapes, task.config
         batches = [task.train_batch(0, 0), next(task.evaluation("valid"))]
         for batch in batches:
-            assert batch.x.shape[0] == config.sequence_length
+            if batch.mask is None:
+                assert batch.x.shape[0] == config.sequence_length
+            else:
+                assert batch.mask.shape == batch.y.shape
+                assert batch.mask.dtype == torch.bool
+                assert batch.x.shape[0] <= config.sequence_length
             if shapes.input_kind == "symbols":
                 assert batch.x.dtype == torch.int64
                 assert 0 <= int(batch.x.min()) <= int(batch.x.max()) < shapes.input_size
@@ -61,6 +74,9 @@ class TestEveryTask:
             if shapes.readout == "all":
                 assert batch.y.shape == batch.x.shape[:2]
                 assert int(batch.y.max()) < shapes.output_size
+            elif batch.y.dtype == torch.int64:
+                assert batch.y.shape == (batch.x.shape[1],)
+                assert 0 <= int(batch.y.min()) <= int(batch.y.max()) < shapes.output_size
             else:
                 assert batch.y.shape == (batch.x.shape[1], shapes.output_size)
         assert batches[0].x.shape[1] == config.batch_size
@@ -94,7 +110,11 @@ class TestEveryTask:
 GOLDEN = {
     "adding": "d9bfe197eae04d34",
     "copying": "1a068e3399393a02",
+    "variable_copying": "970f081ad6ff0858",
+    "denoise": "74641708ef5dd7a0",
+    "pixel_mnist": "5bb3acddb93f513a",
     "ptb_chars": "58ae76fe811715aa",
+    "ptb_chars, sentences": "f15e663d4dd8cfb4",
 }
 
 
@@ -103,10 +123,10 @@ def digest(*batches):
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def test_the_same_seed_gives_the_same_bits_on_every_machine(small_corpus):
+def test_the_same_seed_gives_the_same_bits_on_every_machine(small_corpora):
     found = {}
     for name, config in SMALL.items():
-        task = TASKS[name](config, small_corpus)
+        task = TASKS[config.name](config, small_corpora)
         found[name] = digest(task.train_batch(3, seed=7), next(task.evaluation("test")))
     assert found == GOLDEN
 
@@ -125,7 +145,12 @@ def test_the_same_seed_gives_the_same_bits_on_every_machine(small_corpus):
         (CopyingConfig, {"delay": float("nan")}, "delay"),
         (CopyingConfig, {"alphabet": 1}, "alphabet"),
         (PtbCharsConfig, {"bptt": 0}, "bptt"),
-        (PtbCharsConfig, {"reading": "sentences"}, "reading"),
+        (PtbCharsConfig, {"reading": "words"}, "reading"),
+        (VariableCopyingConfig, {"delay": 1}, "delay"),
+        (DenoiseConfig, {"symbols": 0}, "symbols"),
+        (PixelMnistConfig, {"permutation": 5}, "permutation"),
+        (PixelMnistConfig, {"split": "heldout"}, "split"),
+        (PixelMnistConfig, {"batch_size": 60_001}, "batch_size"),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(make, config, field):
@@ -140,6 +165,8 @@ def test_a_field_out_of_range_is_refused_by_name(make, config, field):
         (AddingConfig(train_size=49), "'train_size' of at least 'batch_size' \\(50\\)"),
         (CopyingConfig(delay=999_980, batch_size=101), "'batch_size' of at most 100; it is 101"),
         (PtbCharsConfig(bptt=39_199), "'bptt' of at most 39198; it is 39199"),
+        (PtbCharsConfig(reading="sentences", bptt=50), "'bptt' is 518 or left out; it is 50"),
+        (PixelMnistConfig(batch_size=55_001), "55000 training images; 'batch_size' is 55001"),
     ],
 )
 def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(config, words):
@@ -147,7 +174,16 @@ def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(c
         TASKS[config.name](config)
 
 
-@pytest.mark.parametrize("config", [AddingConfig(train_size=None), CopyingConfig(train_size=None)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        AddingConfig(train_size=None),
+        CopyingConfig(train_size=None),
+        VariableCopyingConfig(),
+        DenoiseConfig(),
+    ],
+    ids=lambda config: config.name,
+)
 def test_fresh_data_has_no_epochs_and_says_so(config):
     config.checked()
     with pytest.raises(ValueError, match=r"give the budget as 'training.steps'"):
@@ -155,7 +191,14 @@ def test_fresh_data_has_no_epochs_and_says_so(config):
 
 
 @pytest.mark.parametrize(
-    "task", [Adding(AddingConfig()), Copying(CopyingConfig())], ids=["adding", "copying"]
+    "task",
+    [
+        Adding(AddingConfig()),
+        Copying(CopyingConfig()),
+        VariableCopying(VariableCopyingConfig()),
+        Denoise(DenoiseConfig()),
+    ],
+    ids=lambda task: task.config.name,
 )
 def test_a_batch_of_the_published_size_takes_less_than_5_ms_and_no_set_is_held(task):
     tracemalloc.start()
@@ -172,15 +215,14 @@ def test_a_batch_of_the_published_size_takes_less_than_5_ms_and_no_set_is_held(t
     assert min(seconds(step) for step in range(20)) < 0.005
 
 
-@pytest.mark.parametrize("make", [AddingConfig, CopyingConfig])
+@pytest.mark.parametrize(
+    "make", [AddingConfig, CopyingConfig, VariableCopyingConfig, DenoiseConfig]
+)
 def test_the_training_data_depends_on_the_seed_and_the_evaluation_data_is_other_data(make):
     task = TASKS[make().name](make(train_size=None, batch_size=20, test_size=20, valid_size=20))
     batches = [task.train_batch(0, 0), task.train_batch(1, 0), task.train_batch(0, 1)]
     batches += [next(task.evaluation("valid")), next(task.evaluation("test"))]
-    sequences = [
-        batch.x[:10].flatten(2) if batch.x.dim() == 3 else batch.x[:10] for batch in batches
-    ]
-    each = torch.cat(sequences, dim=1).transpose(0, 1).flatten(1)
+    each = torch.cat([batch.x for batch in batches], dim=1).transpose(0, 1).flatten(1)
     distinct = each.unique(dim=0)
     assert len(distinct) == 5 * 20
 

@@ -250,7 +250,7 @@ class TestGoingOn:
         resumed.run()
         assert resumed.outcome == "completed"
         assert exact(resumed.state_dict()) == exact(whole.state_dict())
-        assert [p.step for p in resumed.drain()] == [4, 8, 12, 16, 20, 24]
+        assert [p.step for p in resumed.drain()] == [0, 4, 8, 12, 16, 20, 24]
 
     @pytest.mark.parametrize("short", [40, 37])
     def test_a_longer_budget_continues_a_finished_training(self, short):
@@ -347,18 +347,18 @@ class TestStepping:
 
     def test_a_point_holds_all_that_was_taken_at_its_step(self):
         points = {p.step: p.metrics for p in trained(trial(training={"steps": 22})).drain()}
-        assert list(points) == [4, 8, 10, 12, 16, 20, 22]
+        assert list(points) == [0, 4, 8, 10, 12, 16, 20, 22]
         in_training = {"train/error", "train/gradient_norm"}
         evaluated = {"valid/error", "valid/score", "constraint/slope", "baseline"}
         assert set(points[8]) == in_training
-        assert set(points[10]) == evaluated
+        assert set(points[0]) == set(points[10]) == evaluated
         assert set(points[20]) == set(points[22]) == in_training | evaluated
         assert points[10]["baseline"] == 5.0
 
     def test_the_training_loss_of_a_point_is_the_mean_since_the_last_one(self):
-        each = trained(trial(training={"log_every": 1, "steps": 8})).drain()
+        each = trained(trial(training={"log_every": 1, "steps": 8})).drain()[1:]
         losses = [p.metrics["train/error"] for p in each]
-        means = [p.metrics["train/error"] for p in trained(trial(), until=8).drain()]
+        means = [p.metrics["train/error"] for p in trained(trial(), until=8).drain()[1:]]
         assert means == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 4], rel=1e-12)
 
     def test_a_checkpoint_is_asked_for_after_evaluations_and_when_time_has_passed(self):
@@ -415,7 +415,7 @@ class TestSelection:
             Lines, "evaluation", lambda task, split: splits.append(split) or evaluation(task, split)
         )
         training = trained(trial(task={"curve": {10: 9.0, 20: 0.5, 30: 7.0, 40: 8.0}}))
-        assert splits == ["valid"] * 4 + ["test"]
+        assert splits == ["valid"] * 5 + ["test"]
         result = training.result()
         assert (result["best_step"], result["value"]) == (20, 0.5)
         assert result["valid"] == {"error": 0.5, "score": 20.0}
@@ -446,12 +446,13 @@ class TestDivergence:
         result, points = bad.result(), bad.drain()
         assert result["best_step"] == 20
         assert result["test"] == {}
-        assert [p.step for p in points] == [4, 8, 10, 12, 16, 20, 24, 26]
+        assert [p.step for p in points] == [0, 4, 8, 10, 12, 16, 20, 24, 26]
         assert all(isfinite(v) for p in points for v in p.metrics.values())
 
     def test_diverging_before_the_first_evaluation_leaves_no_value(self):
         training = trained(trial(task={"bad_step": 0}))
-        assert (training.outcome, training.step, training.drain()) == ("diverged", 0, [])
+        assert (training.outcome, training.step) == ("diverged", 0)
+        assert [p.step for p in training.drain()] == [0]
         assert training.result()["value"] is None
 
     def test_an_evaluation_that_is_not_finite_ends_it(self):
@@ -465,17 +466,18 @@ class TestDivergence:
         [
             ({20: 501.0, 30: 501.0, 40: 501.0}, ("diverged", 40)),
             ({20: 499.0, 30: 501.0, 40: 501.0}, ("completed", 50)),
-            ({20: 501.0, 30: 501.0, 40: 4.0}, ("completed", 50)),
-            ({10: 6.0, 20: 501.0, 30: 599.0, 40: 599.0}, ("completed", 50)),
+            ({20: 501.0, 30: 501.0, 40: 4.0, 50: 501.0}, ("completed", 50)),
+            ({0: 6.0, 20: 501.0, 30: 599.0, 40: 599.0}, ("completed", 50)),
+            ({0: 4.0, 10: 501.0, 20: 501.0, 30: 501.0}, ("diverged", 30)),
         ],
     )
     def test_a_loss_far_above_baseline_and_first_value_ends_it_in_the_end(self, curve, end):
-        training = trained(trial(task={"curve": {10: 4.0} | curve}, training={"steps": 50}))
+        training = trained(trial(task={"curve": {0: 4.0} | curve}, training={"steps": 50}))
         assert (training.outcome, training.step) == end
 
     def test_how_far_and_how_often_are_fields_of_the_spec(self):
         config = trial(
-            task={"curve": {10: 4.0, 20: 11.0}}, divergence={"factor": 2, "evaluations": 1}
+            task={"curve": {0: 4.0, 20: 11.0}}, divergence={"factor": 2, "evaluations": 1}
         )
         assert trained(config).step == 20
 
@@ -483,6 +485,14 @@ class TestDivergence:
         task = {"bad_step": 26}
         longer = reloaded(trained(trial(task=task)), trial(task=task, training={"steps": 80}))
         assert longer.outcome == "diverged"
+
+    def test_diverging_just_after_a_shorter_budget_adds_no_second_point_to_its_last_step(self):
+        task = {"bad_step": 37}
+        short = trained(trial(task=task, training={"steps": 37}))
+        longer = reloaded(short, trial(task=task))
+        longer.run()
+        assert (longer.outcome, longer.step) == ("diverged", 37)
+        assert [p.step for p in longer.drain()][-2:] == [36, 37]
 
 
 class TestReplicates:
@@ -553,16 +563,18 @@ class TestReplicates:
             "model": {"name": "enrnn", **MODEL_SIZES["enrnn"]},
             "training": {"steps": 200, "evaluate_every": 10},
         }
-        code = f"from workers import train; print(1, flush=True); train({content}, folder='here')"
+        told = "on_point=lambda seed, point: print(point.step, flush=True)"
+        code = f"from workers import train; train({content}, folder='here', {told})"
         moments = random.Random(2)
-        for _ in range(3):
+        for _ in range(2):
             with subprocess.Popen(
                 [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
             ) as process:
-                process.stdout.readline()
-                time.sleep(moments.uniform(0.3, 0.6))
+                for _ in range(moments.randrange(1, 6)):
+                    assert process.stdout.readline()
+                time.sleep(moments.uniform(0, 0.05))
                 process.kill()
         killed = train(content, folder=tmp_path / "here")
         whole = train(content)

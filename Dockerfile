@@ -1,0 +1,26 @@
+# One image for all of Eigensweep's parts: the service, MLflow, the head and the workers of Ray.
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim
+
+# Where torch comes from. For NVIDIA GPUs: https://download.pytorch.org/whl/cu130
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+RUN useradd --uid 1000 --create-home eigensweep \
+    && install -d -o eigensweep -g eigensweep /srv/home /srv/storage /srv/artifacts
+
+WORKDIR /opt/eigensweep
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        > requirements.txt \
+    && pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints.txt -r requirements.txt
+COPY . .
+RUN pip install --no-cache-dir --no-deps -c constraints.txt .
+
+# Away from the sources: Ray's workers put the current folder before installed packages.
+WORKDIR /srv/home
+USER eigensweep
+ENV PYTHONUNBUFFERED=1 \
+    RAY_USAGE_STATS_ENABLED=0 \
+    MLFLOW_DISABLE_TELEMETRY=true
+EXPOSE 8642
+CMD ["eigensweep", "serve"]

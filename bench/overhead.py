@@ -1,0 +1,154 @@
+"""What Eigensweep costs beside the training itself, and beside a plain loop around Ray Tune.
+
+`python -m bench.overhead` starts a service of its own and measures there
+
+- trials a second: one-step trials with tracking on, from the first trial's start to the last
+  one's end; the start of the driver is told apart;
+- the API's answers while trials train.
+
+The plain loop runs the same one-step trainings as people write them: `tune.Tuner` with
+OptunaSearch's place taken by a random space, a function trainable and MLflow's own callback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from service.client import Client, Experiment
+from service.quickstart import running_service
+
+TASK: dict[str, Any] = {
+    "name": "copying",
+    "delay": 5,
+    "symbols": 2,
+    "batch_size": 4,
+    "train_size": None,
+    "valid_size": 16,
+    "test_size": 16,
+}
+MODEL: dict[str, Any] = {"name": "tanh_rnn", "hidden_size": 8}
+WAITING_SECONDS = 600.0
+
+
+def one_step(trials: int, offset: int) -> dict[str, Any]:
+    """Return a spec of so many trials of one step each; `offset` makes their settings new."""
+    rates = [1e-3 * (1 + (i + 1000 * offset) / 1e6) for i in range(trials)]
+    return {
+        "name": f"bench-{offset}",
+        "task": TASK,
+        "model": MODEL,
+        "search": {"method": "grid", "space": {"optimizer.lr": rates}},
+        "training": {"steps": 1, "evaluate_every": 1, "log_every": 1},
+    }
+
+
+def long_one() -> dict[str, Any]:
+    """Return a spec that trains until it is cancelled, two trials at a time."""
+    return one_step(4, 99) | {
+        "name": "bench-busy",
+        "task": TASK | {"delay": 200, "valid_size": 50},
+        "model": MODEL | {"hidden_size": 64},
+        "training": {"steps": 1_000_000, "evaluate_every": 50},
+    }
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """Return the seconds between two of the API's times."""
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+
+
+def trials_a_second(client: Client, trials: int, offset: int) -> dict[str, float]:
+    """Return trials a second and the seconds from the POST to the first trial's start."""
+    experiment = client.submit(one_step(trials, offset)).wait(WAITING_SECONDS)
+    listed = [experiment.trial(n)["attempts"][-1] for n in range(trials)]
+    states = {t["state"] for t in experiment.listing()}
+    if states != {"completed"}:
+        raise RuntimeError(f"not every trial was completed: {states}")
+    first = min(a["started_at"] for a in listed)
+    last = max(a["ended_at"] for a in listed)
+    return {
+        "driver_start_seconds": seconds_between(experiment.content["created_at"], first),
+        "trials_a_second": trials / seconds_between(first, last),
+    }
+
+
+def read_times(client: Client, reads: int) -> dict[str, float]:
+    """Return the median milliseconds of each listing while two trials train."""
+    busy = client.submit(long_one())
+    while busy.refresh().content["progress"]["steps_done"] == 0:
+        time.sleep(0.5)
+    paths = {
+        "experiments": "/v1/experiments",
+        "one experiment": f"/v1/experiments/{busy.id}",
+        "its trials": f"/v1/experiments/{busy.id}/trials",
+        "one trial": f"/v1/experiments/{busy.id}/trials/0",
+    }
+    taken: dict[str, list[float]] = {name: [] for name in paths}
+    for _ in range(reads):
+        for name, path in paths.items():
+            began = time.perf_counter()
+            client.get(path)
+            taken[name].append(1e3 * (time.perf_counter() - began))
+        time.sleep(0.02)
+    Experiment.cancel(busy)
+    busy.wait(60)
+    return {name: median(times) for name, times in taken.items()}
+
+
+def plain_loop(trials: int, folder: Path) -> float:
+    """Return trials a second of a plain loop around Ray Tune, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.plain_tune", str(trials), str(folder)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0"},
+    )
+    return float(json.loads(done.stdout.splitlines()[-1])["trials_a_second"])
+
+
+def main() -> None:
+    """Measure, print a table, and write the numbers as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--reads", type=int, default=100)
+    parser.add_argument("--plain-trials", type=int, default=12, help="0: leave the plain loop out")
+    parser.add_argument("--json", type=Path, default=Path(".bench/overhead.json"))
+    given = parser.parse_args()
+    screen = Console()
+    with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
+        with running_service(Path(folder) / "home", screen) as client:
+            rounds = [trials_a_second(client, given.trials, i) for i in range(given.rounds)]
+            reads = read_times(client, given.reads)
+        plain = plain_loop(given.plain_trials, Path(folder)) if given.plain_trials else None
+    rate = median(r["trials_a_second"] for r in rounds)
+    start = median(r["driver_start_seconds"] for r in rounds)
+    screen.print(f"{given.trials} one-step trials, tracking on: {rate:.1f} a second (median of")
+    screen.print(
+        f"  {[round(r['trials_a_second'], 1) for r in rounds]}); a driver starts in {start:.1f} s"
+    )
+    if plain is not None:
+        screen.print(f"plain loop around Ray Tune with MLflow's callback: {plain:.2f} a second;")
+        screen.print(f"  ours is {rate / plain:.1f} times that")
+    for name, milliseconds in reads.items():
+        screen.print(f"GET {name}, while trials train: {milliseconds:.1f} ms (median)")
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    numbers = {"rounds": rounds, "reads_ms": reads, "plain_trials_a_second": plain}
+    given.json.write_text(json.dumps(numbers, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

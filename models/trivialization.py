@@ -1,0 +1,136 @@
+"""Training an orthogonal matrix through a skew-symmetric one, perhaps around a base that moves.
+
+Source: Lezcano-Casado & Martínez-Rubio, ICML 2019 (static); Lezcano-Casado, NeurIPS 2019 (dynamic).
+
+Departure: the published program moves the base between forward and backward, so that the gradient
+of such a step is not one of the loss. Here it moves after an update, and once at the start.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from models.base import Shapes
+from models.matrices.exponential import exponential
+from models.matrices.orthogonal import cayley, nearest_orthogonal, skew
+from models.network import NetworkConfig
+
+OrthogonalMap = Literal["exp", "cayley"]
+
+MAPS = {"exp": exponential, "cayley": cayley}
+
+
+class TrivializationConfig(NetworkConfig):
+    """What a search may vary where a matrix is trained as W = B φ(A)."""
+
+    trivialization: Literal["static", "dynamic"] = Field(
+        "static", description="Whether the base B stays the identity or follows W"
+    )
+    parametrization: OrthogonalMap = Field(
+        "exp", description="φ: the exponential, or the Cayley map"
+    )
+    rebase_every: int | None = Field(
+        None, ge=1, le=10**9, description="Updates from one base to the next; default: 100"
+    )
+    project_every: int | None = Field(
+        None,
+        ge=1,
+        le=10**9,
+        description="Bases from one that is made exactly orthogonal to the next; default: 100",
+    )
+
+    def resolved(self, shapes: Shapes) -> Self:
+        config = super().resolved(shapes)
+        given = [f for f in ("rebase_every", "project_every") if getattr(config, f) is not None]
+        if self.trivialization == "dynamic":
+            defaults = {"rebase_every": 100, "project_every": 100}
+            return config.model_copy(update={f: defaults[f] for f in defaults if f not in given})
+        if given:
+            raise ValueError(
+                f"{self.name}: '{given[0]}' is given and 'trivialization' is static; "
+                "set 'trivialization: dynamic' or leave it out"
+            )
+        return config
+
+
+class Trivialization(nn.Module):
+    """W = B φ(A), orthogonal; `A` holds the skew-symmetric A above its diagonal and is trained.
+
+    Static: B = I. Dynamic: B becomes W, and A zero, at the start and after every `rebase_every`
+    updates; each `project_every`-th base, counting from the one at the start, is projected.
+    """
+
+    base: Tensor | None
+    updates: Tensor
+
+    def __init__(self, X: Tensor, config: TrivializationConfig) -> None:
+        super().__init__()
+        self.map: OrthogonalMap = config.parametrization
+        self.rebase_every, self.project_every = config.rebase_every, config.project_every
+        if config.trivialization == "static":
+            self.A = nn.Parameter(X)
+            self.register_buffer("base", None)
+        else:
+            self.A = nn.Parameter(torch.zeros_like(X))
+            self.register_buffer("base", MAPS[self.map](skew(X)))
+            self.register_buffer("updates", torch.tensor(0))
+
+    def forward(self) -> Tensor:
+        """Return W, (n, n)."""
+        W = MAPS[self.map](skew(self.A))
+        return W if self.base is None else self.base @ W
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Count the update and move the base where it is due."""
+        if self.base is None:
+            return
+        assert self.rebase_every is not None
+        assert self.project_every is not None
+        self.updates += 1
+        due = self.updates % self.rebase_every == 0
+        number = self.updates // self.rebase_every + 1
+        project = number % self.project_every == 0
+        base, A = _rebased(self.base, self.A, due, project, self.map)
+        self.base.copy_(base)
+        self.A.copy_(A)
+
+
+def _rebased(
+    base: Tensor, A: Tensor, due: Tensor, project: Tensor, name: OrthogonalMap
+) -> tuple[Tensor, Tensor]:
+    return _Rebased.apply(base, A, due, project, name)  # type: ignore[no-untyped-call]
+
+
+class _Rebased(torch.autograd.Function):
+    """(base, A) of lanes (..., n, n), moved in those that are `due`. Has no gradient."""
+
+    @staticmethod
+    def forward(
+        base: Tensor, A: Tensor, due: Tensor, project: Tensor, name: OrthogonalMap
+    ) -> tuple[Tensor, Tensor]:
+        base, A = base.clone(), A.clone()
+        for index in due.nonzero().tolist():
+            lane = tuple(index)
+            W = base[lane] @ MAPS[name](skew(A[lane]))
+            base[lane] = nearest_orthogonal(W) if project[lane] else W
+            A[lane] = 0
+        return base, A
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *args: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        base, A, due, project = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(args[:4], in_dims[:4], strict=True)
+        )
+        return _rebased(base, A, due, project, args[4]), (0, 0)

@@ -1,0 +1,203 @@
+"""What is refused when a spec is posted: everything that could only fail on a worker.
+
+Fields have been validated by then, one by one. Here the search is held against the configs: each
+path exists, each value is one that its field takes, conditions can hold, the number of trials has a
+bound, and of the extreme points of each arm at least one keeps the rules that join fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.errors import (
+    ConditionError,
+    CorpusError,
+    GridTooLargeError,
+    InvalidPointError,
+    SpecError,
+    TrialLimitError,
+    UnknownMetricError,
+    did_you_mean,
+    shown,
+)
+from search_spaces.fitting import place_of, unfit
+from search_spaces.parameters import Choice, Parameter, Scalar
+from search_spaces.space import Point, Space
+from tasks import TASKS
+
+if TYPE_CHECKING:
+    from search_spaces.sections import Arm
+    from search_spaces.spec import ExperimentSpec
+
+MOST_RUNGS = 1_000
+MOST_LISTED = 10_000
+MOST_CORNERS = 16
+"""Parameters whose ends are tried one by one when an arm's extreme points are looked at."""
+
+
+def findings(spec: ExperimentSpec, data_root: Path | None) -> list[SpecError]:
+    """Return all that is wrong; later checks are left out where an earlier kind failed."""
+    errors = list(_listed(spec)) or [*_task(spec, data_root), *unfit(spec)]
+    errors = errors or list(_conditions(spec))
+    return errors or list(_bounds(spec)) or list(_extremes(spec))
+
+
+def corners(axes: Mapping[str, Parameter]) -> Iterator[dict[str, Scalar]]:
+    """Yield extreme points: all first ends, all last, and each parameter against all others."""
+
+    def walk(end: Callable[[str], int]) -> dict[str, Scalar]:
+        params: dict[str, Scalar] = {}
+        for path, axis in axes.items():
+            if axis.is_active(params):
+                params[path] = axis.ends()[end(path)]
+        return params
+
+    yield walk(lambda path: 0)
+    if not axes:
+        return
+    yield walk(lambda path: 1)
+    for chosen in list(axes)[:MOST_CORNERS]:
+        yield walk(lambda path, chosen=chosen: int(path == chosen))  # type: ignore[misc]
+        yield walk(lambda path, chosen=chosen: int(path != chosen))  # type: ignore[misc]
+
+
+def _listed(spec: ExperimentSpec) -> Iterator[SpecError]:
+    axes = [axis for arm in spec.arms_ for axis in arm.space.values()]
+    listed = sum(axis.size() for axis in axes if isinstance(axis, Choice))
+    if listed > MOST_LISTED:
+        yield SpecError(
+            "search.space",
+            f"{listed:,} values are listed over all arms; the limit is {MOST_LISTED:,}. "
+            "A range with 'low', 'high' and 'step' needs no list",
+            expected=f"at most {MOST_LISTED:,} listed values",
+            got=listed,
+        )
+
+
+def _task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecError]:
+    task = spec.task
+    try:
+        task.checked()
+    except ValueError as error:
+        yield SpecError("task", str(error))
+        return
+    try:
+        TASKS[task.name].check_corpus(task, data_root)
+    except ValueError as error:
+        found = CorpusError("task", str(error))
+        found.__cause__ = error
+        yield found
+    names = [metric.name for metric in task.metrics]
+    metric = spec.objective.metric
+    if metric is not None and metric not in names:
+        yield UnknownMetricError(
+            "objective.metric",
+            f"{task.name} has no metric '{shown(metric)}'; it has {', '.join(names)}"
+            f"{did_you_mean(metric, names)}",
+            expected="a metric of the task",
+            got=shown(metric),
+            available=names,
+        )
+
+
+def _conditions(spec: ExperimentSpec) -> Iterator[SpecError]:
+    for index, arm in enumerate(spec.arms_):
+        try:
+            Space({arm.label: arm.space})
+        except ConditionError as error:
+            path = next((p for p in arm.space if error.path.startswith(f"{p}.when.")), None)
+            if path is None:
+                place = f"arms.{index}.space" if spec.arms is not None else "search.space"
+            else:
+                place = place_of(spec, index, path) + error.path[len(path) :]
+            yield ConditionError(
+                place, error.message, error.expected, shown(error.got), error.available
+            )
+
+
+def _bounds(spec: ExperimentSpec) -> Iterator[SpecError]:
+    if spec.search.method != "grid":
+        if spec.search.trials is None and spec.limits.trials is None:
+            yield TrialLimitError(
+                "search.trials",
+                f"a {spec.search.method} search goes on until it is told to stop; "
+                "say how many trials",
+                expected="an integer of at least 1",
+            )
+        return
+    endless = False
+    for index, arm in enumerate(spec.arms_):
+        for path, axis in arm.space.items():
+            if axis.size() is None:
+                endless = True
+                yield GridTooLargeError(
+                    place_of(spec, index, path),
+                    f"a grid needs single values, and '{path}' is a range without a step; list "
+                    "values, give a 'step', or search by 'random' or 'tpe' with 'search.trials'",
+                    expected="a finite list or range",
+                )
+    count = None if endless else spec.space().count()
+    if count is not None and count > spec.limits.grid:
+        yield _too_large(spec.arms_, count, spec.limits.grid)
+
+
+def _too_large(arms: list[Arm], count: int, limit: int) -> SpecError:
+    sizes = {
+        (f"{arm.label}: {path}" if len(arms) > 1 else path): axis.size() or 0
+        for arm in arms
+        for path, axis in arm.space.items()
+    }
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+    return GridTooLargeError(
+        "search.space",
+        f"the grid has {count:,} points and the limit is {limit:,} ('limits.grid'); its largest "
+        f"parameters are {', '.join(f'{path} ({size:,} values)' for path, size in largest)}. "
+        "Take fewer values, or search by 'random' or 'tpe' with 'search.trials'",
+        expected=f"at most {limit:,} points",
+        got=shown(count),
+    )
+
+
+def _extremes(spec: ExperimentSpec) -> Iterator[SpecError]:
+    space = spec.space()
+    for index, arm in enumerate(spec.arms_):
+        first_error: InvalidPointError | None = None
+        for params in corners(space.axes(arm.label)):
+            try:
+                config = spec.trial(Point(arm.label, params))
+            except InvalidPointError as error:
+                first_error = first_error or error
+                continue
+            first_error = None
+            rungs = spec.rung_count(config)
+            if rungs > MOST_RUNGS:
+                yield SpecError(
+                    "scheduler.rung_every",
+                    f"a trial would report at {rungs:,} rungs; the limit is {MOST_RUNGS:,}",
+                    expected=f"at least {(config.training.steps or 0) // MOST_RUNGS + 1}",
+                    got=spec.scheduler.rung_every,
+                )
+            break
+        if first_error is not None:
+            yield _no_point(spec, index, first_error)
+
+
+def _no_point(spec: ExperimentSpec, index: int, error: InvalidPointError) -> SpecError:
+    place = f"arms.{index}" if spec.arms is not None else _blamed(error.message)
+    got: dict[str, Any] = error.got
+    if not got:
+        return InvalidPointError(place, error.message)
+    point = ", ".join(f"{path} = {shown(value)!r}" for path, value in list(got.items())[:8])
+    return InvalidPointError(
+        place,
+        f"{error.message} (at {point}, and no other extreme point of the search is valid)",
+        got={path: shown(value) for path, value in got.items()},
+    )
+
+
+def _blamed(message: str) -> str:
+    """Return the section that a rule's message speaks of, where it begins with it."""
+    first = message.split(" ", 1)[0].rstrip(":")
+    return first if first in ("optimizer", "training") else "model"

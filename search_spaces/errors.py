@@ -1,0 +1,124 @@
+"""What is wrong with a spec, said where a person's words come in.
+
+Every error names the place (a dotted path into the spec), what was expected, what came, and, where
+names are involved, what exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+LONGEST_SHOWN = 120
+"""Characters of a person's value that are repeated back to them."""
+
+
+class SpecError(ValueError):
+    """A spec, or one place in it, that cannot be run."""
+
+    def __init__(
+        self,
+        path: str,
+        message: str,
+        expected: str | None = None,
+        got: Any = None,
+        available: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(path, message, expected, got, available)  # all of it, so that it pickles
+        self.path = path
+        self.message = message
+        self.expected = expected
+        self.got = got
+        self.available = list(available) if available is not None else None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class UnknownParameterError(SpecError):
+    """A search space sets a path that no config of its arm declares."""
+
+
+class ParameterValueError(SpecError):
+    """A search space offers a value that its field refuses."""
+
+
+class ConditionError(SpecError):
+    """A condition that can never hold, or that hangs on itself."""
+
+
+class GridTooLargeError(SpecError):
+    """A grid has more points than the limit, or infinitely many."""
+
+
+class TrialLimitError(SpecError):
+    """A search without an end of its own was given no number of trials."""
+
+
+class UnknownMetricError(SpecError):
+    """The objective names a metric that the task does not report."""
+
+
+class CorpusError(SpecError):
+    """A task needs a corpus that is not under the data root."""
+
+
+class InvalidPointError(SpecError):
+    """A point breaks a rule that joins fields; its trial is `invalid` and is never scheduled."""
+
+
+class UnknownPresetError(SpecError):
+    """No preset has this name."""
+
+
+class SeveralErrors(SpecError):  # noqa: N818
+    """More than one thing is wrong; `errors` holds each."""
+
+    def __init__(self, errors: Sequence[SpecError]) -> None:
+        super().__init__("", "; ".join(map(str, errors)))
+        self.args = (errors,)
+        self.errors = list(errors)
+
+
+def did_you_mean(name: str, available: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the nearest of `available`, or nothing.
+
+    >>> did_you_mean("scorn", ["lstm", "scornn"])
+    "; did you mean 'scornn'?"
+    """
+    near = get_close_matches(name[:LONGEST_SHOWN], list(available), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def sentence(text: str) -> str:
+    """Return pydantic's message as the end of a sentence about a field.
+
+    >>> sentence("Input should be greater than 0")
+    'should be greater than 0'
+    """
+    text = text.removeprefix("Value error, ").removeprefix("Input ")
+    return text[:1].lower() + text[1:]
+
+
+def shown(value: Any) -> Any:
+    """Return `value` as JSON can carry it and a person can read it: short, finite, plain.
+
+    >>> shown(float("nan")), shown(0.5), shown("x" * 500)[-4:]
+    ('nan', 0.5, 'x...')
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) < 10**15:
+        return value
+    if isinstance(value, float) and value - value == 0:
+        return value
+    if isinstance(value, str):
+        text = value[: LONGEST_SHOWN + 1]
+    elif isinstance(value, int):
+        text = "an integer of more than 15 digits"
+    elif isinstance(value, dict | list | tuple) and len(value) > 20:
+        text = f"{'a list' if not isinstance(value, dict) else 'an object'} of {len(value)} entries"
+    else:
+        text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."

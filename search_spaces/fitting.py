@@ -1,0 +1,136 @@
+"""Whether the parameters of a search fit the configs: each path exists, each value is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+
+from search_spaces.errors import (
+    ParameterValueError,
+    SpecError,
+    UnknownParameterError,
+    did_you_mean,
+    sentence,
+    shown,
+)
+from search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
+from search_spaces.trial import OptimizerConfig, TrainingConfig
+
+if TYPE_CHECKING:
+    from search_spaces.spec import ExperimentSpec
+
+
+def unfit(spec: ExperimentSpec) -> Iterator[SpecError]:
+    """Yield each parameter whose path no config of its arm has, or whose value a field refuses."""
+    seen = set()
+    for index, arm in enumerate(spec.arms_):
+        sections: dict[str, type[BaseModel]] = {
+            "model": type(arm.model),
+            "optimizer": OptimizerConfig,
+            "task": type(spec.task),
+            "training": TrainingConfig,
+        }
+        names = {"model": arm.model.name, "task": spec.task.name}
+        for path, axis in arm.space.items():
+            place = place_of(spec, index, path)
+            section, _, field = path.partition(".")
+            if section not in sections or field not in sections[section].model_fields:
+                error: SpecError | None = _unknown(place, path, sections, names, len(spec.arms_))
+            elif path in ("model.name", "task.name"):
+                error = _fixed(place, path)
+            else:
+                error = _refused(place, path, axis, sections[section], names.get(section))
+            if error is not None and str(error) not in seen:
+                seen.add(str(error))
+                yield error
+
+
+def place_of(spec: ExperimentSpec, index: int, path: str) -> str:
+    """Return where a parameter is written."""
+    if spec.arms is not None and path in spec.arms[index].space:
+        return f"arms.{index}.space.{shown(path)}"
+    return f"search.space.{shown(path)}"
+
+
+def _unknown(
+    place: str,
+    path: str,
+    sections: Mapping[str, type[BaseModel]],
+    names: Mapping[str, str],
+    arms: int,
+) -> SpecError:
+    section, _, field = path.partition(".")
+    everything = {s: [f"{s}.{f}" for f in config.model_fields] for s, config in sections.items()}
+    if section not in sections:
+        known = [known for paths in everything.values() for known in paths]
+        meant = [whole for whole in known if whole.endswith(f".{path}")]
+        return UnknownParameterError(
+            place,
+            "a parameter's path begins with "
+            f"{', '.join(f'{s}.' for s in sections)}; '{shown(path)}' does not"
+            f"{did_you_mean(meant[0] if meant else path, known)}",
+            expected="section.field",
+            got=shown(path),
+            available=list(sections),
+        )
+    has = [known for known in everything[section] if known not in ("model.name", "task.name")]
+    hint = did_you_mean(path, has)
+    if section == "model" and arms > 1 and not hint:
+        hint = "; what only one arm has belongs into that arm's own 'space'"
+    return UnknownParameterError(
+        place,
+        f"{names.get(section, section)} has no '{shown(field)}'; it has "
+        f"{', '.join(repr(known) for known in has)}{hint}",
+        expected=f"a field of {names.get(section, section)}",
+        got=shown(path),
+        available=has,
+    )
+
+
+def _fixed(place: str, path: str) -> SpecError:
+    instead = (
+        "compare models with 'arms', one for each"
+        if path == "model.name"
+        else "an experiment has one task; post one for each"
+    )
+    return UnknownParameterError(place, f"'{path}' is not searched: {instead}", got=path)
+
+
+def _refused(
+    place: str, path: str, axis: Parameter, config: type[BaseModel], name: str | None
+) -> SpecError | None:
+    """Return what the field says of the first value it refuses, if it does."""
+    field = path.partition(".")[2]
+    for value in _tried(axis):
+        try:
+            config.model_validate({field: value} if name is None else {"name": name, field: value})
+        except ValidationError as error:
+            said = next((e for e in error.errors() if e["loc"][:1] == (field,)), error.errors()[0])
+            wish = sentence(str(said["msg"]))
+            hint = (
+                "; a range of integers says type: integer"
+                if isinstance(axis, Real) and "integer" in wish
+                else ""
+            )
+            return ParameterValueError(
+                place,
+                f"{name or path.partition('.')[0]} refuses {field} = {shown(value)!r}: "
+                f"it {wish}{hint}",
+                expected=wish,
+                got=shown(value),
+            )
+    return None
+
+
+def _tried(axis: Parameter) -> Iterator[Scalar]:
+    if isinstance(axis, Choice):
+        yield from axis.values
+        return
+    yield from axis.ends()
+    size = axis.size()
+    if isinstance(axis, Integer) or size is not None:
+        yield axis.value(1)
+    else:
+        yield axis.low + 0.382 * (axis.high - axis.low)

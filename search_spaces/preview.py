@@ -1,0 +1,236 @@
+"""What a spec would do, before anything runs: trials, sizes, first configurations, cost."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from search_spaces.checks import corners
+from search_spaces.errors import InvalidPointError
+from search_spaces.parameters import Choice, Parameter
+from search_spaces.space import Point, Space
+from search_spaces.spec import ExperimentSpec
+from search_spaces.trial import TrialConfig
+
+SHOWN = 5
+"""Configurations that a preview lists."""
+
+SECONDS_A_TIME_STEP = 1.3e-4
+"""Forward and backward through one time step, whatever its size: the calls of a loop in Python."""
+OPERATIONS_A_SECOND = 2.0e10
+"""What one CPU core does in matrix products."""
+SMALL = 200
+"""Points of an arm up to which each is looked at."""
+MARGIN = 4.0
+"""An estimate is given as a range: this factor less, this factor more."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class AxisPreview(_Answer):
+    """One parameter of an arm."""
+
+    path: str
+    values: str
+    size: int | None = Field(description="Number of values; null where there is no end")
+    conditional: bool
+
+
+class ArmPreview(_Answer):
+    """What one arm amounts to."""
+
+    name: str
+    model: str
+    points: int | None = Field(description="Points of its space; null where there is no end")
+    smallest_parameters: int | None = Field(description="Trainable parameters, degrees of freedom")
+    largest_parameters: int | None
+    axes: list[AxisPreview]
+
+
+class TrialPreview(_Answer):
+    """One configuration, resolved; or why its point is invalid."""
+
+    number: int
+    arm: str
+    params: dict[str, Any]
+    config: dict[str, Any] | None
+    hash: str | None
+    parameters: int | None
+    error: str | None = None
+
+
+class Estimate(_Answer):
+    """A rough guess, counted from sizes and not measured on this machine."""
+
+    seconds_a_trial_low: float
+    seconds_a_trial_high: float
+    core_hours_low: float = Field(description="All trials one after another on one CPU core")
+    core_hours_high: float
+    memory_mb: float = Field(description="Tensors of the largest trial")
+    words: str
+
+
+class Preview(_Answer):
+    """What a spec would do."""
+
+    name: str
+    task: str
+    metric: str
+    baseline: float | None
+    points: int | None
+    trials: int | None
+    replicates: int
+    arms: list[ArmPreview]
+    first: list[TrialPreview]
+    estimate: Estimate | None
+
+
+def preview(spec: ExperimentSpec) -> Preview:
+    """Return what a spec that passed `checked` would do. Nothing is built and no data is read.
+
+    Where a space is small, all of it is looked at; else its extreme points.
+    """
+    space = spec.space()
+    configs = {arm: _looked_at(spec, space, arm) for arm in space.arms}
+    metric = spec.objective.metric or spec.task.metrics[0].name
+    try:
+        baseline = spec.task.baseline(metric)
+    except ValueError:
+        baseline = None
+    trials = spec.trial_count()
+    return Preview(
+        name=spec.name,
+        task=spec.task.name,
+        metric=metric,
+        baseline=baseline,
+        points=space.count(),
+        trials=trials,
+        replicates=spec.replicates,
+        arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
+        first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
+        estimate=_estimate(configs, trials, spec.replicates),
+    )
+
+
+def _looked_at(spec: ExperimentSpec, space: Space, arm: str) -> list[TrialConfig]:
+    axes, count = space.axes(arm), space.count(arm)
+    small = count is not None and count <= SMALL
+    points = Space({arm: axes}) if small else (Point(arm, params) for params in corners(axes))
+    found = []
+    for point in points:
+        try:
+            found.append(spec.trial(point))
+        except InvalidPointError:
+            continue
+    return found
+
+
+def _first(spec: ExperimentSpec, space: Space) -> list[Point]:
+    """Return the first points of a grid; examples, one end of each arm, where points are drawn."""
+    if spec.search.method == "grid":
+        return list(islice(space, min(SHOWN, spec.trial_count() or SHOWN)))
+    ends = [Point(arm, next(iter(corners(space.axes(arm))))) for arm in space.arms]
+    return ends[:SHOWN]
+
+
+def _arm(
+    spec: ExperimentSpec, space: Space, name: str, model: str, configs: dict[str, list[TrialConfig]]
+) -> ArmPreview:
+    counts = [_parameters(config) for config in configs[name]]
+    return ArmPreview(
+        name=name,
+        model=model,
+        points=space.count(name),
+        smallest_parameters=min(counts, default=None),
+        largest_parameters=max(counts, default=None),
+        axes=[
+            AxisPreview(
+                path=path, values=_values(axis), size=axis.size(), conditional=bool(axis.when)
+            )
+            for path, axis in space.axes(name).items()
+        ],
+    )
+
+
+def _values(axis: Parameter) -> str:
+    if isinstance(axis, Choice):
+        more = ", ..." if len(axis.values) > 12 else ""
+        return ", ".join(str(value) for value in axis.values[:12]) + more
+    low, high = axis.ends()
+    step = "" if axis.step in (None, 1) else f" in steps of {axis.step}"
+    return f"{low} to {high}{step}{', logarithmic' if axis.log else ''}"
+
+
+def _trial(spec: ExperimentSpec, number: int, point: Point) -> TrialPreview:
+    try:
+        config = spec.trial(point)
+    except InvalidPointError as error:
+        return TrialPreview(
+            number=number,
+            arm=point.arm,
+            params=point.params,
+            config=None,
+            hash=None,
+            parameters=None,
+            error=error.message,
+        )
+    return TrialPreview(
+        number=number,
+        arm=point.arm,
+        params=point.params,
+        config=config.model_dump(mode="json"),
+        hash=config.content_hash(),
+        parameters=_parameters(config),
+    )
+
+
+def _parameters(config: TrialConfig) -> int:
+    return config.model.free_parameters(config.task.shapes)
+
+
+def seconds_of(config: TrialConfig) -> float:
+    """Return a rough guess of one replicate's training time on one CPU core."""
+    assert config.training.steps is not None
+    shapes, steps = config.task.shapes, config.training.steps
+    n = config.model.hidden_size or 1
+    products = max(_parameters(config), n * (n + shapes.input_size + shapes.output_size))
+    length, batch = config.task.sequence_length, config.task.batch_size
+    operations = 6 * products * length * batch + 8 * n**3
+    return steps * (length * SECONDS_A_TIME_STEP + operations / OPERATIONS_A_SECOND)
+
+
+def _estimate(
+    configs: dict[str, list[TrialConfig]], trials: int | None, replicates: int
+) -> Estimate | None:
+    every = [config for found in configs.values() for config in found]
+    if not every:
+        return None
+    seconds = [replicates * seconds_of(config) for config in every]
+    mean = sum(seconds) / len(seconds)
+    hours = (trials or 1) * mean / 3600
+    return Estimate(
+        seconds_a_trial_low=_two_digits(min(seconds) / MARGIN),
+        seconds_a_trial_high=_two_digits(max(seconds) * MARGIN),
+        core_hours_low=_two_digits(hours / MARGIN),
+        core_hours_high=_two_digits(hours * MARGIN),
+        memory_mb=_two_digits(max(map(_megabytes, every))),
+        words="An order of magnitude for one CPU core, counted from sizes at an assumed speed; "
+        "evaluation, early stopping, schedulers and GPUs are left out. The first trial's own "
+        "speed tells more.",
+    )
+
+
+def _megabytes(config: TrialConfig) -> float:
+    """Return the tensors of one replicate: parameters four times over, states and logits twice."""
+    shapes, n = config.task.shapes, config.model.hidden_size or 1
+    wide = n * 4 + shapes.input_size + shapes.output_size
+    activations = 2 * config.task.sequence_length * config.task.batch_size * wide
+    return 4 * (4 * (_parameters(config) + n * n) + activations) / 1e6
+
+
+def _two_digits(number: float) -> float:
+    return float(f"{number:.2g}")

@@ -1,0 +1,190 @@
+"""What is wrong with a spec, as a list of plain objects: for the API, for a terminal.
+
+Pydantic's errors are put into the project's words: a path as a person would write it, what was
+expected, what came, and the names that exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from models import MODELS
+from search_spaces.errors import SeveralErrors, SpecError, did_you_mean, sentence, shown
+from search_spaces.spec import ExperimentSpec
+from tasks import TASKS
+
+MOST_PROBLEMS = 50
+Location = Sequence[int | str]
+
+
+class Problem(TypedDict):
+    """One thing that is wrong; `got` is plain JSON."""
+
+    path: str
+    message: str
+    expected: str | None
+    got: Any
+    available: list[str] | None
+
+
+def problems(
+    error: ValidationError | SpecError, root: type[BaseModel] = ExperimentSpec
+) -> list[Problem]:
+    """Return each thing that is wrong, once, in the order of the spec.
+
+    `root` is the class that was validated when `error` came.
+    """
+    if isinstance(error, SeveralErrors):
+        return [problem for one in error.errors for problem in problems(one, root)]
+    if isinstance(error, SpecError):
+        return [
+            Problem(
+                path=error.path,
+                message=error.message,
+                expected=error.expected,
+                got=shown(error.got),
+                available=error.available,
+            )
+        ]
+    found: list[Problem] = []
+    for one in error.errors(include_url=False)[:MOST_PROBLEMS]:
+        problem = _problem(one, root)
+        if problem not in found:
+            found.append(problem)
+    return found
+
+
+def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:
+    loc: Location = error["loc"]
+    path, owners = _walk(loc, root)
+    kind, got, context = error["type"], error.get("input"), error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_field(path, str(loc[-1]), owners)
+    if kind in ("union_tag_invalid", "union_tag_not_found") and path.split(".")[-1] in _REGISTRIES:
+        return _unknown_name(path, got, kind == "union_tag_not_found")
+    if kind == "union_tag_invalid" or (kind == "model_type" and "space" in loc[:-1]):
+        message = "a parameter is a list of values, or {low, high} of type 'real' or 'integer'"
+        return Problem(path=path, message=message, expected=message, got=shown(got), available=None)
+    message = str(context["error"]) if "error" in context else sentence(str(error["msg"]))
+    if kind in ("model_type", "dict_type", "model_attributes_type"):
+        message = "should be an object"
+    if kind == "missing":
+        known = _fields(owners)
+        return Problem(
+            path=path,
+            message=f"'{loc[-1]}' is missing",
+            expected=f"a value for '{loc[-1]}'",
+            got=None,
+            available=known or None,
+        )
+    where = isinstance(got, Mapping | BaseModel)
+    field = f"'{path.rsplit('.', 1)[-1]}' " if message.startswith("should ") else ""
+    return Problem(
+        path=path,
+        message=field + (message if where else f"{message}; got {shown(got)!r}"),
+        expected=message,
+        got=None if where else shown(got),
+        available=list(map(str, _literals(error))) or None,
+    )
+
+
+def _literals(error: Mapping[str, Any]) -> Iterator[str]:
+    if error["type"] == "literal_error":
+        yield from str(error["ctx"]["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
+
+
+def _unknown_field(path: str, field: str, owners: list[type[BaseModel]]) -> Problem:
+    known = _fields(owners)
+    whose = ", ".join(dict.fromkeys(_said(owner) for owner in owners)) or "this object"
+    return Problem(
+        path=path,
+        message=f"{whose} has no '{shown(field)}'; it has {', '.join(map(repr, known))}"
+        f"{did_you_mean(field, known)}",
+        expected=f"a field of {whose}",
+        got=shown(field),
+        available=known,
+    )
+
+
+def _fields(owners: list[type[BaseModel]]) -> list[str]:
+    """Return the fields as a person writes them."""
+    return [f.alias or name for owner in owners for name, f in owner.model_fields.items()]
+
+
+def _said(owner: type[BaseModel]) -> str:
+    """Return what a person calls a config: by its name, or by its section of the spec.
+
+    >>> from search_spaces.trial import OptimizerConfig
+    >>> _said(OptimizerConfig), _said(MODELS["scornn"].Config), _said(ExperimentSpec)
+    ('optimizer', 'scornn', 'a spec')
+    """
+    name = owner.model_fields.get("name")
+    if name is not None and any(
+        issubclass(owner, cls.Config)
+        for registry in _REGISTRIES.values()
+        for cls in registry.values()
+    ):
+        return str(name.default)
+    if owner is ExperimentSpec:
+        return "a spec"
+    word = owner.__name__.removesuffix("Config").lower()
+    return {"arm": "an arm"}.get(word, word)
+
+
+def _unknown_name(path: str, got: Any, absent: bool) -> Problem:
+    kind = path.split(".")[-1]
+    known = sorted(_REGISTRIES[kind])
+    name = got.get("name") if isinstance(got, Mapping) else got
+    message = (
+        f"a {kind} is an object with a 'name'; there are {', '.join(known)}"
+        if absent
+        else f"there is no {kind} '{shown(name)}'; there are {', '.join(known)}"
+        f"{did_you_mean(str(name), known)}"
+    )
+    return Problem(
+        path=f"{path}.name",
+        message=message,
+        expected=f"the name of a {kind}",
+        got=shown(name),
+        available=known,
+    )
+
+
+_REGISTRIES: Mapping[str, Mapping[str, Any]] = {"model": MODELS, "task": TASKS}
+_TAGS = {"choice", "real", "integer"}
+
+
+def _walk(loc: Location, root: type[BaseModel]) -> tuple[str, list[type[BaseModel]]]:
+    """Return the path without the names of union members, and the classes of the last object."""
+    shown_path: list[str] = []
+    owners: list[type[BaseModel]] = [root]
+    below: Any = root
+    previous: int | str | None = None
+    for place, key in enumerate(loc):
+        last = place == len(loc) - 1
+        if previous in _REGISTRIES and key in _REGISTRIES[str(previous)] and not last:
+            below = _REGISTRIES[str(previous)][str(key)].Config
+            previous = key
+            continue
+        if previous in _REGISTRIES and key in _REGISTRIES[str(previous)]:
+            continue
+        if key in _TAGS and shown_path and "space" in shown_path[:-1]:
+            below = next(c for c in _classes(below) if c.__name__.lower() == key)
+            previous = key
+            continue
+        owners = _classes(below) or owners
+        shown_path.append(str(shown(key)))
+        if isinstance(key, str):
+            fields = [owner.model_fields[key] for owner in owners if key in owner.model_fields]
+            below = fields[0].annotation if fields else below
+        previous = key
+    return ".".join(shown_path), owners
+
+
+def _classes(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _classes(part)]

@@ -1,0 +1,266 @@
+"""ExperimentSpec: at once the POST body, the YAML file, the preset and the stored JSON.
+
+A spec is a base (task, models, optimizers, budget) and a search that varies fields of it by dotted
+paths. `checked` refuses, before anything is queued, what could not run; `trial` applies one point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from models.base import ModelConfig
+from search_spaces.checks import findings
+from search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
+from search_spaces.sections import (
+    AnyModel,
+    AnyTask,
+    Arm,
+    LimitsConfig,
+    Name,
+    PublishedNumber,
+    ResourcesConfig,
+    SchedulerConfig,
+    SearchConfig,
+)
+from search_spaces.space import Point, Space
+from search_spaces.trial import (
+    DivergenceConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    Strict,
+    TrainingConfig,
+    TrialConfig,
+)
+from tasks.base import TaskConfig
+
+Config = TypeVar("Config", bound=BaseModel)
+
+MOST_NAME = 120
+RUNGS = 10
+"""About so many rungs where the spec does not say."""
+
+
+class ExperimentSpec(Strict):
+    """One task, one or more arms, a search, a budget.
+
+    One arm may be written flat (`model`, `optimizer`). With `arms`, `optimizer` is the default of
+    arms that have none.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "a grid of nine",
+                    "task": {"name": "copying", "delay": 100},
+                    "model": {"name": "scornn", "hidden_size": 64},
+                    "optimizer": {"name": "rmsprop"},
+                    "training": {"steps": 1000, "evaluate_every": 100},
+                    "search": {
+                        "method": "grid",
+                        "space": {
+                            "optimizer.lr": [1e-2, 1e-3, 1e-4],
+                            "model.negative_fraction": [0.0, 0.5, 1.0],
+                        },
+                    },
+                },
+                {
+                    "name": "two models, the better half of TPE's thirty",
+                    "task": {"name": "adding", "length": 200},
+                    "arms": [
+                        {
+                            "model": {"name": "enrnn", "parameters": 15000},
+                            "space": {
+                                "model.short_fraction": [0.2, 0.4, 0.6],
+                                "model.negative_fraction": {"low": 0.0, "high": 1.0, "step": 0.1},
+                            },
+                        },
+                        {
+                            "model": {"name": "lstm", "parameters": 15000},
+                            "space": {"model.forget_bias": {"low": -4, "high": 4}},
+                        },
+                    ],
+                    "training": {"epochs": 1},
+                    "search": {
+                        "method": "tpe",
+                        "trials": 30,
+                        "space": {"optimizer.lr": {"low": 1e-5, "high": 1e-2, "log": True}},
+                    },
+                    "scheduler": {"name": "asha"},
+                },
+            ]
+        },
+    )
+
+    name: Name = Field("", description="Default: its arms on its task")
+    task: AnyTask = Field(description="What is learned: one of the tasks below")
+    model: AnyModel | None = Field(None, description="The one arm's model; or give `arms`")
+    optimizer: OptimizerConfig = Field(
+        OptimizerConfig(), description="Of the one arm, and of each arm that has none"
+    )
+    arms: list[Arm] | None = Field(
+        None, min_length=1, max_length=50, description="Models to compare on the task"
+    )
+    project: Name = Field("default", description="The experiment in MLflow that collects the runs")
+    description: str = Field("", max_length=5_000, description="In your words")
+    source: str = Field("", max_length=500, description="Where the setting comes from")
+    published: list[PublishedNumber] = Field(
+        [], max_length=200, description="What a paper reports for it"
+    )
+    search: SearchConfig = Field(SearchConfig(), description="What varies, and how it is chosen")
+    training: TrainingConfig = Field(TrainingConfig(), description="Budget and evaluations")
+    scheduler: SchedulerConfig = Field(
+        SchedulerConfig(), description="Which trials are stopped early"
+    )
+    replicates: int = Field(1, ge=1, le=1000, description="Trainings of each configuration")
+    seed: int = Field(0, ge=0, lt=2**30, description="Seed of the first replicate; next ones add 1")
+    objective: ObjectiveConfig = Field(ObjectiveConfig(), description="What trials are ranked by")
+    divergence: DivergenceConfig = Field(
+        DivergenceConfig(), description="When a trial counts as diverged"
+    )
+    resources: ResourcesConfig = Field(ResourcesConfig(), description="What one trial occupies")
+    limits: LimitsConfig = Field(LimitsConfig(), description="Where it all ends")
+    priority: int = Field(0, ge=-1000, le=1000, description="Higher starts first")
+
+    @model_validator(mode="after")
+    def _one_way_to_say_the_arms(self) -> Self:
+        if (self.model is None) == (self.arms is None):
+            given = "neither is" if self.model is None else "both are"
+            raise ValueError(f"give exactly one of 'model' and 'arms'; {given} given")
+        labels = [arm.label for arm in self.arms_]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two arms are called '{twice[0]}'; give each a 'name' of its own")
+        if not self.name:
+            words = f"{', '.join(labels)} on {self.task.name}"
+            object.__setattr__(self, "name", words[:MOST_NAME])
+        return self
+
+    @cached_property
+    def arms_(self) -> list[Arm]:
+        """The arms, complete: each with its name, its optimizer and all of its space."""
+        arms = self.arms
+        if arms is None:
+            assert self.model is not None
+            arms = [Arm(model=self.model)]
+        return [
+            arm.model_copy(
+                update={
+                    "name": arm.label,
+                    "optimizer": arm.optimizer or self.optimizer,
+                    "space": {**self.search.space, **arm.space},
+                }
+            )
+            for arm in arms
+        ]
+
+    def space(self) -> Space:
+        """Return all points of the experiment.
+
+        Raises:
+            ConditionError: if a condition can never hold.
+        """
+        return Space({arm.label: arm.space for arm in self.arms_})
+
+    def trial_count(self) -> int | None:
+        """Return how many points are run at most, None where only time ends the search."""
+        drawn = None if self.search.method == "grid" else self.search.trials
+        bounds = [self.space().count(), drawn, self.limits.trials]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def trial(self, point: Point) -> TrialConfig:
+        """Return the configuration at a point, resolved.
+
+        Raises:
+            InvalidPointError: if the point breaks a rule that joins fields.
+        """
+        arm = self._arm[point.arm]
+        changes: dict[str, dict[str, Any]] = {}
+        for path, value in point.params.items():
+            section, _, field = path.partition(".")
+            changes.setdefault(section, {})[field] = value
+        try:
+            return TrialConfig(
+                task=_changed(self.task, changes.get("task")),
+                model=_changed(arm.model, changes.get("model")),
+                optimizer=_changed(arm.optimizer or self.optimizer, changes.get("optimizer")),
+                training=_changed(self.training, changes.get("training")),
+                divergence=self.divergence,
+                objective=self.objective,
+                seed=self.seed,
+                replicates=self.replicates,
+            ).resolved()
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            message = f"{place}: {first['msg']}"
+        except ValueError as error:
+            message = str(error)
+        raise InvalidPointError(f"arms.{point.arm}", message, got=dict(point.params))
+
+    def rung_steps(self, config: TrialConfig) -> list[int]:
+        """Return the steps at which a trial reports: every so many evaluations, and at its end."""
+        steps = config.training.steps
+        assert steps is not None
+        stride = self._rung_stride(config)
+        return [*range(stride, steps, stride), steps]
+
+    def rung_count(self, config: TrialConfig) -> int:
+        """Return how many rungs a trial has, without listing them."""
+        assert config.training.steps is not None
+        return -(-config.training.steps // self._rung_stride(config))
+
+    def _rung_stride(self, config: TrialConfig) -> int:
+        steps, every = config.training.steps, config.training.evaluate_every
+        assert steps is not None
+        assert every is not None
+        if self.scheduler.rung_every is not None:
+            return -(-self.scheduler.rung_every // every) * every
+        return max(1, round(steps / every / RUNGS)) * every
+
+    def checked(self, data_root: Path | None = None) -> None:
+        """Raise SpecError, or the kind of it that fits, if anything in the spec could not run."""
+        errors: list[SpecError] = findings(self, data_root)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise SeveralErrors(errors)
+
+    @cached_property
+    def _arm(self) -> dict[str, Arm]:
+        return {arm.label: arm for arm in self.arms_}
+
+
+def _changed(base: Config, changes: Mapping[str, Any] | None) -> Config:
+    """Return `base` with fields changed, validated again."""
+    if changes is None:
+        return base
+    given = base.model_dump(exclude_unset=True)
+    if isinstance(base, ModelConfig | TaskConfig):
+        given["name"] = base.name
+    return type(base).model_validate({**given, **changes})
+
+
+def read_spec(text: str) -> ExperimentSpec:
+    """Return the spec that a YAML (or JSON) text describes.
+
+    Raises:
+        SpecError: if the text is not YAML, or not one object.
+        pydantic.ValidationError: if it is not a spec.
+    """
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError("", f"this is not YAML: {error}", expected="YAML or JSON") from error
+    if not isinstance(content, dict):
+        raise SpecError("", "a spec is an object with a task and a model", expected="an object")
+    return ExperimentSpec.model_validate(content)

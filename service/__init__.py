@@ -1,0 +1,1 @@
+"""REST API, record of experiments and queue: what stands between people and the drivers."""

@@ -1,0 +1,79 @@
+"""The application: routes, errors and middleware put together from what it is given."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from fastapi import FastAPI, Security
+from fastapi.responses import RedirectResponse
+from fastapi.security import HTTPBearer
+
+from service.access import Access
+from service.dispatcher import Dispatcher
+from service.errors import answer_errors
+from service.events import Tailer
+from service.limits import BodyLimits
+from service.parts import Service
+from service.record import Record
+from service.routes import catalogue, experiments, health, streams, trials
+from service.schemas import Views
+from service.settings import Settings
+
+DESCRIPTION: Final = """
+Post an experiment, follow it, read its ranked trials. Each trial is a run in MLflow.
+
+* `POST /v1/experiments` takes an `ExperimentSpec`; `/v1/presets` has examples of it.
+* `GET /v1/experiments/{id}/events` streams what happens until the experiment is over.
+* Every error is an `application/problem+json` that names field, expectation and what exists.
+"""
+
+
+def create_app(
+    settings: Settings,
+    record: Record,
+    dispatcher: Dispatcher,
+    mlflow_uri: str | None = None,
+) -> FastAPI:
+    """Return the application; `app.state.service.tailer.closing` ends its open event streams."""
+    app = FastAPI(
+        title="Eigensweep",
+        version=installed_version(),
+        summary="Hyperparameter search for long-memory recurrent networks",
+        description=DESCRIPTION,
+        openapi_tags=[
+            {"name": "experiments", "description": "Post, follow, cancel."},
+            {"name": "trials", "description": "One configuration each."},
+            {"name": "catalogue", "description": "Models, tasks and presets that specs name."},
+            {"name": "health", "description": "For those who watch over the service."},
+        ],
+    )
+    app.state.service = Service(
+        settings=settings,
+        record=record,
+        dispatcher=dispatcher,
+        tailer=Tailer(record),
+        views=Views(settings.mlflow_pages or mlflow_uri),
+        mlflow_uri=mlflow_uri,
+    )
+    guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
+    for routes in (experiments, trials, streams, catalogue):
+        app.include_router(routes.router, prefix="/v1", dependencies=guard)
+    app.include_router(health.router)
+    app.add_api_route("/", _home, include_in_schema=False)
+    answer_errors(app)
+    app.add_middleware(BodyLimits)
+    app.add_middleware(Access, token=settings.token)
+    return app
+
+
+async def _home() -> RedirectResponse:
+    return RedirectResponse("/docs")
+
+
+def installed_version() -> str:
+    """Return the version of the installed package, "0" where it runs from its sources alone."""
+    try:
+        return version("eigensweep")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,170 @@
+"""Post, preview, list, look at and cancel experiments."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Header, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from search_spaces.preview import Preview, preview
+from search_spaces.spec import ExperimentSpec
+from service.errors import documented
+from service.lifecycle import ExperimentState
+from service.paging import decode, encode
+from service.parts import TheService
+from service.posting import queued
+from service.schemas import ExperimentNow, Page
+
+router = APIRouter(tags=["experiments"])
+
+ExperimentId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
+
+EXAMPLES: Any = {
+    "grid": {
+        "summary": "A grid of six points",
+        "value": {
+            "name": "copying with scoRNN",
+            "task": {"name": "copying", "delay": 100},
+            "model": {"name": "scornn", "hidden_size": 64},
+            "training": {"steps": 1000},
+            "search": {
+                "method": "grid",
+                "space": {
+                    "optimizer.lr": [1e-2, 1e-3, 1e-4],
+                    "model.negative_fraction": [0.1, 0.5],
+                },
+            },
+        },
+    },
+    "arms": {
+        "summary": "Two models at equal size, by TPE",
+        "value": {
+            "name": "who remembers",
+            "task": {"name": "adding", "length": 200},
+            "arms": [
+                {"model": {"name": "lstm", "parameters": 15000}},
+                {
+                    "model": {
+                        "name": "enrnn",
+                        "parameters": 15000,
+                        "short_fraction": 0.4,
+                        "negative_fraction": 0.5,
+                    }
+                },
+            ],
+            "training": {"steps": 2000},
+            "search": {
+                "method": "tpe",
+                "trials": 20,
+                "space": {"optimizer.lr": {"low": 1e-5, "high": 1e-2, "log": True}},
+            },
+        },
+    },
+}
+PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=EXAMPLES)]
+
+
+class ExperimentQuery(BaseModel):
+    """Which experiments, and in which order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: list[ExperimentState] = Field([], description="Only in these states")
+    project: str | None = Field(None, description="Only of this project")
+    name: str | None = Field(None, description="Only with this in their name")
+    sort: Literal["created_at", "-created_at", "name", "-name"] = "-created_at"
+    limit: int = Field(50, ge=1, le=200)
+    cursor: str | None = Field(
+        None, max_length=1000, description="`next_cursor` of the page before"
+    )
+
+
+@router.post(
+    "/experiments",
+    status_code=201,
+    summary="Post an experiment",
+    responses=documented(401, 413, 415, 422, 503)
+    | {200: {"model": ExperimentNow, "description": "Posted before with the same Idempotency-Key"}},
+)
+def post_experiment(
+    service: TheService,
+    spec: PostedSpec,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=255,
+            description="A post that is repeated with the same key and body queues nothing again",
+        ),
+    ] = None,
+) -> ExperimentNow:
+    """Check a spec and queue it. What could not run is refused here, and nothing is queued."""
+    spec.checked(service.settings.data_root)
+    experiment, is_new = service.record.add(queued(spec, idempotency_key))
+    service.dispatcher.wake()
+    answer = service.views.experiment(service.record.experiment(experiment.id))
+    response.headers["Location"] = answer.links.self
+    if not is_new:
+        response.status_code = 200
+    return answer
+
+
+@router.post(
+    "/experiments/preview",
+    summary="Say what an experiment would do",
+    responses=documented(401, 413, 415, 422),
+)
+def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
+    """Check a spec as a post does, count its trials and sizes, guess its cost; queue nothing."""
+    spec.checked(service.settings.data_root)
+    return preview(spec)
+
+
+@router.get("/experiments", summary="List experiments", responses=documented(401, 422, 503))
+def list_experiments(
+    service: TheService, query: Annotated[ExperimentQuery, Query()]
+) -> Page[ExperimentNow]:
+    """Return experiments, the newest first unless `sort` says otherwise."""
+    kind = float if query.sort.endswith("created_at") else str
+    found = service.record.experiments(
+        states=query.state,
+        project=query.project,
+        name=query.name,
+        sort=query.sort,
+        limit=query.limit + 1,
+        after=decode(query.sort, query.cursor, (kind, str)),
+    )
+    page, more = found[: query.limit], len(found) > query.limit
+    cursor = None
+    if more:
+        last = page[-1].experiment
+        cursor = encode(query.sort, [last.created_at if kind is float else last.name, last.id])
+    return Page(items=[service.views.experiment(each) for each in page], next_cursor=cursor)
+
+
+@router.get(
+    "/experiments/{id}",
+    summary="Look at an experiment",
+    responses=documented(401, 404, 422, 503),
+)
+def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+    """Return an experiment with its progress, the time it still needs and its best trial."""
+    return service.views.experiment(service.record.experiment(id))
+
+
+@router.post(
+    "/experiments/{id}/cancel",
+    status_code=202,
+    summary="Cancel an experiment",
+    responses=documented(401, 404, 409, 422, 503),
+)
+def cancel_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+    """Cancel a queued experiment at once; let the driver of a running one stop its trials.
+
+    Asked again it changes nothing. One that has completed or failed cannot be cancelled (409).
+    """
+    service.record.cancel(id)
+    service.dispatcher.wake()
+    return service.views.experiment(service.record.experiment(id))

@@ -1,0 +1,97 @@
+"""Deployment settings, read once from the environment by an entry point."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from platformdirs import user_data_path
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+"""A path that stays the same when the working folder changes."""
+
+
+class StartError(RuntimeError):
+    """The service cannot start as it is set up; the message says what to do."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach `host`.
+
+    >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Settings(BaseSettings):
+    """Deployment choices. Scientific choices belong to the spec and never live here."""
+
+    model_config = SettingsConfigDict(env_prefix="EIGENSWEEP_", frozen=True)
+
+    home: Folder = Field(default_factory=lambda: user_data_path("eigensweep"))
+    """The one folder that holds everything the service keeps; deleting it is a clean start."""
+    host: str = "127.0.0.1"
+    """Address to listen on; any other than loopback needs a token."""
+    port: int = Field(default=8642, ge=1, le=65535)
+    """Port of the API. The default gives way to the next free port; a port that is set does not."""
+    token: SecretStr | None = None
+    """Bearer token that every request under /v1 must carry; None: none is asked for."""
+    data_root: Folder | None = None
+    """Folder of the corpora; None: tasks that need one are refused."""
+    database_url: str | None = None
+    """SQLAlchemy URL of the record; None: SQLite in the home folder."""
+    mlflow_uri: str | None = None
+    """A running MLflow server; None: one is started beside the service."""
+    mlflow_pages: str | None = None
+    """Where browsers find MLflow, if that is not `mlflow_uri`; links lead there."""
+    mlflow_port: int = Field(default=5000, ge=1, le=65535)
+    """Port of the MLflow server that is started here; gives way as `port` does."""
+    ray_address: str | None = None
+    """A running Ray cluster; None: a Ray of our own on this machine."""
+    cpus: int | None = Field(default=None, ge=1)
+    """Processors that a Ray of our own may use; None: all of them."""
+    storage: Folder | None = None
+    """Folder of checkpoints, the same on every node; None: in the home folder."""
+    optuna_url: str | None = None
+    """Database of Optuna's studies; None: journal files in the home folder."""
+    max_experiments: int = Field(default=2, ge=1)
+    """How many experiments run at once; the others wait in the queue."""
+    retries: int = Field(default=3, ge=0)
+    """How often a trial whose process is lost is started again."""
+    checkpoint_seconds: float = Field(default=10.0, gt=0)
+    """Longest time of training that a lost process costs."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much the service says on its console."""
+
+    @model_validator(mode="after")
+    def _strangers_need_a_token(self) -> Settings:
+        if not is_loopback(self.host) and not (self.token and self.token.get_secret_value()):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines: set EIGENSWEEP_TOKEN to a "
+                "secret of your choice, or EIGENSWEEP_HOST to 127.0.0.1"
+            )
+        return self
+
+    @property
+    def database(self) -> str:
+        """URL of the record's database."""
+        return self.database_url or f"sqlite:///{self.home / 'eigensweep.db'}"
+
+    @property
+    def storage_folder(self) -> str:
+        """Folder of checkpoints and curves."""
+        return str(self.storage or self.home / "storage")
+
+    @property
+    def optuna(self) -> str:
+        """Optuna's storage: a URL, or the folder of journal files."""
+        return self.optuna_url or str(self.home / "optuna")

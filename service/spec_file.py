@@ -1,0 +1,171 @@
+"""A spec as a person writes it: YAML or JSON, with settings laid over it by dotted path.
+
+Nothing here knows what a spec may hold; the service says that when it is posted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class InputError(ValueError):
+    """What a person wrote cannot be read; the message says where and what would work."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose values are all JSON: `1e-3` is a number, a date stays a string."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if not tag.endswith(("timestamp", "float"))]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"""[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:e[-+]?[0-9]+)?|[0-9][0-9_]*e[-+]?[0-9]+
+        |\.[0-9][0-9_]*(?:e[-+]?[0-9]+)?|\.inf|\.nan)$""",
+        re.IGNORECASE | re.VERBOSE,
+    ),
+    list("-+0123456789."),
+)
+
+
+def parse(text: str, where: str) -> Any:
+    """Return what a YAML (or JSON) text holds.
+
+    >>> parse("{lr: [1e-3, 0.01], day: 2020-01-01}", "--set")
+    {'lr': [0.001, 0.01], 'day': '2020-01-01'}
+
+    Raises:
+        InputError: if it is not YAML, naming `where` it came from and the line.
+    """
+    if text.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):  # JSON may hold tabs, which YAML refuses
+            return json.loads(text)
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{where}{line}: neither YAML nor JSON: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: neither YAML nor JSON: {error}") from error
+
+
+def looks_like_a_file(source: str) -> bool:
+    """Return whether `source` names a file (or, `-`, standard input) and not a preset."""
+    return source == "-" or Path(source).suffix in {".yaml", ".yml", ".json"}
+
+
+def read(source: str | Path) -> dict[str, Any]:
+    """Return the spec in a YAML or JSON file, or on standard input where `source` is `-`.
+
+    Raises:
+        InputError: if it cannot be read or is not a mapping.
+    """
+    if str(source) == "-":
+        where, text = "standard input", sys.stdin.read()
+    else:
+        where = str(source)
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
+            raise InputError(f"{where}: {reason}") from error
+    spec = parse(text, where)
+    if not isinstance(spec, dict):
+        found = "nothing" if spec is None else f"a {type(spec).__name__}"
+        raise InputError(f"{where}: a spec is a mapping of names to values; this holds {found}")
+    return spec
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """Return `path=value` texts as a dict; values are YAML.
+
+    >>> parse_settings(["training.steps=50", "search.space.optimizer.lr=[1e-3, 1e-4]"])
+    {'training.steps': 50, 'search.space.optimizer.lr': [0.001, 0.0001]}
+    """
+    parsed = {}
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals or not path.strip():
+            raise InputError(f"--set {setting}: write path=value, such as --set training.steps=100")
+        parsed[path.strip()] = parse(value, f"--set {path}")
+    return parsed
+
+
+def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `spec` in which each dotted path holds its value.
+
+    An arm is named by its name or its place; what follows `space` is one parameter's path.
+
+    >>> spec = {"arms": [{"name": "lstm", "model": {"name": "lstm"}}], "search": {"space": {}}}
+    >>> with_settings(spec, {"arms.lstm.optimizer.lr": 0.1, "search.space.optimizer.lr": [1, 2]})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'arms': [{'name': 'lstm', 'model': {'name': 'lstm'}, 'optimizer': {'lr': 0.1}}],
+     'search': {'space': {'optimizer.lr': [1, 2]}}}
+
+    Raises:
+        InputError: if a path leads nowhere.
+    """
+    changed = _copy(spec)
+    for path, value in settings.items():
+        keys = path.split(".")
+        if "space" in keys[:-1]:
+            first = keys.index("space") + 1
+            keys = [*keys[:first], ".".join(keys[first:])]
+        node: Any = changed
+        for depth, key in enumerate(keys[:-1]):
+            node = _enter(node, key, ".".join(keys[: depth + 1]))
+        if isinstance(node, list):
+            node[_place(node, keys[-1], path)] = value
+        elif isinstance(node, dict):
+            node[keys[-1]] = value
+        else:
+            raise InputError(f"{path}: {'.'.join(keys[:-1])} is {node!r}, which holds no fields")
+    return changed
+
+
+def _enter(node: Any, key: str, path: str) -> Any:
+    if isinstance(node, list):
+        return node[_place(node, key, path)]
+    if not isinstance(node, dict):
+        raise InputError(f"{path}: {path.rpartition('.')[0]} is {node!r}, which holds no fields")
+    if key == "arms" and key not in node:
+        raise InputError(f"{path}: this spec has no arms; its one model is at 'model'")
+    if node.get(key) is None:
+        node[key] = {}
+    return node[key]
+
+
+def _place(items: list[Any], key: str, path: str) -> int:
+    names = [_name(item) for item in items]
+    if key in names:
+        return names.index(key)
+    if key.isdecimal() and int(key) < len(items):
+        return int(key)
+    known = ", ".join(name for name in names if name) or f"0 to {len(items) - 1}"
+    raise InputError(f"{path}: there is no '{key}' here; there is {known}")
+
+
+def _name(item: Any) -> str | None:
+    """Return an arm's name: its own, or its model's."""
+    if not isinstance(item, dict):
+        return None
+    model = item.get("model")
+    return item.get("name") or (model.get("name") if isinstance(model, dict) else None)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if isinstance(value, list) else value

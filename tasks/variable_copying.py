@@ -1,0 +1,103 @@
+"""Variable-length copying: the marker comes at a random step, so that counting does not help.
+
+Source: Henaff, Szlam & LeCun, ICML 2016, sections 3.1.3 and 4.2; layout as in the program of
+Mhammedi et al., ICML 2017. Henaff et al. take far fewer steps here than for copying; their number
+is lost in the text that we have, so the default delay is from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tasks.recall import Recall, RecallConfig
+from tasks.streams import below, draw
+
+
+class VariableCopyingConfig(RecallConfig):
+    """What an experiment may set on variable-length copying."""
+
+    name: Literal["variable_copying"] = "variable_copying"
+    delay: int = Field(
+        50, ge=2, le=1_000_000, description="Steps T; the marker comes 1 to T-1 after the string"
+    )
+    baseline_kind: Literal["place_known", "step_only"] = Field(
+        "place_known",
+        description="Whether the baseline knows where the answer stands, as if it had kept the "
+        "marker's step alone; or the step number and that step's input, and nothing else",
+    )
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """What the best model scores on each metric that knows what `baseline_kind` says.
+
+        At a step with a blank before it, the answer stands there with probability q, which the
+        step number tells; the symbol is guessed.
+        """
+        if self.baseline_kind == "place_known":
+            return super().baselines
+        K, steps = self.alphabet, self.sequence_length
+        blank, q = self._blank_and_answer()
+        surprise = _entropy(q) + q * log(K)
+        doubt = np.minimum(q, 1 - q / K)  # the share of wrong answers of the better guess
+        return {
+            "cross_entropy": float(blank @ surprise) / steps,
+            "recall_accuracy": 1 / K,
+            "accuracy": 1 - float(blank @ doubt) / steps,
+        }
+
+    def _blank_and_answer(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return of each step t >= S the probability of a blank, and of an answer at a blank."""
+        S, T = self.symbols, self.delay
+        t = np.arange(S, T + 2 * S)
+        first, last = S + 1, S + T - 1  # of the marker's steps
+        markers = last - first + 1 - ((first <= t) & (t <= last))
+        answers = np.minimum(t - 1, last) - np.maximum(t - S, first) + 1
+        q = np.clip(answers, 0, None) / np.maximum(markers, 1)
+        return markers / (T - 1), q
+
+
+class VariableCopying(Recall):
+    """Recall `symbols` symbols, starting one step after a marker that comes at any moment.
+
+    The marker stands at a step of S+1 to S+T-1, drawn for each sequence; at least one blank is
+    before it, and blanks follow the answer.
+
+    >>> task = VariableCopying(VariableCopyingConfig(delay=5, symbols=2))
+    >>> print(task.picture(seed=1))
+    input   2 2 . . : . . . .
+    target  . . . . . 2 2 . .
+    >>> print(task.picture(seed=2))
+    input   1 1 . . . : . . .
+    target  . . . . . . 1 1 .
+    """
+
+    Config = VariableCopyingConfig
+    config: VariableCopyingConfig
+
+    def sequences(
+        self, stream: str, rows: Sequence[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        S, T, K = self.config.symbols, self.config.delay, self.config.alphabet
+        numbers = draw(stream, rows, S + 1)
+        string = 1 + below(numbers[:, :S], K).T
+        marker = S + 1 + below(numbers[:, S], T - 1)
+        x = np.zeros((T + 2 * S, len(rows)), dtype=np.int64)
+        y = np.zeros_like(x)
+        each = np.arange(len(rows))
+        x[:S] = string
+        x[marker, each] = K + 1
+        y[marker + 1 + np.arange(S)[:, None], each] = string
+        return x, y
+
+
+def _entropy(q: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the entropy of a choice of two, in nats; 0 where it is sure."""
+    sure = (q == 0) | (q == 1)
+    q = np.where(sure, 0.5, q)
+    return np.where(sure, 0.0, -q * np.log(q) - (1 - q) * np.log(1 - q))

@@ -1,0 +1,107 @@
+"""Toy models that the tests install through the entry point `eigensweep.models`."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from models.base import Model, ModelConfig, Shapes, State
+
+
+class ToyConfig(ModelConfig):
+    """A cell of one matrix."""
+
+    def free_parameters(self, shapes: Shapes) -> int:
+        n = self.hidden_size or 0
+        return n * (n + shapes.input_size + shapes.output_size) + shapes.output_size
+
+
+class Toy(Model):
+    """h_t = U x_t + W h_{t-1}, read out at every step or at the last."""
+
+    Config: ClassVar[type[ModelConfig]] = ToyConfig
+
+    def __init__(self, config: ModelConfig, shapes: Shapes) -> None:
+        super().__init__(config, shapes)
+        n = self.hidden_size
+        self.U = nn.Parameter(0.1 * torch.randn(n, shapes.input_size))
+        self.W = nn.Parameter(0.5 * torch.eye(n))
+        self.readout = nn.Linear(n, shapes.output_size)
+
+    def recurrent_matrix(self) -> Tensor:
+        return self.W
+
+    def states(self, x: Tensor, state: State | None = None) -> Tensor:
+        z = self.U.T[x] if self.shapes.input_kind == "symbols" else x @ self.U.T
+        W = self.recurrent_matrix()
+        h = z.new_zeros(z.shape[1:]) if state is None else state
+        assert isinstance(h, Tensor)
+        history = []
+        for z_t in z:
+            h = z_t + h @ W.T
+            history.append(h)
+        return torch.stack(history)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        h = self.states(x, state)
+        read = h if self.shapes.readout == "all" else h[-1]
+        return self.readout(read), h[-1]
+
+
+class OverflowConfig(ToyConfig):
+    """A recurrence that grows a thousandfold at each step."""
+
+    name: Literal["toy_overflow"] = "toy_overflow"
+    growth: float = Field(1e3, gt=0)
+
+
+class Overflow(Toy):
+    """Overflows to infinity within a sequence of a dozen steps."""
+
+    Config = OverflowConfig
+
+    def recurrent_matrix(self) -> Tensor:
+        assert isinstance(self.config, OverflowConfig)
+        return self.config.growth * torch.eye(self.hidden_size)
+
+
+class BugConfig(ToyConfig):
+    """A model with a bug."""
+
+    name: Literal["toy_bug"] = "toy_bug"
+
+
+class Bug(Toy):
+    """Raises in its third forward pass."""
+
+    Config = BugConfig
+    calls = 0
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        self.calls += 1
+        if self.calls == 3:
+            raise LookupError("the toy's bug: there is no third pass")
+        return super().forward(x, state)
+
+
+class SlowConfig(ToyConfig):
+    """A model that takes its time."""
+
+    name: Literal["toy_slow"] = "toy_slow"
+    seconds: float = Field(0.02, ge=0, description="Sleep in each forward pass")
+    shade: int = Field(0, description="Tells configurations apart and changes nothing else")
+
+
+class Slow(Toy):
+    """The toy cell with a sleep in each forward pass, so that kills find it at work."""
+
+    Config = SlowConfig
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        assert isinstance(self.config, SlowConfig)
+        time.sleep(self.config.seconds)
+        return super().forward(x, state)

@@ -1,0 +1,110 @@
+"""The presets: complete, runnable, and what the paper prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from search_spaces.errors import CorpusError, UnknownPresetError
+from search_spaces.presets import load_preset, preset_names
+from search_spaces.preview import preview
+from search_spaces.spec import ExperimentSpec
+
+PUBLISHED_SIZES = {
+    "adding-enrnn-best": 15_441,
+    "adding-scornn-best": 15_046,
+    "adding-lstm-best": 15_181,
+    "copying-enrnn-best": 22_395,
+    "copying-scornn-best": 21_764,
+    "copying-lstm-best": 22_109,
+    "copying-lstm-large-best": 157_641,
+    "ptb-enrnn-best": 893_575,
+    "ptb-lstm-best": 1_016_450,
+    "ptb-lstm-large-best": 8_594_370,
+}
+
+
+@pytest.mark.parametrize("name", preset_names())
+class TestEveryPreset:
+    def test_it_is_named_as_its_file_and_says_where_it_comes_from(self, name):
+        preset = load_preset(name)
+        assert preset.name == name
+        assert preset.source
+        assert preset.description
+
+    def test_it_passes_every_check(self, name):
+        preset = load_preset(name)
+        try:
+            preset.checked(None)
+        except CorpusError:
+            assert preset.task.name == "ptb_chars"
+        for arm in preview(preset).arms:
+            assert arm.largest_parameters is not None
+
+    def test_none_of_its_points_is_invalid(self, name):
+        preset = load_preset(name)
+        for point in preset.space():
+            preset.trial(point)
+
+
+@pytest.mark.parametrize(("name", "size"), PUBLISHED_SIZES.items())
+def test_a_best_setting_is_one_trial_of_the_published_size(name, size):
+    found = preview(load_preset(f"enrnn/{name}"))
+    assert found.trials == 1
+    assert found.arms[0].largest_parameters == size
+
+
+@pytest.mark.parametrize(
+    "name", ["adding-enrnn", "adding-scornn", "copying-enrnn", "copying-scornn", "ptb-enrnn"]
+)
+def test_the_best_setting_is_a_point_of_the_searched_grid(name):
+    searched, best = load_preset(f"enrnn/{name}"), load_preset(f"enrnn/{name}-best")
+    wanted = best.trial(best.space().point(0)).content_hash()
+    assert wanted in {searched.trial(point).content_hash() for point in searched.space()}
+
+
+@pytest.mark.parametrize("name", ["adding-lstm", "ptb-lstm"])
+def test_the_lstms_best_setting_is_a_point_of_the_searched_grid(name):
+    searched, best = load_preset(f"enrnn/{name}"), load_preset(f"enrnn/{name}-best")
+    wanted = best.trial(best.space().point(0)).content_hash()
+    assert wanted in {searched.trial(point).content_hash() for point in searched.space()}
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if "copying" in name])
+def test_a_copying_preset_runs_at_a_shorter_delay_too(name):
+    content = load_preset(name).model_dump(mode="json")
+    content["task"]["delay"] = 100
+    shorter = ExperimentSpec.model_validate(content)
+    shorter.checked()
+    assert shorter.task.sequence_length == 120
+
+
+def test_the_quick_start_compares_three_models_of_equal_size():
+    found = preview(load_preset("quickstart"))
+    assert [arm.model for arm in found.arms] == ["scornn", "enrnn", "lstm"]
+    assert [arm.points for arm in found.arms] == [3, 3, 3]
+    sizes = [arm.largest_parameters for arm in found.arms]
+    assert max(sizes) < 1.05 * min(sizes)
+
+
+def test_the_quick_starts_curves_have_at_least_ten_points():
+    quick = load_preset("quickstart")
+    training = quick.trial(quick.space().point(0)).training
+    assert training.steps // training.evaluate_every >= 10
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name():
+    with pytest.raises(UnknownPresetError, match="did you mean 'enrnn/copying'"):
+        load_preset("enrnn/copyin")
+
+
+@pytest.mark.parametrize(
+    "name", ["../trial", "/etc/passwd", "enrnn", "enrnn/", "", "enrnn/../quickstart"]
+)
+def test_a_name_never_becomes_a_path(name):
+    with pytest.raises(UnknownPresetError):
+        load_preset(name)
+
+
+@pytest.mark.data
+def test_the_treebank_presets_find_their_corpus(data_root):
+    load_preset("enrnn/ptb").checked(data_root)

@@ -1,0 +1,85 @@
+"""The preview: counts, sizes and first configurations, without walking the space."""
+
+from __future__ import annotations
+
+import time
+
+from search_spaces.preview import preview
+from search_spaces.spec import ExperimentSpec
+from search_spaces.tables import markdown
+
+
+def make(**changes) -> ExperimentSpec:
+    content = {
+        "task": {"name": "copying", "delay": 20},
+        "model": {"name": "scornn", "negative_fraction": 0.5},
+        "training": {"steps": 100},
+        "search": {"space": {"model.hidden_size": [16, 64, 32], "optimizer.lr": [0.1, 0.01]}},
+    }
+    return ExperimentSpec.model_validate({**content, **changes})
+
+
+def test_it_counts_and_shows_the_first_configurations_in_order():
+    spec = make()
+    found = preview(spec)
+    assert (found.points, found.trials) == (6, 6)
+    assert found.first[1].params == {"model.hidden_size": 16, "optimizer.lr": 0.01}
+    assert found.first[1].hash == spec.trial(spec.space().point(1)).content_hash()
+    assert abs(found.baseline - spec.task.baseline()) < 1e-12
+
+
+def test_it_finds_the_smallest_and_the_largest_model_wherever_they_stand():
+    arm = preview(make()).arms[0]
+    expected = [n * (n - 1) // 2 + n + 10 * n + 9 * n + 9 for n in (16, 64)]
+    assert [arm.smallest_parameters, arm.largest_parameters] == expected
+
+
+def test_an_endless_space_shows_examples_and_the_trials_asked_for():
+    space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+    found = preview(
+        make(
+            model={"name": "lstm", "hidden_size": 8},
+            search={"method": "random", "trials": 7, "space": space},
+        )
+    )
+    assert (found.points, found.trials) == (None, 7)
+    assert found.first[0].params == {"optimizer.lr": 1e-4}
+    assert found.arms[0].axes[0].values == "0.0001 to 0.1, logarithmic"
+
+
+def test_an_invalid_point_says_why():
+    found = preview(
+        make(
+            model={"name": "scornn", "hidden_size": 8},
+            search={"space": {"model.negative_ones": [99, 1]}},
+        )
+    )
+    assert "allowed are 0 to 8" in found.first[0].error
+    assert found.first[1].error is None
+
+
+def test_a_trillion_points_are_previewed_within_a_tenth_of_a_second():
+    axis = {"low": 1, "high": 1000}
+    space = {
+        "model.hidden_size": axis,
+        "task.delay": axis,
+        "training.steps": axis,
+        "training.log_every": axis,
+    }
+    spec = make(search={"space": space})
+    start = time.process_time()
+    assert preview(spec).points == 10**12
+    assert time.process_time() - start < 0.1
+
+
+def test_a_bigger_experiment_is_estimated_to_cost_more():
+    little, large = make(), make(training={"steps": 1000}, replicates=3)
+    assert preview(large).estimate.core_hours_low > 20 * preview(little).estimate.core_hours_low
+
+
+def test_the_field_tables_name_every_field_and_its_default():
+    text = markdown()
+    assert "| `negative_fraction` | number, null, ≥ 0, ≤ 1 |  |" in text
+    assert "| `delay` | integer, ≥ 1, ≤ 1e+06 | `2000` |" in text
+    for section in ("model: lstm", "task: adding", "optimizer", "scheduler", "limits"):
+        assert f"#### `{section}`" in text

@@ -1,0 +1,275 @@
+"""Whatever could only fail on a worker is refused when posted, in words a newcomer can act on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import time
+
+import pytest
+from pydantic import ValidationError
+
+from search_spaces.errors import (
+    CorpusError,
+    GridTooLargeError,
+    ParameterValueError,
+    SpecError,
+    TrialLimitError,
+    UnknownMetricError,
+    UnknownParameterError,
+)
+from search_spaces.problems import problems
+from search_spaces.spec import ExperimentSpec
+
+LSTM = {"name": "lstm", "hidden_size": 8}
+THOUSAND = {"low": 1, "high": 1000}
+
+
+def post(**changes):
+    """Return the problems of a spec that is right but for `changes`, and the error's class."""
+    content = {
+        "task": {"name": "copying", "delay": 20},
+        "model": {"name": "scornn", "hidden_size": 32, "negative_ones": 3},
+        "training": {"steps": 100},
+        **changes,
+    }
+    content = {key: value for key, value in content.items() if value is not ...}
+    start = time.process_time()
+    try:
+        ExperimentSpec.model_validate(content).checked(None)
+    except (ValidationError, SpecError) as error:
+        found = problems(error)
+        assert time.process_time() - start < 0.1
+        json.dumps(found, allow_nan=False)
+        return found, type(error)
+    return [], None
+
+
+def grid(**space):
+    return {"space": {path.replace("__", "."): axis for path, axis in space.items()}}
+
+
+def test_a_good_spec_has_no_problems():
+    assert post() == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"modle": 1}, "modle", "a spec has no 'modle'; it has .* did you mean 'model'"),
+        (
+            {"model": {"name": "scornn", "hidden_size": 9, "negative_one": 3}},
+            "model.negative_one",
+            "scornn has no 'negative_one'; it has .*'negative_ones'.*did you mean 'negative_ones'",
+        ),
+        ({"model": {"name": "scorn"}}, "model.name", "there is no model 'scorn'.*mean 'scornn'"),
+        ({"model": {"hidden_size": 3}}, "model.name", "a model is an object with a 'name'"),
+        ({"task": {"name": "coping"}}, "task.name", "there is no task 'coping'.*mean 'copying'"),
+        ({"task": ...}, "task", "'task' is missing"),
+        ({"model": ...}, "", "exactly one of 'model' and 'arms'; neither is given"),
+        ({"arms": [{"model": LSTM}]}, "", "exactly one of 'model' and 'arms'; both are given"),
+        (
+            {"model": ..., "arms": [{"model": LSTM}, {"model": {**LSTM, "depth": 2}}]},
+            "arms.1.model.depth",
+            "lstm has no 'depth'",
+        ),
+        (
+            {"model": ..., "arms": [{"model": LSTM}, {"model": LSTM}]},
+            "",
+            "two arms are called 'lstm'",
+        ),
+        ({"model": {**LSTM, "hidden_size": 0}}, "model.hidden_size", "equal to 1; got 0"),
+        ({"optimizer": {"lr": float("nan")}}, "optimizer.lr", "finite number; got 'nan'"),
+        ({"optimizer": {"name": "sgd"}}, "optimizer.name", "'adam', 'rmsprop' or 'adagrad'"),
+        (
+            {"search": grid(optimizer__clip_norm=[1.0, float("inf")])},
+            "search.space.optimizer.clip_norm.choices.1",
+            "a choice is finite",
+        ),
+        (
+            {"search": grid(optimizer__clip_norm=3)},
+            "search.space.optimizer.clip_norm",
+            "a parameter is a list of values, or",
+        ),
+        (
+            {"search": grid(optimizer__lr={"low": 1, "hgh": 2})},
+            "search.space.optimizer.lr.hgh",
+            "did you mean 'high'",
+        ),
+        (
+            {"search": grid(optimizer__lr={"low": 0.2, "high": 0.1})},
+            "search.space.optimizer.lr",
+            "'low' must be below 'high'",
+        ),
+        ({"search": grid(optimizer__lr=[0.1, 0.1])}, "search.space.optimizer.lr.choices", "twice"),
+    ],
+)
+def test_what_is_no_spec_is_refused_with_the_place_and_a_way_out(changes, path, words):
+    found, kind = post(**changes)
+    assert kind is ValidationError
+    hit = [problem for problem in found if problem["path"] == path]
+    assert len(hit) == 1, found
+    assert re.search(words, hit[0]["message"]), hit[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "path", "words"),
+    [
+        (
+            {"search": grid(model__negative_one=[1])},
+            UnknownParameterError,
+            "search.space.model.negative_one",
+            "scornn has no 'negative_one'; it has .*did you mean 'model.negative_ones'",
+        ),
+        (
+            {"search": grid(lr=[1])},
+            UnknownParameterError,
+            "search.space.lr",
+            "begins with model., optimizer., task., training.*did you mean 'optimizer.lr'",
+        ),
+        (
+            {
+                "model": ...,
+                "arms": [{"model": LSTM, "space": {"model.negative_ones": [1]}}],
+            },
+            UnknownParameterError,
+            "arms.0.space.model.negative_ones",
+            "lstm has no 'negative_ones'",
+        ),
+        (
+            {"search": grid(model__name=["lstm"])},
+            UnknownParameterError,
+            "search.space.model.name",
+            "compare models with 'arms'",
+        ),
+        (
+            {"search": grid(model__negative_ones=[1, 2, -1])},
+            ParameterValueError,
+            "search.space.model.negative_ones",
+            "scornn refuses negative_ones = -1: it should be greater than or equal to 0",
+        ),
+        (
+            {
+                "search": {
+                    "method": "tpe",
+                    "trials": 2,
+                    **grid(optimizer__lr={"low": -0.5, "high": 1}),
+                }
+            },
+            ParameterValueError,
+            "search.space.optimizer.lr",
+            "refuses lr = -0.5: it should be greater than 0",
+        ),
+        (
+            {
+                "search": {
+                    "method": "random",
+                    "trials": 2,
+                    **grid(model__hidden_size={"type": "real", "low": 8, "high": 16}),
+                }
+            },
+            ParameterValueError,
+            "search.space.model.hidden_size",
+            "valid integer.*type: integer",
+        ),
+        (
+            {"search": grid(optimizer__alpha={"choices": [0.9], "when": {"optimizer.lr": 1}})},
+            SpecError,
+            "search.space.optimizer.alpha.when.optimizer.lr",
+            "which this space does not vary",
+        ),
+        (
+            {
+                "search": grid(
+                    model__hidden_size=THOUSAND,
+                    task__delay=THOUSAND,
+                    training__steps=THOUSAND,
+                    model__negative_ones=THOUSAND,
+                )
+            },
+            GridTooLargeError,
+            "search.space",
+            r"1,000,000,000,000 points and the limit is 10,000 .*hidden_size \(1,000 values\)",
+        ),
+        (
+            {"search": grid(optimizer__lr={"low": 1e-5, "high": 1e-2, "log": True})},
+            GridTooLargeError,
+            "search.space.optimizer.lr",
+            "a grid needs single values.*'random' or 'tpe'",
+        ),
+        (
+            {"search": {"method": "tpe", **grid(optimizer__lr=[0.1, 0.2])}},
+            TrialLimitError,
+            "search.trials",
+            "say how many trials",
+        ),
+        (
+            {"objective": {"metric": "recal_accuracy"}},
+            UnknownMetricError,
+            "objective.metric",
+            "copying has no metric 'recal_accuracy'; it has .*did you mean 'recall_accuracy'",
+        ),
+        (
+            {"task": {"name": "ptb_chars"}},
+            CorpusError,
+            "task",
+            "no data root is set.*Put ptb.train",
+        ),
+        (
+            {"model": {**LSTM, "parameters": 9}},
+            SpecError,
+            "model",
+            "exactly one of 'hidden_size' and 'parameters'; both",
+        ),
+        (
+            {"optimizer": {"clip_norm": 1, "clip_value": 1}},
+            SpecError,
+            "optimizer",
+            "'clip_norm' or 'clip_value' or neither; both",
+        ),
+        ({"training": {}}, SpecError, "training", "exactly one of 'steps' and 'epochs'; neither"),
+        (
+            {"search": grid(model__negative_fraction=[0.1, 0.5])},
+            SpecError,
+            "model",
+            "'negative_ones' and 'negative_fraction'; both are given .at model.negative_fraction",
+        ),
+        (
+            {
+                "training": {"steps": 10**8, "evaluate_every": 1},
+                "scheduler": {"name": "asha", "rung_every": 1},
+            },
+            SpecError,
+            "scheduler.rung_every",
+            "100,000,000 rungs",
+        ),
+    ],
+)
+def test_what_could_only_fail_on_a_worker_is_refused_with_the_place_and_a_way_out(
+    changes, kind, path, words
+):
+    found, raised = post(**changes)
+    assert issubclass(raised, kind)
+    assert [problem["path"] for problem in found] == [path]
+    assert re.search(words, found[0]["message"]), found[0]["message"]
+
+
+def test_a_missing_corpus_names_the_path_that_was_tried(tmp_path):
+    content = {"task": {"name": "ptb_chars"}, "model": LSTM, "training": {"steps": 1}}
+    with pytest.raises(CorpusError, match=r"ptb\.train\.txt") as caught:
+        ExperimentSpec.model_validate(content).checked(tmp_path)
+    assert str(tmp_path) in caught.value.message
+
+
+def test_ten_thousand_values_over_fifty_arms_are_refused_without_being_tried():
+    space = {f"optimizer.{field}": list(range(1, 1001)) for field in ("lr", "lr_orth", "clip_norm")}
+    arms = [{"name": f"arm{i}", "model": LSTM, "space": space} for i in range(50)]
+    found, _ = post(model=..., arms=arms)
+    assert "150,000 values are listed" in found[0]["message"]
+
+
+def test_a_refusal_survives_pickling():
+    error = UnknownParameterError("a.b", "no", expected="x", got=3, available=["y"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.path, again.available) == ("a.b: no", "a.b", ["y"])

@@ -1,0 +1,155 @@
+"""The space: counted by arithmetic, any point computed, every point distinct."""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.errors import ConditionError
+from search_spaces.parameters import Parameter
+from search_spaces.space import Choice, Integer, Point, Real, Space
+
+
+@st.composite
+def arm_spaces(draw: st.DrawFn) -> dict[str, Parameter]:
+    """Draw up to six parameters; each may hang on values of earlier ones; written in any order."""
+    axes: dict[str, Parameter] = {}
+    for path in "abcdef"[: draw(st.integers(1, 6))]:
+        when = {}
+        for other in (
+            draw(st.lists(st.sampled_from(sorted(axes)), unique=True, max_size=2)) if axes else []
+        ):
+            values = [axes[other].value(i) for i in range(axes[other].size() or 0)]
+            when[other] = draw(st.lists(st.sampled_from(values), min_size=1, unique=True))
+        size = draw(st.integers(1, 4))
+        axes[path] = draw(
+            st.sampled_from(
+                [
+                    Choice(values=tuple(range(size)), when=when),
+                    Integer(low=-1, high=size, step=1, when=when),
+                    Real(low=0.1, high=0.1 * (size + 1), step=0.1, when=when),
+                ]
+            )
+        )
+    return {path: axes[path] for path in draw(st.permutations(sorted(axes)))}
+
+
+def by_walking(axes: dict[str, Parameter]) -> set[frozenset[tuple[str, object]]]:
+    """Return the points of an arm by brute force: all combinations, the inactive left out."""
+    ordered = sorted(axes)  # conditions name earlier letters only
+    found = set()
+    for values in product(
+        *([axes[p].value(i) for i in range(axes[p].size() or 0)] for p in ordered)
+    ):
+        params: dict[str, object] = {}
+        for path, value in zip(ordered, values, strict=True):
+            if axes[path].is_active(params):
+                params[path] = value
+        found.add(frozenset(params.items()))
+    return found
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(arm_spaces(), min_size=1, max_size=3))
+def test_the_points_are_all_combinations_once_and_each_index_gives_the_one_of_the_walk(arms):
+    space = Space({str(number): axes for number, axes in enumerate(arms)})
+    walked = list(space)
+    assert space.count() == len(walked)
+    assert [space.point(i) for i in range(len(walked))] == walked
+    for number, axes in enumerate(arms):
+        mine = [frozenset(point.params.items()) for point in walked if point.arm == str(number)]
+        assert len(set(mine)) == len(mine) == space.count(str(number))
+        assert set(mine) == by_walking(axes)
+
+
+def test_a_trillion_points_are_counted_and_the_last_one_found_within_milliseconds():
+    axes = {p: Integer(low=1, high=1000) for p in "abc"}
+    axes["d"] = Integer(low=1, high=1000, when={"a": (500,)})
+    axes["e"] = Integer(low=1, high=10**6, when={"a": (7, 500), "d": (3,)})
+    start = time.process_time()
+    space = Space({"big": axes})
+    # a = 500: 999 values of d alone, and one with a million of e; other a: one rest each
+    assert space.count() == (999 + (999 + 10**6)) * 10**6
+    assert space.point(space.count() - 1).params == {"a": 1000, "b": 1000, "c": 1000}
+    assert time.process_time() - start < 0.05
+
+
+def test_the_order_is_that_of_nested_loops_with_what_hangs_on_a_value_right_inside_it():
+    space = Space(
+        {
+            "x": {
+                "name": Choice(values=("adam", "rmsprop")),
+                "lr": Choice(values=(1, 2)),
+                "alpha": Choice(values=(0.5, 0.9), when={"name": ("rmsprop",)}),
+            },
+            "y": {"lr": Choice(values=(3,))},
+        }
+    )
+    assert [tuple(point.params.values()) for point in space] == [
+        ("adam", 1),
+        ("adam", 2),
+        ("rmsprop", 0.5, 1),
+        ("rmsprop", 0.5, 2),
+        ("rmsprop", 0.9, 1),
+        ("rmsprop", 0.9, 2),
+        (3,),
+    ]
+
+
+def test_axes_come_after_those_their_conditions_name():
+    axes = Space(
+        {
+            "arm": {
+                "c": Choice(values=(1,), when={"b": (1,)}),
+                "b": Choice(values=(1, 2), when={"a": (1,)}),
+                "a": Choice(values=(1, 2)),
+            }
+        }
+    ).axes("arm")
+    assert list(axes) == ["a", "b", "c"]
+    assert not axes["c"].is_active({"a": 2})
+
+
+def test_a_range_without_a_step_makes_the_count_infinite():
+    space = Space({"a": {"lr": Real(low=1e-5, high=1e-2, log=True)}, "b": {}})
+    assert space.count() is None
+    assert space.count("b") == 1
+    with pytest.raises(ValueError, match="infinitely many"):
+        space.point(0)
+
+
+def test_an_arm_without_parameters_is_one_point_and_there_is_no_second():
+    space = Space({"only": {}})
+    assert list(space) == [Point("only", {})]
+    with pytest.raises(IndexError, match="a space of 1 points has no point 1"):
+        space.point(1)
+
+
+def test_a_stepped_range_counts_in_decimals():
+    tenths = Real(low=0.0, high=1.0, step=0.1)
+    assert [tenths.value(i) for i in range(tenths.size())] == [i / 10 for i in range(11)]
+    assert tenths.position(0.3) == 3
+    assert tenths.position(0.35) is None
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ({"nme": ("adam",)}, "'nme', which this space does not vary; did you mean 'name'"),
+        ({"name": ("sgd",)}, "waits for 'name' to be 'sgd', which it never is"),
+        ({"lr": (0.1,)}, "a range without a step"),
+        ({"alpha": (0.5,)}, "in a circle"),
+    ],
+)
+def test_a_condition_that_can_never_hold_is_refused(when, words):
+    axes = {
+        "name": Choice(values=("adam", "rmsprop")),
+        "lr": Real(low=0.001, high=1.0),
+        "alpha": Choice(values=(0.5,), when=when),
+    }
+    with pytest.raises(ConditionError, match=words):
+        Space({"arm": axes})

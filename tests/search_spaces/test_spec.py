@@ -1,0 +1,226 @@
+"""The spec: one form for POST, YAML, preset and store; a point becomes a configuration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from models import MODELS
+from models.base import ModelConfig
+from search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
+from search_spaces.presets import load_preset, preset_names
+from search_spaces.sections import union_of
+from search_spaces.space import Point
+from search_spaces.spec import ExperimentSpec, read_spec
+from search_spaces.trial import TrialConfig
+
+YAML = """
+task: {name: copying, delay: 20}
+model: {name: scornn, hidden_size: 32}
+optimizer: {name: rmsprop, lr: 1e-3}
+training: {steps: 1000, evaluate_every: 30}
+search:
+  space:
+    optimizer.lr: [1e-3, 1e-4]
+    optimizer.alpha: {low: 0.5, high: 0.9, step: 0.2}
+    model.negative_fraction: {choices: [0.0, 0.5], when: {optimizer.lr: 1e-3}}
+    model.negative_ones: {low: 1, high: 3, when: {optimizer.lr: 1e-4}}
+"""
+
+
+def spec(**changes):
+    content = {
+        "task": {"name": "copying", "delay": 20},
+        "model": {"name": "scornn", "hidden_size": 32, "negative_ones": 3},
+        "training": {"steps": 1000},
+    }
+    return ExperimentSpec.model_validate({**content, **changes})
+
+
+def test_yaml_is_the_same_spec_as_its_json_and_survives_it():
+    read = read_spec(YAML)
+    again = ExperimentSpec.model_validate_json(read.model_dump_json())
+    assert again == read
+    assert list(again.space()) == list(read.space())
+    assert again.model_dump_json() == read.model_dump_json()
+    read.checked()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_survives_json(name):
+    preset = load_preset(name)
+    assert ExperimentSpec.model_validate_json(preset.model_dump_json()) == preset
+
+
+def test_numbers_that_yaml_reads_as_texts_are_numbers():
+    read = read_spec(YAML)
+    assert read.optimizer.lr == 1e-3
+    assert read.search.space["optimizer.lr"].values == (1e-3, 1e-4)
+    assert read.space().count() == (2 + 3) * 3
+
+
+def test_a_text_that_is_no_object_is_refused_with_words():
+    for text in ("[1, 2]", "a: [", ""):
+        with pytest.raises(SpecError):
+            read_spec(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(min_value=0, max_value=14))
+def test_each_point_becomes_a_complete_configuration_that_survives_json(index):
+    read = read_spec(YAML)
+    config = read.trial(read.space().point(index))
+    assert config == config.resolved()
+    assert config.model.negative_ones is not None
+    assert config.model.negative_fraction is None
+    assert config.optimizer.lr_orth == config.optimizer.lr
+    again = TrialConfig.from_dict(config.model_dump(mode="json"))
+    assert again == config
+    assert again.content_hash() == config.content_hash()
+
+
+def test_a_point_reaches_all_four_sections():
+    params = {
+        "model.hidden_size": 40,
+        "optimizer.clip_norm": 1.5,
+        "task.delay": 7,
+        "training.steps": 12,
+    }
+    config = spec().trial(Point("scornn", params))
+    assert config.model.hidden_size == 40
+    assert config.optimizer.clip_norm == 1.5
+    assert config.task.delay == 7
+    assert config.training.steps == 12
+
+
+def test_a_field_that_only_the_space_sets_may_be_missing_from_the_base():
+    searched = spec(
+        model={"name": "scornn"},
+        search={"space": {"model.parameters": [500, 900], "model.negative_fraction": [0.5]}},
+    )
+    searched.checked()
+    sizes = [searched.trial(point).model.hidden_size for point in searched.space()]
+    assert sizes[0] < sizes[1]
+
+
+def test_a_single_point_that_breaks_a_rule_is_invalid_and_the_spec_is_not():
+    searched = spec(search={"space": {"model.negative_ones": [1, 99]}})
+    searched.checked()
+    with pytest.raises(InvalidPointError, match="'negative_ones' is 99; allowed are 0 to 32"):
+        searched.trial(searched.space().point(1))
+
+
+def test_an_arms_own_space_and_optimizer_stand_in_place_of_the_shared_ones():
+    compared = spec(
+        model=None,
+        optimizer={"name": "rmsprop", "lr": 0.5},
+        arms=[
+            {"model": {"name": "lstm", "hidden_size": 4}},
+            {
+                "name": "big",
+                "model": {"name": "lstm", "hidden_size": 8},
+                "optimizer": {"name": "adagrad"},
+                "space": {"optimizer.lr": [0.3], "model.forget_bias": {"low": 0, "high": 1}},
+            },
+        ],
+        search={"space": {"optimizer.lr": [0.1, 0.2]}},
+    )
+    compared.checked()
+    configs = [compared.trial(point) for point in compared.space()]
+    assert [c.optimizer.lr for c in configs] == [0.1, 0.2, 0.3, 0.3]
+    assert [c.optimizer.name for c in configs] == ["rmsprop"] * 2 + ["adagrad"] * 2
+    assert [c.model.forget_bias for c in configs] == [1.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "rung_every", "rungs"),
+    [
+        (1000, 30, None, [90, 180, 270, 360, 450, 540, 630, 720, 810, 900, 990, 1000]),
+        (800, 50, None, [100, 200, 300, 400, 500, 600, 700, 800]),
+        (1000, 100, 250, [300, 600, 900, 1000]),
+        (50, 100, None, [50]),
+    ],
+)
+def test_rungs_are_evaluations_and_the_last_is_the_end(steps, every, rung_every, rungs):
+    scheduled = spec(
+        training={"steps": steps, "evaluate_every": every}, scheduler={"rung_every": rung_every}
+    )
+    config = scheduled.trial(Point("scornn", {}))
+    assert scheduled.rung_steps(config) == rungs
+    assert scheduled.rung_count(config) == len(rungs)
+
+
+def test_the_number_of_trials_is_the_smallest_bound():
+    grid = {"space": {"optimizer.lr": [0.1, 0.2, 0.3]}}
+    assert spec(search=grid).trial_count() == 3
+    assert spec(search=grid, limits={"trials": 2}).trial_count() == 2
+    assert spec(search={**grid, "method": "tpe", "trials": 9}).trial_count() == 3
+    endless = {"method": "random", "space": {"optimizer.lr": {"low": 0.1, "high": 0.2}}}
+    assert spec(search={**endless, "trials": 9}).trial_count() == 9
+    assert spec(search=endless).trial_count() is None
+
+
+def test_several_mistakes_are_told_at_once():
+    wrong = spec(
+        search={"space": {"model.depth": [1], "optimizer.lr": [-1]}}, objective={"metric": "bleu"}
+    )
+    with pytest.raises(SeveralErrors) as caught:
+        wrong.checked()
+    assert [error.path for error in caught.value.errors] == [
+        "objective.metric",
+        "search.space.model.depth",
+        "search.space.optimizer.lr",
+    ]
+
+
+def test_every_registered_model_can_be_named_in_a_spec():
+    for name in MODELS:
+        assert spec(model={"name": name}).arms_[0].label == name
+    with pytest.raises(ValidationError):
+        spec(model={"name": "no such model"})
+
+
+def test_every_example_of_the_schema_is_a_spec_that_passes():
+    examples = ExperimentSpec.model_json_schema()["examples"]
+    assert len(examples) >= 2
+    for example in examples:
+        ExperimentSpec.model_validate(example).checked()
+
+
+def test_a_model_of_an_installed_package_can_be_posted_and_searched():
+    plugins = Path(__file__).parents[1] / "plugins"
+    program = """
+from search_spaces.spec import ExperimentSpec
+spec = ExperimentSpec.model_validate({
+    "task": {"name": "copying"}, "model": {"name": "toy_overflow", "hidden_size": 3},
+    "training": {"steps": 1}, "search": {"space": {"model.growth": [2.0, 3.0]}},
+})
+spec.checked()
+print([spec.trial(point).model.growth for point in spec.space()])
+"""
+    path = os.pathsep.join([str(plugins), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[2.0, 3.0]"
+
+
+def test_a_config_that_no_spec_could_name_is_refused_with_words():
+    class Nameless:
+        class Config(ModelConfig):
+            name: str = "nameless"
+
+    with pytest.raises(TypeError, match=r"must declare `name: Literal\['nameless'\]"):
+        union_of({"nameless": Nameless}, "model")

@@ -1,0 +1,73 @@
+"""The hash that names a result: what enters it and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from models import MODELS
+from search_spaces.spec import ExperimentSpec
+from search_spaces.trial import TrialConfig
+
+
+def trial(**changes) -> TrialConfig:
+    content = {
+        "task": {"name": "copying", "delay": 20},
+        "model": {"name": "scornn", "hidden_size": 32, "negative_fraction": 0.5},
+        "optimizer": {"name": "rmsprop", "lr": 0.001},
+        "training": {"steps": 100},
+    }
+    spec = ExperimentSpec.model_validate({**content, **changes})
+    return spec.trial(spec.space().point(0))
+
+
+HASH = trial().content_hash()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": {"steps": 5000}},
+        {"training": {"steps": 100, "log_every": 3}},
+        {"seed": 9, "replicates": 4},
+        {"name": "another", "priority": 3, "resources": {"gpus": 1}},
+        {"model": {"negative_fraction": 0.5, "hidden_size": 32, "name": "scornn"}},
+        {"model": {"name": "scornn", "hidden_size": 32, "negative_ones": 16}},
+        {"model": {"name": "scornn", "hidden_size": 32, "negative_fraction": 0.49}},
+        {"optimizer": {"name": "rmsprop", "lr": 1e-3, "lr_orth": 1e-3, "name_orth": "rmsprop"}},
+        {"training": {"steps": 100, "evaluate_every": 100}},
+        {"objective": {"metric": "cross_entropy"}},
+    ],
+)
+def test_the_hash_is_the_same_where_the_results_are(changes):
+    assert trial(**changes).content_hash() == HASH
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": {"name": "copying", "delay": 21}},
+        {"model": {"name": "scornn", "hidden_size": 32, "negative_fraction": 0.6}},
+        {"optimizer": {"name": "rmsprop", "lr": 0.001, "lr_orth": 0.0001}},
+        {"training": {"steps": 100, "evaluate_every": 50}},
+        {"training": {"steps": 100, "patience": 5}},
+        {"objective": {"metric": "recall_accuracy"}},
+        {"divergence": {"factor": 50}},
+    ],
+)
+def test_the_hash_is_another_where_results_may_differ(changes):
+    assert trial(**changes).content_hash() != HASH
+
+
+def test_a_raised_result_version_gives_another_hash(monkeypatch):
+    monkeypatch.setattr(MODELS["scornn"], "result_version", 99)
+    assert trial().content_hash() != HASH
+
+
+def test_epochs_are_steps():
+    by_epochs = trial(training={"epochs": 2})
+    assert by_epochs.training.steps == 2 * by_epochs.task.steps_per_epoch
+    assert by_epochs.content_hash() == HASH
+
+
+def test_seeds_follow_one_another():
+    assert trial(seed=7, replicates=3).seeds == [7, 8, 9]

@@ -1,0 +1,175 @@
+"""A record, an application over it, and a launcher of ten lines in the place of Ray."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from service import database
+from service.app import create_app
+from service.dispatcher import Dispatcher
+from service.ledger import RecordLedger
+from service.migrations import migrate
+from service.record import Record
+from service.settings import Settings
+
+SPEC: dict[str, Any] = {
+    "name": "two rates",
+    "task": {"name": "copying", "delay": 5, "symbols": 2, "batch_size": 4},
+    "model": {"name": "scornn", "hidden_size": 6, "negative_ones": 2},
+    "training": {"steps": 100, "evaluate_every": 10},
+    "search": {"method": "grid", "space": {"optimizer.lr": [1e-3, 1e-2]}},
+}
+
+
+class InMemoryLauncher:
+    """Starts nothing: a driver is its ledger and what a test says of its state."""
+
+    def __init__(self) -> None:
+        self.launched: list[InMemoryDriver] = []
+        self.survivors: dict[str, InMemoryDriver] = {}
+
+    def launch(self, experiment_id: str, spec: Any, ledger: Any, options: Any) -> InMemoryDriver:
+        self.launched.append(InMemoryDriver(ledger))
+        return self.launched[-1]
+
+    def find(self, experiment_id: str) -> InMemoryDriver | None:
+        return self.survivors.get(experiment_id)
+
+
+class InMemoryDriver:
+    def __init__(self, ledger: RecordLedger) -> None:
+        self.ledger = ledger
+        self.now = "running"
+        self.error = "out of luck"
+
+    def state(self) -> Any:
+        return self.now
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A fresh SQLite record."""
+    made = f"sqlite:///{tmp_path / 'record.db'}"
+    migrate(made)
+    yield made
+    database.engine(made).dispose()
+
+
+@pytest.fixture
+def record(url: str) -> Record:
+    return Record(url)
+
+
+@pytest.fixture
+def launcher() -> InMemoryLauncher:
+    return InMemoryLauncher()
+
+
+@pytest.fixture
+def dispatcher(record: Record, launcher: InMemoryLauncher) -> Dispatcher:
+    """A dispatcher whose tests call `tick` themselves."""
+    return Dispatcher(record, launcher=launcher, problem=None)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path, data_root=tmp_path)
+
+
+@pytest.fixture
+def client(settings: Settings, record: Record, dispatcher: Dispatcher) -> Iterator[TestClient]:
+    """The application without a server."""
+    app = create_app(settings, record, dispatcher)
+    with TestClient(app, raise_server_exceptions=False) as made:
+        yield made
+
+
+@pytest.fixture
+def spec() -> Callable[..., dict[str, Any]]:
+    """Return a spec with fields replaced by dotted path: `spec(**{"task.delay": 9})`."""
+
+    def changed(**changes: Any) -> dict[str, Any]:
+        content = copy.deepcopy(SPEC)
+        for path, value in changes.items():
+            *sections, field = path.split("/")
+            inner = content
+            for section in sections:
+                inner = inner[section]
+            inner[field] = value
+        return content
+
+    return changed
+
+
+class PostgresqlServer:
+    """A PostgreSQL server of our own in a folder of its own, reached by a socket there."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.url = f"postgresql://me@/postgres?host={folder}"
+        self._programs, self._folder = programs, folder
+        self._user: list[str] = []
+        if os.geteuid() == 0:  # PostgreSQL refuses to be root
+            self._user = ["runuser", "-u", "postgres", "--"]
+            shutil.chown(folder, "postgres")
+        made = ("-U", "me", "-A", "trust", "--no-sync", "-E", "UTF8")
+        self._run("initdb", "-D", str(folder / "data"), *made)
+
+    def start(self) -> None:
+        options = f"-k {self._folder} -c listen_addresses='' -c fsync=off"
+        self._control("-o", options, "-l", str(self._folder / "log"), "start")
+
+    def stop(self) -> None:
+        self._control("-m", "immediate", "stop")
+
+    def _control(self, *words: str) -> None:
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-w", *words)
+
+    def _run(self, program: str, *words: str) -> None:
+        command = [*self._user, str(self._programs / program), *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self._folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """Return a running PostgreSQL; where none is installed, the test is skipped."""
+    installed = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"), reverse=True)
+    found = shutil.which("initdb") or next(iter(installed), None)
+    if found is None:
+        pytest.skip("install PostgreSQL (initdb on PATH or in /usr/lib/postgresql) to run this")
+    with tempfile.TemporaryDirectory(prefix="pg-") as folder:
+        server = PostgresqlServer(Path(os.path.realpath(found)).parent, Path(folder))
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh record on each kind of database."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("url")
+        return
+    server = request.getfixturevalue("postgresql_server").url
+    name = f"record_{uuid.uuid4().hex}"
+    with database.engine(server).connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(
+            f"CREATE DATABASE {name}"
+        )
+    made = server.replace("/postgres?", f"/{name}?")
+    migrate(made)
+    yield made
+    database.engine(made).dispose()
+    database.engine(server).dispose()

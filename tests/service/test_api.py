@@ -1,0 +1,364 @@
+"""The API over a real record, without drivers: what it takes, what it refuses, what it says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from models import MODELS
+from search_spaces.presets import preset_names
+from search_spaces.spec import ExperimentSpec
+from service.app import create_app
+from service.database import engine
+from service.ledger import RecordLedger
+from tasks import TASKS
+
+CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
+PLACE = {"node": "here", "pid": 7, "device": "cpu"}
+
+
+def started(client: TestClient, record: Any, body: Any) -> RecordLedger:
+    """Post an experiment and return the ledger of its first driver."""
+    id = client.post("/v1/experiments", json=body).json()["id"]
+    claim = record.claim(id)
+    return RecordLedger(record.url, id, claim.generation)
+
+
+class TestPost:
+    def test_an_experiment_is_queued_and_found_where_the_answer_says(self, client, spec):
+        answer = client.post("/v1/experiments", json=spec())
+        assert answer.status_code == 201
+        found = client.get(answer.headers["Location"]).json()
+        assert found["state"] == "queued"
+        assert found["progress"]["total"] == 2
+        assert found["metric"] == {"name": "cross_entropy", "unit": "nats", "better": "lower"}
+        assert found["baseline"] == pytest.approx(2 * 2.0794415 / 9)
+
+    def test_what_is_stored_is_again_a_spec(self, client, spec):
+        stored = client.post("/v1/experiments", json=spec()).json()["spec"]
+        again = client.post("/v1/experiments", json=stored)
+        assert again.status_code == 201
+        assert again.json()["spec"] == stored
+
+    def test_a_repeated_post_with_one_key_queues_once(self, client, spec):
+        key = {"Idempotency-Key": "k"}
+        first = client.post("/v1/experiments", json=spec(), headers=key)
+        second = client.post("/v1/experiments", json=spec(), headers=key)
+        assert (first.status_code, second.status_code) == (201, 200)
+        assert first.json()["id"] == second.json()["id"]
+        other = client.post("/v1/experiments", json=spec(name="other"), headers=key)
+        assert other.status_code == 422
+        assert len(client.get("/v1/experiments").json()["items"]) == 1
+
+    def test_a_preview_counts_and_queues_nothing(self, client, spec):
+        found = client.post("/v1/experiments/preview", json=spec()).json()
+        assert found["trials"] == 2
+        assert client.get("/v1/experiments").json()["items"] == []
+
+    def test_every_preset_can_be_posted_as_it_is_served(self, client):
+        for name in preset_names():
+            body = client.get(f"/v1/presets/{name}").json()["spec"]
+            ExperimentSpec.model_validate(body)
+            if body["task"]["name"] != "ptb_chars":
+                assert client.post("/v1/experiments", json=body).status_code == 201, name
+
+
+HUGE = {
+    f"optimizer.{field}": {"low": 1e-6, "high": 0.1, "step": 1e-6} for field in ("lr", "lr_orth")
+}
+REFUSED = {
+    "an unknown field": ({"serch": {}}, "serch"),
+    "a parameter the model lacks": (
+        {"search/space": {"model.negative_one": [1]}},
+        "model.negative_one",
+    ),
+    "a value out of range": ({"model/hidden_size": -1}, "model.hidden_size"),
+    "a value out of range in the space": (
+        {"search/space": {"optimizer.lr": [0.1, -1.0]}},
+        "optimizer.lr",
+    ),
+    "not a number": ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),
+    "both of two exclusive fields": ({"model/parameters": 500}, "model"),
+    "a grid of 10^10 points": ({"search/space": HUGE}, "search.space"),
+    "an unknown model": ({"model/name": "scorn"}, "model.name"),
+    "a corpus that is not there": ({"task": {"name": "ptb_chars"}}, "task"),
+}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("wrong", REFUSED)
+    def test_a_spec_that_could_not_run_is_refused_when_posted(self, client, spec, wrong):
+        changes, path = REFUSED[wrong]
+        body = json.dumps(spec(**changes))
+        headers = {"Content-Type": "application/json"}
+        client.post("/v1/experiments", content=body, headers=headers)
+        began = time.perf_counter()
+        answer = client.post("/v1/experiments", content=body, headers=headers)
+        took = time.perf_counter() - began
+        assert answer.status_code == 422
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        problem = answer.json()
+        assert path in problem["errors"][0]["path"]
+        assert problem["errors"][0]["message"]
+        assert client.get("/v1/experiments").json()["items"] == []
+        assert took < 0.1
+
+    def test_an_unknown_parameter_is_told_with_the_names_that_exist(self, client, spec):
+        body = spec(**{"search/space": {"model.negative_one": [1]}})
+        (error,) = client.post("/v1/experiments", json=body).json()["errors"]
+        assert "model.negative_ones" in error["available"]
+        assert "did you mean" in error["message"]
+
+    @pytest.mark.parametrize("announced", [True, False])
+    def test_a_body_of_ten_megabytes_is_cut_off(self, client, announced):
+        sent = 0
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal sent
+            for _ in range(160):
+                sent += 1
+                yield b"[" * 65_536
+
+        content: Any = b"[" * 10_485_760 if announced else pieces()
+        headers = {"Content-Type": "application/json"}
+        began = time.perf_counter()
+        answer = client.post("/v1/experiments", content=content, headers=headers)
+        assert answer.status_code == 413
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert time.perf_counter() - began < 1
+
+    @pytest.mark.parametrize(
+        ("body", "kind", "status"),
+        [
+            (b"{}", "text/plain", 415),
+            (b"{", "application/json", 422),
+            (b"[1]", "application/json", 422),
+            (b"", "application/json", 422),
+            (b"[" * 100_000, "application/json", 400),
+            (b"\xff\xfe", "application/json", 422),
+        ],
+    )
+    def test_what_is_not_a_json_object_is_refused(self, client, body, kind, status):
+        headers = {"Content-Type": kind}
+        answer = client.post("/v1/experiments", content=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert answer.json()["detail"]
+
+    @pytest.mark.parametrize(
+        ("method", "path", "status", "words"),
+        [
+            ("GET", "/v1/experiments/none", 404, "no experiment 'none'"),
+            ("GET", "/v1/experiments/none/trials", 404, "no experiment"),
+            ("GET", "/v1/experiments/none/trials/1", 404, "no experiment"),
+            ("GET", "/v1/experiments/none/events", 404, "no experiment"),
+            ("POST", "/v1/experiments/none/cancel", 404, "no experiment"),
+            ("GET", "/v1/models/none", 404, "scornn"),
+            ("GET", "/v1/tasks/none", 404, "copying"),
+            ("GET", "/v1/presets/enrnn/none", 404, "enrnn/"),
+            ("GET", "/v1/presets/../../etc/passwd", 404, ""),
+            ("GET", "/v2", 404, "/docs"),
+            ("DELETE", "/v1/experiments", 405, "it takes GET, POST"),
+            ("GET", "/v1/experiments?limit=0", 422, "limit"),
+            ("GET", "/v1/experiments?state=lost", 422, "queued"),
+            ("GET", "/v1/experiments?sort=color", 422, "created_at"),
+            ("GET", "/v1/experiments?colour=red", 422, "colour"),
+            ("GET", "/v1/experiments?cursor=x", 422, "next_cursor"),
+        ],
+    )
+    def test_every_error_is_a_problem_that_says_what_there_is(
+        self, client, method, path, status, words
+    ):
+        answer = client.request(method, path)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert answer.json()["status"] == status
+        assert words in answer.text
+
+    def test_a_database_that_is_away_is_no_bug(self, client, record, tmp_path):
+        engine(record.url).dispose()
+        (tmp_path / "record.db").rename(tmp_path / "moved.db")
+        (tmp_path / "record.db").mkdir()
+        answer = client.get("/v1/experiments")
+        assert answer.status_code == 503
+        assert answer.json()["title"] == "Service Unavailable"
+        assert answer.headers["Retry-After"]
+
+    def test_a_bug_is_told_without_its_secrets(self, client, record, monkeypatch, caplog):
+        def broken(**_: Any) -> None:
+            raise ZeroDivisionError("secret")
+
+        monkeypatch.setattr(record, "experiments", broken)
+        answer = client.get("/v1/experiments")
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert "ZeroDivisionError: secret" in caplog.text
+
+
+class TestReading:
+    def test_pages_follow_one_another_without_gap_or_repetition(self, client, spec):
+        posted = [
+            client.post("/v1/experiments", json=spec(name=f"e{i}")).json()["id"] for i in range(5)
+        ]
+        for sort, expected in (("created_at", posted), ("-created_at", posted[::-1])):
+            seen, cursor = [], None
+            while True:
+                query = {"limit": 2, "sort": sort} | ({"cursor": cursor} if cursor else {})
+                page = client.get("/v1/experiments", params=query).json()
+                seen += [item["id"] for item in page["items"]]
+                cursor = page["next_cursor"]
+                if cursor is None:
+                    break
+            assert seen == expected
+
+    def test_a_list_is_filtered_by_state_project_and_name(self, client, spec):
+        one = client.post("/v1/experiments", json=spec(name="The One", project="p")).json()["id"]
+        other = client.post("/v1/experiments", json=spec(name="other")).json()["id"]
+        client.post(f"/v1/experiments/{other}/cancel")
+        for query in ("state=queued&state=running", "project=p", "name=the%20one"):
+            items = client.get(f"/v1/experiments?{query}").json()["items"]
+            assert [item["id"] for item in items] == [one], query
+
+    def test_trials_come_ranked_with_their_history_and_links(
+        self, settings, record, dispatcher, spec
+    ):
+        app = create_app(settings, record, dispatcher, mlflow_uri="http://127.0.0.1:5000")
+        client = TestClient(app)
+        ledger = started(client, record, spec())
+        ledger.set_run(None, "parent")
+        for number, value in enumerate((0.5, 0.3)):
+            ledger.open(number, "scornn", {"optimizer.lr": value}, CONFIG, f"h{number}")
+            attempt = ledger.begin(number)
+            ledger.report(number, attempt, 50, {"valid/cross_entropy": value}, PLACE)
+            ledger.set_run(number, f"run{number}")
+            result = {
+                "value": value,
+                "step": 100,
+                "best_step": 90,
+                "valid": {"cross_entropy": value},
+                "test": {"cross_entropy": 2 * value},
+                "parameters": {"free": 90, "stored": 99},
+                "seconds": 1.5,
+            }
+            ledger.finish(number, attempt, "completed", result)
+        ledger.open(2, "scornn", {}, CONFIG, "h2")
+        ledger.finish(2, ledger.begin(2), "failed", None, "Traceback ...\nKeyError: 'x'")
+        here = f"/v1/experiments/{ledger.experiment_id}"
+        ranked = client.get(f"{here}/trials?sort=value").json()["items"]
+        assert [trial["number"] for trial in ranked] == [1, 0, 2]
+        pages = client.get(f"{here}/trials?sort=value&limit=1").json()
+        after = client.get(f"{here}/trials?sort=value&limit=1&cursor={pages['next_cursor']}").json()
+        assert [trial["number"] for trial in after["items"]] == [0]
+        failed = client.get(f"{here}/trials?state=failed").json()["items"]
+        assert failed[0]["error"].endswith("KeyError: 'x'")
+        best = client.get(ranked[0]["links"]["self"]).json()
+        assert best == client.get(here).json()["best"]
+        assert (best["value"], best["best_step"], best["step"]) == (0.3, 90, 100)
+        assert best["test"] == {"cross_entropy": 0.6}
+        assert best["config"] == CONFIG
+        assert best["reports"][0]["metrics"] == {"valid/cross_entropy": 0.3}
+        assert best["attempts"][0]["device"] == "cpu"
+        assert best["links"]["mlflow"] == "http://127.0.0.1:5000/#/runs/run1"
+        assert client.get(here).json()["links"]["mlflow"].endswith("/runs/parent")
+
+    def test_the_catalogue_describes_every_model_and_task_from_the_code(self, client):
+        for kind, registry in (("models", MODELS), ("tasks", TASKS)):
+            listed = client.get(f"/v1/{kind}").json()["items"]
+            assert {item["name"] for item in listed} == set(registry)
+            for item in listed:
+                entry = client.get(f"/v1/{kind}/{item['name']}").json()
+                assert set(entry["schema"]["properties"]) == set(
+                    registry[item["name"]].Config.model_fields
+                )
+        copying = client.get("/v1/tasks/copying").json()
+        assert copying["baseline"] == pytest.approx(10 * 2.0794415 / 2020)
+        assert copying["metrics"][0]["name"] == "cross_entropy"
+        assert "Helfrich" in client.get("/v1/models/scornn").json()["source"]
+
+    def test_every_route_is_documented(self, client):
+        page = client.get("/openapi.json").json()
+        for path, methods in page["paths"].items():
+            for method, route in methods.items():
+                assert route["summary"], (method, path)
+                ok = next(content for code, content in route["responses"].items() if code < "300")
+                assert ok["content"], (method, path)
+        examples = page["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]
+        for example in examples["application/json"]["examples"].values():
+            assert client.post("/v1/experiments", json=example["value"]).status_code == 201
+
+    def test_health_names_what_is_missing(self, client, dispatcher):
+        assert client.get("/healthz").json() == {"status": "alive"}
+        assert client.get("/readyz").json()["ready"] is True
+        dispatcher.problem = "Ray is starting"
+        answer = client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["checks"]["launcher"] == {
+            "ready": False,
+            "detail": "Ray is starting",
+            "url": None,
+        }
+
+    def test_readiness_needs_mlflow(self, settings, record, dispatcher, free_port):
+        uri = f"http://127.0.0.1:{free_port()}"
+        client = TestClient(create_app(settings, record, dispatcher, mlflow_uri=uri))
+        answer = client.get("/readyz")
+        assert answer.status_code == 503
+        assert not answer.json()["checks"]["mlflow"]["ready"]
+        assert answer.json()["checks"]["database"]["ready"]
+
+
+class TestCancel:
+    def test_a_queued_experiment_is_cancelled_at_once(self, client, spec):
+        here = client.post("/v1/experiments", json=spec()).json()["links"]["cancel"]
+        answer = client.post(here, json={})
+        assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+        assert client.post(here).status_code == 202
+
+    def test_the_driver_of_a_running_one_is_asked_to_stop(self, client, record, spec):
+        ledger = started(client, record, spec())
+        answer = client.post(f"/v1/experiments/{ledger.experiment_id}/cancel")
+        assert answer.json()["state"] == "running"
+        assert answer.json()["cancel_requested"]
+        assert ledger.intent() == "cancel"
+
+    def test_what_is_over_cannot_be_cancelled(self, client, record, spec):
+        ledger = started(client, record, spec())
+        ledger.end("completed")
+        answer = client.post(f"/v1/experiments/{ledger.experiment_id}/cancel")
+        assert answer.status_code == 409
+
+
+class TestAccess:
+    @pytest.fixture
+    def guarded(self, settings, record, dispatcher) -> TestClient:
+        token = settings.model_copy(update={"token": SecretStr("secret")})
+        return TestClient(create_app(token, record, dispatcher))
+
+    @pytest.mark.parametrize("header", [None, "Bearer wrong", "secret", "Basic secret"])
+    def test_without_the_token_nothing_is_told(self, guarded, spec, header):
+        headers = {"Authorization": header} if header else {}
+        for method, path in (
+            ("GET", "/v1/experiments"),
+            ("POST", "/v1/experiments"),
+            ("GET", "/v1/x"),
+        ):
+            answer = guarded.request(method, path, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+            assert answer.headers["Content-Type"] == "application/problem+json"
+
+    def test_with_the_token_everything_is(self, guarded, spec):
+        headers = {"Authorization": "Bearer secret"}
+        assert guarded.post("/v1/experiments", json=spec(), headers=headers).status_code == 201
+        assert guarded.get("/healthz").status_code == 200
+
+    def test_a_page_of_another_site_cannot_reach_a_service_without_token(self, client):
+        answer = client.get("/v1/experiments", headers={"Host": "evil.example:8642"})
+        assert answer.status_code == 403
+        assert client.get("/v1/experiments", headers={"Host": "localhost:8642"}).status_code == 200

@@ -1,0 +1,253 @@
+"""The command line against the real service with scripted drivers."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from service import terminal
+from service.cli import app
+from service.client import Client
+
+SPEC = """
+name: nine
+task: {name: copying, delay: 20}
+training: {steps: 100, evaluate_every: 10}
+arms:
+  - model: {name: lstm, hidden_size: 8}
+  - model: {name: scornn, hidden_size: 8, negative_ones: 4}
+search: {space: {optimizer.lr: [1e-1, 1e-2]}}
+"""
+
+pytestmark = pytest.mark.usefixtures("_no_environment")
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(scripted_service: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("EIGENSWEEP_URL", scripted_service)
+    return lambda *args, **more: CliRunner().invoke(app, args, **more)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC)
+    return str(file)
+
+
+def test_the_command_line_starts_without_torch_ray_mlflow_and_the_spec() -> None:
+    heavy = "{'torch', 'ray', 'mlflow', 'optuna', 'search_spaces', 'models', 'tasks', 'fastapi'}"
+    program = f"import sys, service.cli, service.client; print(sorted({heavy} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_following_a_submission_ends_with_its_trials_ranked_beside_the_baseline(
+    cli: Cli, spec: str
+) -> None:
+    done = cli("submit", spec, "--follow", "--set", "name=mine")
+
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    table = next(n for n, line in enumerate(lines) if line.startswith("rank"))
+    assert [line.split()[:5] for line in lines[table + 1 : table + 5]] == [
+        ["1", "1", "lstm", "lr=0.01", "completed"],
+        ["2", "3", "scornn", "lr=0.01", "completed"],
+        ["3", "0", "lstm", "lr=0.1", "completed"],
+        ["4", "2", "scornn", "lr=0.1", "completed"],
+    ]
+    assert any(line.startswith("trial 3 scornn completed") for line in lines)
+    assert any(line.startswith("best") and "of the baseline: trial 1" in line for line in lines)
+
+
+def test_settings_reach_into_arms_and_hold_lists(cli: Cli, spec: str) -> None:
+    done = cli(
+        *("submit", spec, "--json"),
+        *("--set", "arms.scornn.model.negative_ones=2"),
+        *("--set", "arms.0.optimizer={name: rmsprop, lr: 1e-3}"),
+        *("--set", "search.space.optimizer.lr=[0.5, 0.25, 0.125]"),
+    )
+
+    posted = json.loads(done.stdout)["spec"]
+    assert posted["arms"][1]["model"]["negative_ones"] == 2
+    assert posted["arms"][0]["optimizer"]["name"] == "rmsprop"
+    assert posted["search"]["space"]["optimizer.lr"] == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.step=5", "training.step: training has no 'step'"),
+        ("arms.lstm.model.hidden_size=-1", "arms.0.model.hidden_size: "),
+        ("search.space.model.negative_one=[1]", "did you mean 'model.negative_ones'?"),
+        ("search.space.optimizer.lr={low: 1e-4, high: 1}", "is a range without a step"),
+        ("training.steps=.nan", "training.steps: "),
+        ("task.name=coppying", "did you mean 'copying'?"),
+    ],
+)
+def test_bad_input_is_exit_code_2_and_names_the_field(
+    cli: Cli, spec: str, setting: str, message: str
+) -> None:
+    done = cli("submit", spec, "--set", setting)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("submit", "no-such-preset"), "quickstart"),
+        (("submit", "no-such-file.yaml"), "no-such-file.yaml: No such file"),
+        (("show", "e7"), "there is no experiment 'e7'"),
+        (("show", "../models"), "there is nothing at /v1/experiments/../models"),
+        (("models", "gru"), "there is no model 'gru'"),
+        (("list", "--state", "happy"), "state"),
+        (("submit",), "Missing argument"),
+    ],
+)
+def test_what_does_not_exist_is_exit_code_2_and_says_what_does(
+    cli: Cli, args: tuple[str, ...], message: str
+) -> None:
+    done = cli(*args)
+
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_with_json_a_problem_is_json_too(cli: Cli, spec: str) -> None:
+    done = cli("submit", spec, "--json", "--set", "training.steps=0")
+
+    assert done.exit_code == 2
+    assert json.loads(done.stderr)["errors"][0]["path"] == "training.steps"
+
+
+def test_a_service_that_is_away_is_exit_code_1(free_port: Callable[[], int]) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+
+    done = CliRunner().invoke(app, ["list", "--url", away])
+
+    assert done.exit_code == 1
+    assert f"no answer from the service at {away}" in done.stderr
+
+
+def test_a_cancelled_experiment_ends_its_watching_with_exit_code_1(cli: Cli, spec: str) -> None:
+    lrs = [n / 100 for n in range(1, 100)]
+    submitted = cli("submit", spec, "--json", "--set", f"search.space.optimizer.lr={lrs}")
+    id = json.loads(submitted.stdout)["id"]
+    cancelling = threading.Timer(0.5, lambda: cli("cancel", id))
+    cancelling.start()
+
+    done = cli("watch", id)
+
+    cancelling.join()
+    assert done.exit_code == 1
+    assert f"experiment {id} cancelled" in done.stdout
+
+
+def test_watching_as_json_gives_an_event_a_line_and_the_experiment_last(
+    cli: Cli, spec: str
+) -> None:
+    id = json.loads(cli("submit", spec, "--json").stdout)["id"]
+
+    *events, last = map(json.loads, cli("watch", id, "--json").stdout.splitlines())
+
+    assert events[0]["kind"] == "experiment.queued"
+    assert events[-1]["kind"] == "experiment.completed"
+    assert (last["id"], last["state"], last["best"]["number"]) == (id, "completed", 1)
+
+
+def test_a_failed_trial_shows_its_error(cli: Cli, spec: str) -> None:
+    submitted = cli(
+        *("submit", spec, "--follow", "--set", "name=buggy"),
+        *("--set", "search.space.optimizer.lr=[10.0, 0.1]"),
+    )
+    assert "trial 0 lstm failed" in submitted.stdout
+    assert "RuntimeError: a bug" in submitted.stdout
+    id = json.loads(cli("list", "--json", "--name", "buggy").stdout)[0]["id"]
+
+    shown = yaml.safe_load(cli("trials", id, "0").stdout)
+
+    assert shown["error"].endswith("RuntimeError: a bug")
+    last = cli("trials", id).stdout.splitlines()[-1]
+    assert last.split()[:5] == ["-", "2", "scornn", "lr=10", "failed"]
+
+
+def test_list_and_show_tell_the_same_story(cli: Cli, spec: str) -> None:
+    cli("submit", spec, "--follow", "--set", "name=told", "--set", "project=stories")
+
+    (row,) = cli("list", "--project", "stories").stdout.splitlines()[1:]
+    shown = cli("show", row.split()[0]).stdout
+
+    assert row.split()[1:5] == ["told", "stories", "completed", "4/4"]
+    assert "4 trials: 4 completed" in shown
+
+
+def test_a_preview_posts_nothing(cli: Cli, spec: str) -> None:
+    done = cli("preview", spec, "--set", "name=never posted")
+
+    assert done.exit_code == 0
+    assert "never posted: 4 trials over 4 points" in done.stdout
+    assert "optimizer.lr: 0.1, 0.01" in done.stdout
+    assert cli("list", "--name", "never posted").stdout.strip() == "none"
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "enrnn/copying-scornn"])
+def test_a_preset_s_page_is_a_spec_that_can_be_posted(cli: Cli, preset: str) -> None:
+    page = cli("presets", preset).stdout
+
+    from_page = cli("preview", "-", "--json", input=page)
+    by_name = cli("preview", preset, "--json")
+
+    assert json.loads(from_page.stdout) == json.loads(by_name.stdout)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "field"),
+    [("models", "scornn", "negative_ones"), ("tasks", "copying", "delay")],
+)
+def test_a_catalogue_page_names_every_field(cli: Cli, kind: str, name: str, field: str) -> None:
+    assert name in cli(kind).stdout
+    page = cli(kind, name).stdout
+    assert any(line.startswith(field) for line in page.splitlines())
+    assert field in json.loads(cli(kind, name, "--json").stdout)["schema"]["properties"]
+
+
+def test_on_a_terminal_each_running_trial_has_a_bar(scripted_service: str) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120, legacy_windows=False)
+    with Client(scripted_service) as client:
+        experiment = client.submit(yaml.safe_load(SPEC), **{"search.space": {}})
+        terminal.follow(experiment, screen)
+        terminal.show_trials(experiment.trials, screen)
+
+    drawn = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "of 100" in drawn
+    assert "━" in drawn
+    assert "completed: best" in drawn
+
+
+def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service: str) -> None:
+    with Client(scripted_service) as client:
+        settings: dict[str, Any] = {"search.space.optimizer.lr": [0.1, 0.01, 0.001]}
+        experiment = client.submit(yaml.safe_load(SPEC), **settings).wait(timeout=60)
+
+        best, trials = experiment.best, experiment.trials
+
+    frame = trials.to_pandas()
+    assert best is not None
+    assert frame.loc[best["number"], "optimizer.lr"] == 0.01
+    assert list(frame["rank"]) == [1, 2, 3, 4, 5, 6]

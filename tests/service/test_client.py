@@ -1,0 +1,230 @@
+"""The client against a service that misbehaves, which the real one does not do on request."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from service import client as client_module
+from service.client import Client, InputError, RefusedError, ServiceAwayError
+from service.spec_file import parse_settings, read, with_settings
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def as_json(status: int, content: Any) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        body = json.dumps(content).encode()
+        request.send_response(status)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def as_events(*events: tuple[int, str]) -> Answer:
+    """Send events, then break the connection off."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "text/event-stream")
+        request.end_headers()
+        for number, kind in events:
+            text = f'id: {number}\nevent: {kind}\ndata: {{"experiment": "e7"}}\n\n'
+            request.wfile.write(text.encode())
+
+    return answer
+
+
+class Stub:
+    """A service that gives the answers it was told to, in turn; the last one again and again."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[Answer]] = {}
+        self.heard: list[tuple[str, dict[str, str], bytes]] = []
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                path = self.path.partition("?")[0]
+                stub.heard.append((self.path, dict(self.headers), self.rfile.read(length)))
+                left = stub.answers.get(path, [as_json(404, {"title": "Not Found"})])
+                (left.pop(0) if len(left) > 1 else left[0])(self)
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                return None
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    stub = Stub()
+    thread = threading.Thread(target=stub.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield stub
+    stub.server.shutdown()
+    stub.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def client(stub: Stub) -> Iterator[Client]:
+    with Client(stub.url, token="let-me-in") as client:
+        yield client
+
+
+def test_events_go_on_after_a_broken_connection_where_they_stopped(
+    stub: Stub, client: Client
+) -> None:
+    stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "running"})]
+    stub.answers["/v1/experiments/e7/events"] = [
+        as_events((1, "experiment.started"), (2, "trial.started")),
+        as_events((3, "trial.completed"), (4, "experiment.completed"), (5, "never.heard")),
+    ]
+
+    heard = [(event.id, event.kind) for event in client.events("e7")]
+
+    assert [id for id, _ in heard] == ["1", "2", "3", "4"]
+    resumed = [headers.get("Last-Event-ID") for path, headers, _ in stub.heard if "events" in path]
+    assert resumed == [None, "2"]
+
+
+def test_events_after_the_end_are_none(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "cancelled"})]
+    stub.answers["/v1/experiments/e7/events"] = [as_events()]
+
+    assert list(client.events("e7", after="9")) == []
+
+
+def test_waiting_outlasts_a_service_that_is_started_anew(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments/e7"] = [
+        as_json(200, {"id": "e7", "state": "running"}),
+        lambda request: request.connection.close(),
+        as_json(200, {"id": "e7", "state": "completed"}),
+    ]
+
+    assert client.experiment("e7").wait(timeout=20).state == "completed"
+
+
+def test_a_service_that_stays_away_ends_the_waiting(
+    stub: Stub, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 0.0)
+    stub.answers["/v1/experiments/e7"] = [
+        as_json(200, {"id": "e7", "state": "running"}),
+        lambda request: request.connection.close(),
+    ]
+
+    with pytest.raises(ServiceAwayError, match="no answer from the service at http"):
+        client.experiment("e7").wait(timeout=20)
+
+
+def test_waiting_ends_at_its_timeout(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments/e7"] = [as_json(200, {"id": "e7", "state": "running"})]
+
+    with pytest.raises(TimeoutError, match=r"experiment e7 is running after 0\.1 s"):
+        client.experiment("e7").wait(timeout=0.1)
+
+
+def test_a_listing_is_read_to_its_last_page(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments"] = [
+        as_json(200, {"items": [{"id": "a"}, {"id": "b"}], "next_cursor": "2"}),
+        as_json(200, {"items": [{"id": "c"}], "next_cursor": None}),
+    ]
+
+    assert [item["id"] for item in client.experiments(state="running")] == ["a", "b", "c"]
+    assert "cursor=2" in stub.heard[-1][0]
+    assert "state=running" in stub.heard[-1][0]
+
+
+def test_a_submission_carries_the_token_and_a_key_of_its_own(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments"] = [as_json(201, {"id": "e7", "name": "x", "state": "queued"})]
+
+    client.submit({"name": "x"})
+    client.submit({"name": "x"})
+
+    first, second = (headers for _, headers, _ in stub.heard)
+    assert first["Authorization"] == "Bearer let-me-in"
+    assert first["Idempotency-Key"] != second["Idempotency-Key"]
+
+
+def test_a_preset_is_fetched_and_changed_by_settings(stub: Stub, client: Client) -> None:
+    spec = {"name": "p", "arms": [{"model": {"name": "lstm"}}], "training": {"steps": 5}}
+    stub.answers["/v1/presets/papers/p"] = [as_json(200, {"name": "papers/p", "spec": spec})]
+    stub.answers["/v1/experiments"] = [as_json(201, {"id": "e7", "name": "p", "state": "queued"})]
+
+    client.submit("papers/p", seed=3, **{"arms.lstm.optimizer.lr": 0.1, "training.steps": 9})
+
+    assert json.loads(stub.heard[-1][2]) == {
+        "name": "p",
+        "arms": [{"model": {"name": "lstm"}, "optimizer": {"lr": 0.1}}],
+        "training": {"steps": 9},
+        "seed": 3,
+    }
+
+
+def test_an_answer_that_is_not_the_service_s_is_told_apart(stub: Stub, client: Client) -> None:
+    def page(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        request.wfile.write(b"<html>another program</html>")
+
+    stub.answers["/v1/experiments/e7"] = [page]
+
+    with pytest.raises(RefusedError, match="the answer is not JSON"):
+        client.experiment("e7")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://localhost:port"])
+def test_an_address_that_is_none_is_refused_with_words(url: str) -> None:
+    with pytest.raises(InputError, match="is not the address of a service"):
+        Client(url)
+
+
+def test_numbers_in_a_spec_file_are_numbers(tmp_path: Any) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text("{lr: [1e-3, 1E3, .5, -1.5e-2, 7], name: 1e, day: 2020-01-01}")
+
+    assert read(file) == {
+        "lr": [0.001, 1000.0, 0.5, -0.015, 7],
+        "name": "1e",
+        "day": "2020-01-01",
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.steps", "write path=value"),
+        ("training.steps=[1", "neither YAML nor JSON"),
+        ("arms.gru.seed=1", "there is no 'gru' here; there is lstm, mine"),
+        ("arms.2.seed=1", "there is no '2' here"),
+        ("name.first=1", "name is 'x', which holds no fields"),
+    ],
+)
+def test_a_setting_that_leads_nowhere_is_refused_with_words(setting: str, message: str) -> None:
+    spec = {"name": "x", "arms": [{"model": {"name": "lstm"}}, {"name": "mine", "model": {}}]}
+
+    with pytest.raises(InputError, match=message.replace("(", r"\(").replace("[", r"\[")):
+        with_settings(spec, parse_settings([setting]))
+
+
+def test_settings_leave_the_spec_they_are_laid_over_as_it_is() -> None:
+    spec = {"search": {"space": {"optimizer.lr": [1, 2]}}}
+
+    changed = with_settings(spec, {"search.space.optimizer.lr": {"low": 1e-4, "high": 1}})
+
+    assert changed == {"search": {"space": {"optimizer.lr": {"low": 1e-4, "high": 1}}}}
+    assert spec == {"search": {"space": {"optimizer.lr": [1, 2]}}}

@@ -1,0 +1,199 @@
+"""What every ledger promises its driver; and that the record's outlives locks and restarts."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sqlite3
+import threading
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from search_spaces.spec import ExperimentSpec
+from service import database
+from service.ledger import RecordLedger
+from service.migrations import migrate
+from service.posting import queued
+from service.record import Record
+from workers.ledger import Finished, StaleWriteError
+
+CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 3, "replicates": 1}
+RESULT: dict[str, Any] = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}
+PLACE = {"node": "here", "pid": 7, "device": "cpu"}
+
+
+def claimed(record: Record, spec: dict[str, Any]) -> RecordLedger:
+    """Post an experiment and return the ledger of its first driver."""
+    experiment, _ = record.add(queued(ExperimentSpec.model_validate(spec)))
+    claim = record.claim(experiment.id)
+    assert claim is not None
+    return RecordLedger(record.url, experiment.id, claim.generation, patience=0)
+
+
+@pytest.fixture
+def ledger(each_url: str, spec: Any) -> RecordLedger:
+    return claimed(Record(each_url), spec())
+
+
+class TestEveryLedger:
+    def test_a_trial_is_told_back_as_it_was_written(self, ledger):
+        ledger.open(0, "scornn", {"optimizer.lr": 0.1}, CONFIG, "abc")
+        assert ledger.begin(0) == 1
+        ledger.report(0, 1, 10, {"valid/loss": 0.5}, PLACE)
+        ledger.report(0, 1, 20, {"valid/loss": 0.4}, PLACE)
+        ledger.set_run(0, "run7")
+        (entry,) = ledger.load()
+        assert (entry.number, entry.arm, entry.params) == (0, "scornn", {"optimizer.lr": 0.1})
+        assert (entry.config, entry.config_hash) == (CONFIG, "abc")
+        assert (entry.state, entry.attempt, entry.run_id) == ("running", 1, "run7")
+        assert entry.reports == {10: {"valid/loss": 0.5}, 20: {"valid/loss": 0.4}}
+
+    def test_opening_a_trial_twice_changes_nothing(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.open(0, "other", {}, CONFIG, "other")
+        (entry,) = ledger.load()
+        assert (entry.arm, entry.state) == ("scornn", "running")
+
+    def test_an_interrupted_trial_waits_and_begins_with_the_next_attempt(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.interrupt(0, ledger.begin(0), "its process was lost")
+        assert ledger.load()[0].state == "waiting"
+        assert ledger.begin(0) == 2
+
+    def test_an_earlier_attempt_cannot_write(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.begin(0)
+        for write in (
+            lambda: ledger.report(0, 1, 10, {}, PLACE),
+            lambda: ledger.interrupt(0, 1, "late"),
+            lambda: ledger.finish(0, 1, "completed", RESULT),
+        ):
+            with pytest.raises(StaleWriteError):
+                write()
+        assert ledger.load()[0].state == "running"
+
+    def test_the_first_end_stands(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.finish(0, 1, "completed", RESULT)
+        ledger.finish(0, 1, "completed", RESULT)
+        ledger.finish(0, 1, "cancelled")
+        (entry,) = ledger.load()
+        assert (entry.state, entry.result) == ("completed", RESULT)
+        with pytest.raises(StaleWriteError):
+            ledger.begin(0)
+
+    def test_an_invalid_point_is_never_scheduled(self, ledger):
+        ledger.open_invalid(0, "scornn", {"model.negative_ones": 99}, "at most 6")
+        (entry,) = ledger.load()
+        assert (entry.state, entry.error, entry.attempt) == ("invalid", "at most 6", 0)
+
+    def test_a_completed_result_is_found_by_hash_seeds_and_budget(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.set_run(0, "run7")
+        assert ledger.finished("abc", 3, 1, 100) is None
+        ledger.finish(0, 1, "completed", RESULT)
+        found = ledger.finished("abc", 3, 1, 100)
+        assert found == Finished(ledger.experiment_id, 0, RESULT, "run7")
+        for other in (
+            ("abd", 3, 1, 100),
+            ("abc", 4, 1, 100),
+            ("abc", 3, 2, 100),
+            ("abc", 3, 1, 99),
+        ):
+            assert ledger.finished(*other) is None
+
+    def test_what_is_not_finite_is_stored_as_unknown(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.report(0, 1, 10, {"loss": float("inf"), "gain": 2.0}, PLACE)
+        ledger.finish(0, 1, "diverged", {"value": float("nan"), "step": 10})
+        (entry,) = ledger.load()
+        assert entry.reports == {10: {"gain": 2.0}}
+        assert entry.result == {"value": None, "step": 10}
+
+    def test_what_a_person_wants_reaches_the_driver(self, ledger, each_url):
+        assert ledger.intent() == "run"
+        Record(each_url).cancel(ledger.experiment_id)
+        assert ledger.intent() == "cancel"
+
+    def test_the_end_of_an_experiment_closes_its_trials_and_is_told_once(self, ledger, each_url):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.end("cancelled")
+        ledger.end("completed")
+        assert ledger.load()[0].state == "cancelled"
+        events = Record(each_url).events(ledger.experiment_id)
+        assert [e.kind for e in events][-2:] == ["trial.cancelled", "experiment.cancelled"]
+
+    def test_it_travels_to_another_process(self, ledger):
+        ledger.set_run(None, "parent")
+        assert pickle.loads(pickle.dumps(ledger)).experiment_run() == "parent"
+
+    def test_a_driver_with_a_successor_can_neither_write_nor_go_on(self, ledger, each_url):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        Record(each_url).claim(ledger.experiment_id)
+        for write in (
+            lambda: ledger.begin(0),
+            lambda: ledger.set_total(3),
+            lambda: ledger.end("completed"),
+            ledger.intent,
+        ):
+            with pytest.raises(StaleWriteError):
+                write()
+
+
+class TestRecordLedger:
+    def test_writers_in_parallel_lose_nothing(self, each_url, spec):
+        ledgers = [claimed(Record(each_url), spec(name=f"e{i}")) for i in range(4)]
+
+        def drive(ledger: RecordLedger) -> None:
+            for number in range(5):
+                ledger.open(number, "scornn", {}, CONFIG, f"{ledger.experiment_id}{number}")
+                attempt = ledger.begin(number)
+                ledger.report(number, attempt, 100, {"loss": 1.0}, PLACE)
+                ledger.finish(number, attempt, "completed", RESULT)
+
+        threads = [threading.Thread(target=drive, args=(ledger,)) for ledger in ledgers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for ledger in ledgers:
+            assert [e.state for e in ledger.load()] == ["completed"] * 5
+            events = Record(each_url).events(ledger.experiment_id)
+            assert len(events) == 2 + 5 * 3
+            assert [e.id for e in events] == sorted(e.id for e in events)
+
+    def test_a_locked_database_is_waited_for(self, record, spec, monkeypatch):
+        ledger = dataclasses.replace(claimed(record, spec()), patience=30)
+        monkeypatch.setattr(database, "BUSY_SECONDS", 0)
+        database.engine.cache_clear()
+        path = record.url.removeprefix("sqlite:///")
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.5, other.execute, ["COMMIT"]).start()
+        began = time.monotonic()
+        ledger.set_total(2)
+        assert 0.4 < time.monotonic() - began < 10
+        other.close()
+
+    def test_a_server_that_restarts_is_waited_for(self, postgresql_server, spec):
+        migrate(postgresql_server.url)
+        ledger = dataclasses.replace(claimed(Record(postgresql_server.url), spec()), patience=60)
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        postgresql_server.stop()
+        threading.Timer(1.0, postgresql_server.start).start()
+        assert ledger.begin(0) == 1
+        database.engine(postgresql_server.url).dispose()
+
+    def test_a_ledger_without_patience_raises(self, tmp_path):
+        away = RecordLedger(f"sqlite:///{tmp_path}/nowhere/record.db", "e", 1, patience=0)
+        with pytest.raises(OperationalError):
+            away.load()

@@ -1,0 +1,212 @@
+"""The record: its schema, its queue, its pages."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from search_spaces.spec import ExperimentSpec
+from service import database
+from service.ledger import RecordLedger
+from service.migrations import NewerRecordError, migrate
+from service.posting import queued
+from service.progress import progress
+from service.queries import StateCount
+from service.record import AlreadyEndedError, IdempotencyKeyReusedError, Record
+from service.settings import Settings
+from service.tables import Base, Experiment
+
+CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
+
+
+def add(record: Record, spec: dict[str, Any], key: str | None = None) -> str:
+    return record.add(queued(ExperimentSpec.model_validate(spec), key))[0].id
+
+
+def driven(record: Record, spec: dict[str, Any]) -> RecordLedger:
+    claim = record.claim(add(record, spec))
+    assert claim is not None
+    return RecordLedger(record.url, claim.experiment_id, claim.generation)
+
+
+class TestSchema:
+    def test_migrations_lead_to_the_tables_of_the_code(self, each_url):
+        with database.engine(each_url).connect() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            assert compare_metadata(context, Base.metadata) == []
+
+    def test_migrating_again_changes_nothing(self, url, record, spec):
+        id = add(record, spec())
+        migrate(url)
+        assert record.row(id).state == "queued"
+
+    def test_a_record_of_a_newer_version_is_refused_with_words(self, url):
+        with database.engine(url).execution_options(writes=True).begin() as connection:
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        with pytest.raises(NewerRecordError, match="EIGENSWEEP_HOME"):
+            migrate(url)
+
+
+class TestQueue:
+    def test_it_hands_out_by_priority_and_then_by_age(self, record, spec):
+        ids = [add(record, spec(name=f"e{p}", priority=p)) for p in (0, 5, 0, 5)]
+        assert record.next_queued(3) == [ids[1], ids[3], ids[0]]
+
+    def test_a_repeated_key_finds_the_first_post(self, each_url, spec):
+        record = Record(each_url)
+        assert add(record, spec(), "k") == add(record, spec(), "k")
+        with pytest.raises(IdempotencyKeyReusedError):
+            add(record, spec(name="another"), "k")
+        assert len(record.experiments()) == 1
+
+    def test_cancelling_what_waits_is_immediate_and_leaves_nothing_to_drive(self, record, spec):
+        id = add(record, spec())
+        record.cancel(id)
+        record.cancel(id)
+        assert record.row(id).state == "cancelled"
+        assert record.claim(id) is None
+        kinds = [event.kind.split(".")[1] for event in record.events(id)]
+        assert kinds == ["queued", "cancel_requested", "cancelled"]
+
+    def test_what_is_over_cannot_be_cancelled(self, record, spec):
+        ledger = driven(record, spec())
+        ledger.end("completed")
+        with pytest.raises(AlreadyEndedError, match="completed"):
+            record.cancel(ledger.experiment_id)
+
+    def test_deaths_are_counted_anew_after_progress(self, record, spec):
+        ledger = driven(record, spec())
+        id = ledger.experiment_id
+        assert [record.count_death(id) for _ in range(2)] == [1, 2]
+        ledger.open_invalid(0, "scornn", {}, "no")
+        assert [record.count_death(id) for _ in range(2)] == [1, 2]
+
+    def test_ids_sort_by_the_time_they_were_made(self, record, spec):
+        ids = []
+        for _ in range(5):
+            ids.append(add(record, spec()))
+            time.sleep(0.002)
+        assert ids == sorted(ids)
+
+
+class TestPages:
+    def test_the_best_trial_is_the_lowest_of_the_ranked(self, each_url, spec):
+        record = Record(each_url)
+        ledger = driven(record, spec())
+        ends = [("completed", 0.5), ("pruned", 0.1), ("completed", 0.3), ("diverged", None)]
+        for number, (outcome, value) in enumerate(ends):
+            ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
+            attempt = ledger.begin(number)
+            ledger.finish(number, attempt, outcome, {"value": value, "step": 50})
+        ledger.open(4, "scornn", {}, CONFIG, "h4")
+        found = record.experiment(ledger.experiment_id)
+        assert found.best is not None
+        assert found.best.trial.number == 2
+        assert found.counts["completed"] == StateCount(2, 100, 200)
+        ranked = record.trials(ledger.experiment_id, sort="value")
+        assert [r.trial.number for r in ranked] == [2, 0, 1, 3, 4]
+        first = record.trials(ledger.experiment_id, sort="value", limit=3)
+        last = first[-1].trial
+        rest = record.trials(ledger.experiment_id, sort="value", after=(last.rank, last.number))
+        assert [r.trial.number for r in rest] == [3, 4]
+
+    def test_where_higher_is_better_the_highest_is_best(self, record, spec):
+        ledger = driven(record, spec(objective={"metric": "recall_accuracy"}))
+        for number, value in enumerate((0.5, 0.9, 0.1)):
+            ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
+            ledger.finish(number, ledger.begin(number), "completed", {"value": value, "step": 1})
+        best = record.experiment(ledger.experiment_id).best
+        assert best is not None
+        assert best.trial.value == 0.9
+
+    def test_a_record_of_ten_thousand_trials_is_read_in_milliseconds(self, record, spec):
+        ledger = driven(record, spec())
+        rows = [
+            {
+                "experiment_id": ledger.experiment_id,
+                "number": number,
+                "arm": "scornn",
+                "params": {},
+                "config": CONFIG,
+                "config_hash": f"h{number}",
+                "seed": 0,
+                "replicates": 1,
+                "steps": 100,
+                "state": "completed",
+                "attempt": 1,
+                "step": 100,
+                "value": 1.0 / (number + 1),
+                "rank": 1.0 / (number + 1),
+                "tracked": False,
+            }
+            for number in range(10_000)
+        ]
+        with database.engine(record.url).execution_options(writes=True).begin() as connection:
+            connection.execute(Base.metadata.tables["trials"].insert(), rows)
+        took = []
+        for _ in range(9):
+            began = time.perf_counter()
+            found = record.experiment(ledger.experiment_id)
+            record.trials(ledger.experiment_id, sort="value", limit=50)
+            took.append(time.perf_counter() - began)
+        assert found.best is not None
+        assert found.best.trial.number == 9_999
+        assert sorted(took)[4] < 0.05
+
+
+class TestProgress:
+    def experiment(self, **changes: Any) -> Experiment:
+        known = {
+            "state": "running",
+            "total": 10,
+            "trial_steps": 100,
+            "claimed_at": 1000.0,
+            "claimed_steps": 0,
+        }
+        return Experiment(**{**known, **changes})
+
+    def test_the_time_left_follows_from_steps_done(self):
+        counts = {"completed": StateCount(2, 200, 200), "running": StateCount(1, 50, 100)}
+        now = progress(self.experiment(), counts, now=1025.0)
+        assert (now.steps_done, now.steps_total) == (250, 1000)
+        assert now.fraction == 0.25
+        assert now.eta_seconds == pytest.approx(75.0)
+
+    def test_trials_that_ended_early_shorten_what_is_expected(self):
+        counts = {"pruned": StateCount(4, 40, 400), "completed": StateCount(1, 100, 100)}
+        now = progress(self.experiment(), counts, now=1010.0)
+        assert now.steps_total == 140 + 5 * 28
+
+    def test_steps_done_before_a_restart_do_not_count_as_speed(self):
+        counts = {"running": StateCount(10, 500, 1000)}
+        now = progress(self.experiment(claimed_steps=490), counts, now=1010.0)
+        assert now.eta_seconds == pytest.approx(500.0)
+
+    def test_nothing_is_claimed_of_the_unknown(self):
+        now = progress(self.experiment(total=None), {}, now=1010.0)
+        assert (now.steps_total, now.fraction, now.eta_seconds) == (None, None, None)
+        assert progress(self.experiment(), {}, now=1010.0).eta_seconds is None
+
+    def test_a_completed_experiment_is_whole(self):
+        counts = {"reused": StateCount(10, 1000, 1000)}
+        now = progress(self.experiment(state="completed"), counts, now=1010.0)
+        assert (now.fraction, now.eta_seconds) == (1.0, None)
+
+
+class TestSettings:
+    def test_strangers_need_a_token(self, monkeypatch):
+        monkeypatch.setenv("EIGENSWEEP_HOST", "0.0.0.0")
+        monkeypatch.delenv("EIGENSWEEP_TOKEN", raising=False)
+        with pytest.raises(ValueError, match="EIGENSWEEP_TOKEN"):
+            Settings()
+        monkeypatch.setenv("EIGENSWEEP_TOKEN", "secret")
+        assert "secret" not in repr(Settings())
+
+    def test_paths_do_not_depend_on_where_it_was_started(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("EIGENSWEEP_HOME", "somewhere")
+        assert Settings().home == tmp_path / "somewhere"

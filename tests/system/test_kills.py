@@ -1,0 +1,106 @@
+"""Whatever is killed, each point of a grid is finished exactly once and every curve is whole."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+STEPS, EVERY, LOG = 60, 10, 5
+
+GRID: dict[str, Any] = {
+    "name": "killed",
+    "task": {
+        "name": "copying",
+        "delay": 4,
+        "symbols": 2,
+        "batch_size": 4,
+        "train_size": None,
+        "valid_size": 8,
+        "test_size": 8,
+    },
+    "model": {"name": "toy_slow", "hidden_size": 4, "seconds": 0.03},
+    "search": {
+        "method": "grid",
+        "space": {"model.shade": list(range(8)), "optimizer.lr": [1e-2, 1e-3, 1e-4]},
+    },
+    "training": {"steps": STEPS, "evaluate_every": EVERY, "log_every": LOG},
+}
+
+
+def victims(service: Any, kind: str) -> list[Any]:
+    if kind == "service":
+        return [service.process]
+    word = {"driver": "Driver", "trial": "Trial"}[kind]
+    return [p for p in service.named("ray::") if word.lower() in " ".join(p.cmdline()).lower()]
+
+
+def kill_one(service: Any, kind: str, dice: random.Random) -> None:
+    """Kill -9 one process of that kind, and start the service again if it was the one."""
+    if kind == "service":
+        service.kill()
+        assert service.alone() == [], "a killed service left processes behind"
+        service.start()
+        return
+    deadline = time.monotonic() + 30
+    while not (found := victims(service, kind)):
+        assert time.monotonic() < deadline, f"no {kind} process in 30 s"
+        time.sleep(0.1)
+    dice.choice(found).kill()
+
+
+def curves(service: Any, trials: list[dict[str, Any]]) -> None:
+    """Assert that MLflow holds one finished run for each trial, with whole curves."""
+    client = MlflowClient(service.mlflow_uri())
+    deadline = time.monotonic() + 30
+    experiment = client.get_experiment_by_name("default")
+    assert experiment is not None
+    while True:
+        runs = client.search_runs([experiment.experiment_id], max_results=1000)
+        nested = [r for r in runs if "mlflow.parentRunId" in r.data.tags]
+        if all(r.info.status == "FINISHED" for r in nested) or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    assert len(runs) == len(nested) + 1
+    assert [r.info.status for r in nested] == ["FINISHED"] * len(trials)
+    assert len({r.data.tags["eigensweep.trial"] for r in nested}) == len(trials)
+    for run in nested:
+        steps = [m.step for m in client.get_metric_history(run.info.run_id, "train/cross_entropy")]
+        assert sorted(steps) == list(range(LOG, STEPS + 1, LOG))
+        steps = [m.step for m in client.get_metric_history(run.info.run_id, "valid/cross_entropy")]
+        assert [s for s in sorted(steps) if s] == list(range(EVERY, STEPS + 1, EVERY))
+
+
+@pytest.mark.parametrize(
+    ("seed", "kinds"),
+    [
+        pytest.param(1, ["trial", "driver", "service"], id="one of each"),
+        pytest.param(
+            2,
+            ["service", "trial", "driver", "trial", "driver", "service"],
+            id="many",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+@pytest.mark.timeout(400)
+def test_a_grid_is_finished_exactly_once_whatever_is_killed(service, seed, kinds):
+    dice = random.Random(seed)
+    service.start()
+    id = service.post(GRID)["id"]
+    for kind in kinds:
+        time.sleep(dice.uniform(4, 9))
+        kill_one(service, kind, dice)
+    ended = service.wait(id, timeout=300)
+    assert ended["state"] == "completed"
+    trials = service.trials(id)
+    assert [t["number"] for t in trials] == list(range(24))
+    assert {t["state"] for t in trials} == {"completed"}
+    assert len({t["hash"] for t in trials}) == 24
+    assert all([r["step"] for r in t["reports"]][-1] == STEPS for t in trials)
+    curves(service, trials)
+    assert service.stop() < 15
+    assert service.alone() == []

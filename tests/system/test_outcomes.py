@@ -1,0 +1,182 @@
+"""Each way in which a trial can end, by a real run, seen in the API, in Optuna and in MLflow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+import pytest
+from mlflow import MlflowClient
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+TASK: dict[str, Any] = {
+    "name": "copying",
+    "delay": 4,
+    "symbols": 2,
+    "batch_size": 4,
+    "train_size": None,
+    "valid_size": 8,
+    "test_size": 8,
+}
+TRAINING: dict[str, Any] = {"steps": 40, "evaluate_every": 5, "log_every": 5}
+TANH: dict[str, Any] = {"name": "tanh_rnn", "hidden_size": 4}
+
+
+def spec(name: str, model: dict[str, Any], space: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "task": TASK,
+        "model": model,
+        "search": {"method": "grid", "space": space},
+        "training": TRAINING,
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, start_service: Any) -> Iterator[Any]:
+    service = start_service(tmp_path_factory.mktemp("outcomes"))
+    service.start()
+    yield service
+    service.clear()
+
+
+def run_of(service: Any, trial: dict[str, Any], patience: float = 20) -> Any:
+    """Return the trial's MLflow run, once it has ended."""
+    client = MlflowClient(service.mlflow_uri())
+    deadline = time.monotonic() + patience
+    while True:
+        link = service.get(trial["links"]["self"])["links"]["mlflow"]
+        if link:
+            run = client.get_run(link.rsplit("/", 1)[-1])
+            if run.info.status != "RUNNING" or time.monotonic() > deadline:
+                return run
+        assert time.monotonic() < deadline, "no MLflow run"
+        time.sleep(0.3)
+
+
+def told(service: Any, id: str) -> dict[int, optuna.trial.FrozenTrial]:
+    """Return what Optuna remembers, by trial number."""
+    journal = JournalFileBackend(str(service.folder / "home" / "optuna" / f"{id}.journal"))
+    (study,) = optuna.get_all_study_names(JournalStorage(journal))
+    found = optuna.load_study(study_name=study, storage=JournalStorage(journal))
+    return {t.user_attrs["number"]: t for t in found.get_trials() if "number" in t.user_attrs}
+
+
+def finite(run: Any) -> bool:
+    return all(abs(v) < 1e300 for v in run.data.metrics.values())
+
+
+@pytest.mark.timeout(300)
+class TestOutcomes:
+    def test_completed_then_reused(self, running):
+        body = spec("completed", TANH, {"optimizer.lr": [1e-2, 1e-3]})
+        first = running.post(body)["id"]
+        assert running.wait(first)["state"] == "completed"
+        trials = running.trials(first)
+        assert [t["state"] for t in trials] == ["completed"] * 2
+        run = run_of(running, trials[0])
+        assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("FINISHED", "completed")
+        assert run.data.metrics["valid/cross_entropy"] == pytest.approx(
+            trials[0]["reports"][-1]["metrics"]["valid/cross_entropy"]
+        )
+        optuna_trials = told(running, first)
+        assert {n: t.state for n, t in optuna_trials.items()} == {
+            0: TrialState.COMPLETE,
+            1: TrialState.COMPLETE,
+        }
+        assert optuna_trials[0].value == pytest.approx(trials[0]["value"])
+
+        again = running.post(body)["id"]
+        assert running.wait(again)["state"] == "completed"
+        copies = running.trials(again)
+        assert [t["state"] for t in copies] == ["reused"] * 2
+        assert [t["value"] for t in copies] == [t["value"] for t in trials]
+        assert {t.state for t in told(running, again).values()} == {TrialState.COMPLETE}
+        copy = run_of(running, copies[0])
+        assert copy.data.tags["eigensweep.outcome"] == "reused"
+        assert run.info.run_id in str(copy.data.tags)
+
+    def test_diverged_to_infinity_and_with_a_finite_explosion(self, running):
+        overflow = {"name": "toy_overflow", "hidden_size": 4, "growth": 1e8}
+        id = running.post(spec("overflow", overflow, {"optimizer.lr": [1e-3]}))["id"]
+        explode = running.post(spec("explode", TANH, {"optimizer.lr": [100.0]}))["id"]
+        for found in (id, explode):
+            assert running.wait(found)["state"] == "completed"
+            (trial,) = running.trials(found)
+            assert trial["state"] == "diverged"
+            (remembered,) = told(running, found).values()
+            assert remembered.state == TrialState.PRUNED
+            run = run_of(running, trial)
+            assert run.info.status == "FINISHED"
+            assert run.data.tags["eigensweep.outcome"] == "diverged"
+            assert finite(run)
+
+    def test_a_bug_fails_with_its_traceback(self, running):
+        id = running.post(
+            spec("bug", {"name": "toy_bug", "hidden_size": 4}, {"optimizer.lr": [1e-3]})
+        )["id"]
+        ended = running.wait(id)
+        assert ended["state"] == "failed"
+        (trial,) = running.trials(id)
+        assert trial["state"] == "failed"
+        assert trial["attempt"] == 1
+        assert "LookupError: the toy's bug: there is no third pass" in trial["error"]
+        (remembered,) = told(running, id).values()
+        assert remembered.state == TrialState.FAIL
+        run = run_of(running, trial)
+        assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("FAILED", "failed")
+
+    def test_asha_prunes_and_a_point_that_fits_no_config_is_invalid(self, running):
+        body = spec(
+            "asha",
+            {"name": "scornn", "hidden_size": 4},
+            {
+                "optimizer.lr": [1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6],
+                "model.negative_ones": [2, 99],
+            },
+            scheduler={"name": "asha", "rung_every": 5, "min_steps": 5, "reduction_factor": 2},
+            limits={"concurrency": 1},
+        )
+        id = running.post(body)["id"]
+        assert running.wait(id)["state"] == "completed"
+        trials = running.trials(id)
+        states = [t["state"] for t in trials]
+        assert states.count("invalid") == 6
+        assert states.count("pruned") >= 1
+        assert states.count("completed") >= 1
+        assert states.count("pruned") + states.count("completed") == 6
+        assert "99" in next(t["error"] for t in trials if t["state"] == "invalid")
+        remembered = told(running, id)
+        for trial in trials:
+            if trial["state"] == "pruned":
+                assert trial["step"] < 40
+                assert remembered[trial["number"]].state == TrialState.PRUNED
+                run = run_of(running, trial)
+                assert run.info.status == "FINISHED"
+                assert run.data.tags["eigensweep.outcome"] == "pruned"
+
+    def test_cancelled_by_a_person(self, running):
+        body = spec(
+            "cancel",
+            {"name": "toy_slow", "hidden_size": 4, "seconds": 0.2},
+            {"model.shade": list(range(6))},
+        )
+        id = running.post(body)["id"]
+        while running.experiment(id)["progress"]["running"] == 0:
+            time.sleep(0.2)
+        running.request(f"/v1/experiments/{id}/cancel", {})
+        began = time.monotonic()
+        ended = running.wait(id)
+        assert ended["state"] == "cancelled"
+        assert time.monotonic() - began < 15
+        trials = running.trials(id)
+        assert trials
+        assert {t["state"] for t in trials} == {"cancelled"}
+        run = run_of(running, trials[0])
+        assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("KILLED", "cancelled")
+        assert TrialState.RUNNING not in {t.state for t in told(running, id).values()}

@@ -1,0 +1,91 @@
+"""Sweeps without Ray: a spec, a ledger in a file, Optuna's journal beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from file_ledger import FileLedger
+
+from search_spaces.spec import ExperimentSpec
+from workers.searcher import LIVE, ExperimentSearcher, Live
+from workers.study import Study, open_storage
+from workers.sweep import Job, Sweep, objective
+
+COPYING: dict[str, Any] = {
+    "name": "copying",
+    "delay": 4,
+    "symbols": 2,
+    "batch_size": 4,
+    "train_size": None,
+    "valid_size": 8,
+    "test_size": 8,
+}
+
+
+def spec(search: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a spec of a small scoRNN on copying, with a search."""
+    arm = {} if "arms" in fields else {"model": {"name": "scornn", "hidden_size": 10}}
+    return {
+        "task": COPYING,
+        "training": {"steps": 20, "evaluate_every": 5},
+        "search": search,
+        **arm,
+        **fields,
+    }
+
+
+class Bench:
+    """A driver's memory: one ledger, one journal, and a new sweep whenever it starts anew."""
+
+    def __init__(self, folder: Path, content: dict[str, Any], retries: int = 3) -> None:
+        self.folder, self.retries = folder, retries
+        self.spec = ExperimentSpec.model_validate(content)
+        self.ledger = FileLedger(folder / "ledger.json")
+        self.start()
+
+    def start(self) -> None:
+        """Forget everything but the files, as a new driver does."""
+        self.study = self.optuna()
+        self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries)
+        LIVE["e1"] = Live(self.sweep, lambda job: {"job": job}, lambda: None)
+        self.searcher = ExperimentSearcher("e1")
+
+    def optuna(self) -> Study:
+        return Study(
+            open_storage(str(self.folder), "e1"),
+            "e1",
+            self.spec.space(),
+            method=self.spec.search.method,
+            seed=self.spec.search.seed,
+            better=objective(self.spec)[1],
+        )
+
+    def ask(self) -> Job | str | None:
+        """Return the job that Tune is given, `FINISHED`, or None for "ask later"."""
+        given = self.searcher.suggest("tune-id")
+        return given["job"] if isinstance(given, dict) else given
+
+    def run(
+        self, value: Callable[[dict[str, Any]], float] = lambda params: 1.0, most: int = 10_000
+    ) -> list[dict[str, Any]]:
+        """Run trials one by one; `value` makes the result, diverged where that is infinite."""
+        points: list[dict[str, Any]] = []
+        while len(points) < most and isinstance(job := self.ask(), Job):
+            points.append(job.entry.params)
+            self.sweep.begin(job.entry.number, job.attempt)
+            result = value(job.entry.params)
+            if math.isfinite(result):
+                self.sweep.report(job.entry.number, 20, {"objective": result}, {})
+                self.sweep.end(job.entry.number, "completed", {"value": result, "step": 20})
+            else:
+                self.sweep.end(job.entry.number, "diverged", {"value": None, "step": 3})
+        return points
+
+    def told(self) -> dict[int, Any]:
+        """Return Optuna's trials by the ledger's number."""
+        return {
+            t.user_attrs["number"]: t for t in self.optuna().trials() if "number" in t.user_attrs
+        }

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+from sweeps import Bench, spec
+
+from workers.ledger import Finished, StaleWriteError
+from workers.sweep import Job
+
+LR = {"low": 1e-5, "high": 1e-1, "log": True}
+GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
+CHOICES = {
+    "optimizer.lr": [1e-1, 1e-2, 1e-3, 1e-4],
+    "optimizer.name": ["adam", "rmsprop", "adagrad"],
+    "model.hidden_size": [8, 10, 12, 14],
+}
+
+
+def bench(folder: Path, search: dict[str, Any], retries: int = 3, **fields: Any) -> Bench:
+    return Bench(folder, spec(search, **fields), retries)
+
+
+class TestEveryConfigurationOnce:
+    def test_a_grid_is_walked_in_order_and_ends_by_itself(self, tmp_path):
+        b = bench(tmp_path, {"method": "grid", "space": GRID})
+        points = b.run()
+        assert points == [dict(p.params) for p in b.spec.space()]
+        assert b.ask() == Searcher.FINISHED
+        assert b.sweep.close() == ("completed", None)
+        assert b.ledger.read("total") == 6
+
+    def test_a_huge_grid_is_begun_at_once(self, tmp_path):
+        axes = ["optimizer.lr", "optimizer.lr_orth", "optimizer.alpha", "optimizer.weight_decay"]
+        space = {axis: [round(0.0001 + i / 2000, 6) for i in range(1000)] for axis in axes}
+        b = bench(tmp_path, {"method": "grid", "space": space})
+        assert b.spec.space().count() == 10**12
+        assert len(b.run(most=3)) == 3
+
+    @pytest.mark.parametrize("method", ["grid", "random", "tpe"])
+    def test_points_that_resolve_to_one_configuration_run_once(self, tmp_path, method):
+        space = {"model.negative_fraction": [0.0, 0.01, 0.02, 0.5, 0.51]}
+        b = bench(tmp_path, {"method": method, "space": space, "trials": 5})
+        b.run()
+        assert sorted(e.config["model"]["negative_ones"] for e in b.ledger.load()) == [0, 5]
+        assert b.ask() == Searcher.FINISHED
+
+    @pytest.mark.parametrize("method", ["random", "tpe"])
+    def test_a_sampler_that_repeats_itself_still_visits_all_of_a_finite_space(
+        self, tmp_path, method
+    ):
+        b = bench(tmp_path, {"method": method, "space": CHOICES, "trials": 48})
+        points = b.run(lambda params: params["optimizer.lr"] + params["model.hidden_size"])
+        assert len({tuple(p.items()) for p in points}) == len(points) == 48
+        assert b.ask() == Searcher.FINISHED
+
+    @pytest.mark.parametrize("method", ["random", "tpe"])
+    def test_an_endless_space_of_few_configurations_ends(self, tmp_path, method):
+        space = {"model.negative_fraction": {"low": 0.0, "high": 1.0}}
+        b = bench(tmp_path, {"method": method, "space": space, "trials": 100})
+        assert len(b.run()) == 11
+        assert b.ask() == Searcher.FINISHED
+
+    def test_the_trial_limit_ends_an_endless_space(self, tmp_path):
+        b = bench(tmp_path, {"method": "tpe", "space": {"optimizer.lr": LR}, "trials": 7})
+        assert len(b.run()) == 7
+        assert b.ask() == Searcher.FINISHED
+
+    def test_other_budgets_of_one_configuration_are_other_trials(self, tmp_path):
+        b = bench(tmp_path, {"method": "grid", "space": {"training.steps": [10, 20, 30]}})
+        assert len(b.run()) == 3
+
+    def test_a_point_that_no_config_accepts_is_recorded_and_never_run(self, tmp_path):
+        space = {"optimizer.clip_norm": [None, 1.0], "optimizer.clip_value": [None, 1.0]}
+        b = bench(tmp_path, {"method": "grid", "space": space})
+        assert len(b.run()) == 3
+        invalid = [e for e in b.ledger.load() if e.state == "invalid"]
+        assert [e.params for e in invalid] == [
+            {"optimizer.clip_norm": 1.0, "optimizer.clip_value": 1.0}
+        ]
+        assert "clip_norm" in invalid[0].error
+        assert len(b.told()) == 3
+
+    def test_a_space_without_any_valid_point_says_so(self, tmp_path):
+        space = {"optimizer.clip_norm": [1.0], "optimizer.clip_value": [1.0, 2.0]}
+        b = bench(tmp_path, {"method": "grid", "space": space})
+        assert b.run() == []
+        state, error = b.sweep.close()
+        assert state == "failed"
+        assert "no point of the search is a valid configuration" in error
+
+    def test_a_result_that_stands_elsewhere_is_taken_over_without_a_trial(self, tmp_path):
+        b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2, 1e-3]}})
+        known = b.spec.trial(b.spec.space().point(0)).content_hash()
+        b.ledger.know(known, Finished("e0", 7, {"value": 0.25, "step": 20}, "run7"))
+        assert b.run() == [{"optimizer.lr": 1e-3}]
+        reused = b.ledger.load()[0]
+        assert reused.state == "reused"
+        assert reused.result["reused_from"] == {"experiment": "e0", "number": 7, "run_id": "run7"}
+        assert (b.told()[0].state, b.told()[0].value) == (TrialState.COMPLETE, 0.25)
+        assert b.sweep.best().number == 0
+
+
+class TestArms:
+    ARMS = (
+        {
+            "model": {"name": "scornn", "hidden_size": 10},
+            "space": {
+                "optimizer.name": ["adam", "rmsprop"],
+                "optimizer.alpha": {
+                    "low": 0.5,
+                    "high": 0.99,
+                    "when": {"optimizer.name": ["rmsprop"]},
+                },
+            },
+        },
+        {"model": {"name": "lstm", "hidden_size": 8}},
+    )
+
+    @pytest.mark.parametrize("method", ["random", "tpe"])
+    def test_a_sampler_sees_each_arms_own_parameters_and_no_others(self, tmp_path, method):
+        search = {"method": method, "trials": 30, "space": {"optimizer.lr": LR}}
+        b = bench(tmp_path, search, arms=self.ARMS)
+        b.run(lambda params: params["optimizer.lr"])
+        for number, entry in enumerate(b.ledger.load()):
+            is_rmsprop = entry.params.get("optimizer.name") == "rmsprop"
+            assert ("optimizer.alpha" in entry.params) == is_rmsprop
+            params = b.told()[number].params
+            assert params.pop("arm") == entry.arm
+            assert params == {f"{entry.arm}:{path}": v for path, v in entry.params.items()}
+        assert {e.arm for e in b.ledger.load()} == {"scornn", "lstm"}
+
+
+OUTCOMES = {
+    "completed": (TrialState.COMPLETE, 0.5),
+    "pruned": (TrialState.PRUNED, 0.5),
+    "diverged": (TrialState.PRUNED, math.inf),
+    "failed": (TrialState.FAIL, None),
+    "cancelled": (TrialState.FAIL, None),
+}
+
+
+class TestOutcomes:
+    @pytest.mark.parametrize("outcome", OUTCOMES)
+    def test_optuna_is_told_each_outcome_as_the_table_says(self, tmp_path, outcome):
+        b = bench(tmp_path, {"method": "tpe", "trials": 3, "space": {"optimizer.lr": LR}})
+        job = b.ask()
+        b.sweep.begin(0, 1)
+        b.sweep.report(0, 5, {"objective": 0.75}, {})
+        b.sweep.report(0, 10, {"objective": 0.5}, {})
+        b.sweep.end(0, outcome, {"value": 0.5, "step": 10})
+        b.sweep.end(0, "failed")  # the first end counts
+        told = b.told()[job.entry.number]
+        assert (told.state, told.value) == OUTCOMES[outcome]
+        if outcome == "pruned":
+            assert told.intermediate_values == {5: 0.75, 10: 0.5}
+        assert b.ledger.load()[0].state == outcome
+
+    def test_diverged_is_the_worst_where_higher_is_better_too(self, tmp_path):
+        search = {"method": "grid", "space": {"optimizer.lr": [0.1]}}
+        b = bench(tmp_path, search, objective={"metric": "accuracy"})
+        b.run(lambda params: math.inf)
+        assert b.told()[0].value == -math.inf
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_tpe_learns_to_avoid_a_region_that_diverges(self, tmp_path, seed):
+        search = {"method": "tpe", "trials": 60, "seed": seed, "space": {"optimizer.lr": LR}}
+        b = bench(tmp_path, search)
+
+        def value(params: dict[str, Any]) -> float:
+            exponent = math.log10(params["optimizer.lr"])  # -5 to -1; the best lies at the edge
+            return math.inf if exponent > -2.3 else -exponent
+
+        last = [value(params) for params in b.run(value)][15:]
+        assert len(last) == 45
+        assert sum(map(math.isinf, last)) < 20
+
+    @pytest.mark.parametrize("outcome", ["failed", "diverged"])
+    def test_an_experiment_fails_only_if_every_trial_failed(self, tmp_path, outcome):
+        b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [0.1, 0.2]}})
+        for number, end in enumerate(["failed", outcome]):
+            b.ask()
+            b.sweep.begin(number, 1)
+            b.sweep.end(number, end, error="Traceback\nLookupError: a bug\n")
+        assert b.ask() == Searcher.FINISHED
+        all_failed = ("failed", "all 2 trials failed; the first: LookupError: a bug")
+        assert b.sweep.close() == (all_failed if outcome == "failed" else ("completed", None))
+
+
+class TestANewDriver:
+    @pytest.mark.parametrize("method", ["grid", "random", "tpe"])
+    def test_it_takes_up_first_what_is_unfinished_with_the_next_attempt(self, tmp_path, method):
+        space = {"optimizer.lr": [1e-1, 1e-2, 1e-3, 1e-4]}
+        b = bench(tmp_path, {"method": method, "trials": 4, "space": space})
+        b.run(most=1)
+        running, waiting = b.ask(), b.ask()
+        b.sweep.begin(running.entry.number, 1)
+        b.start()
+        jobs = [b.ask(), b.ask()]
+        assert [(j.entry.number, j.attempt) for j in jobs] == [(1, 2), (2, 1)]
+        assert [j.entry.params for j in jobs] == [running.entry.params, waiting.entry.params]
+        assert ["interrupt", 1, 1, "its driver was lost"] in b.ledger.read("history")
+        for job in jobs:
+            b.sweep.begin(job.entry.number, job.attempt)
+            b.sweep.end(job.entry.number, "completed", {"value": 1.0})
+        b.run()
+        assert len({e.config_hash for e in b.ledger.load()}) == len(b.ledger.load()) == 4
+
+    @pytest.mark.parametrize("method", ["grid", "tpe"])
+    def test_optunas_memory_is_drawn_anew_from_the_ledger_when_lost(self, tmp_path, method):
+        search = {"method": method, "trials": 6, "space": GRID}
+        b = bench(tmp_path, search, arms=TestArms.ARMS[:1] if method == "grid" else TestArms.ARMS)
+        b.run(lambda params: math.inf if params["optimizer.lr"] > 5e-3 else 0.5, most=5)
+        b.ask()
+        before = {n: (t.params, t.state, t.value) for n, t in b.told().items()}
+        (tmp_path / "e1.journal").unlink()
+        b.start()
+        assert {n: (t.params, t.state, t.value) for n, t in b.told().items()} == before
+
+    def test_what_a_kill_kept_from_optuna_is_told_once(self, tmp_path):
+        b = bench(tmp_path, {"method": "tpe", "trials": 9, "space": {"optimizer.lr": LR}})
+        b.run(most=2)
+        b.ask()
+        b.sweep.begin(2, 1)
+        b.ledger.finish(2, 1, "completed", {"value": 0.125})  # killed before Optuna heard of it
+        b.study.draw()  # killed before the ledger heard of it
+        for _ in range(2):
+            b.start()
+            states = [t.state for t in b.study.trials()]
+            assert states == [*[TrialState.COMPLETE] * 3, TrialState.FAIL]
+        assert b.told()[2].value == 0.125
+        assert b.ask().entry.number == 3
+
+    def test_it_does_not_draw_its_predecessors_points_again(self, tmp_path):
+        b = bench(tmp_path, {"method": "random", "trials": 20, "space": {"optimizer.lr": LR}})
+        b.run(most=5)
+        b.start()
+        discarded = len(b.study.trials())
+        b.run(most=5)
+        assert len(b.study.trials()) == discarded + 5
+
+    @pytest.mark.parametrize("harm", ["torn", "locked", "garbage"])
+    def test_a_journal_that_a_kill_left_in_disorder_stops_nobody(self, tmp_path, harm):
+        b = bench(tmp_path, {"method": "grid", "space": GRID})
+        b.run(most=3)
+        journal = tmp_path / "e1.journal"
+        if harm == "torn":
+            journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"wor')
+        elif harm == "locked":
+            (tmp_path / "e1.journal.lock").symlink_to(journal)
+        else:
+            journal.write_bytes(b"[1]\n" * 3)
+        b.start()
+        assert len(b.run()) == 3
+        assert [t.state for t in b.told().values()] == [TrialState.COMPLETE] * 6
+
+    def test_an_experiment_that_is_over_has_no_work(self, tmp_path):
+        b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": {"optimizer.lr": LR}})
+        b.run()
+        b.start()
+        assert not b.sweep.has_work()
+        assert b.sweep.close() == ("completed", None)
+
+
+class TestLostProcesses:
+    def one(self, tmp_path: Path, retries: int) -> Bench:
+        search = {"method": "grid", "space": {"optimizer.lr": [0.1]}}
+        return bench(tmp_path, search, retries=retries)
+
+    def test_the_trial_is_handed_out_again_and_the_search_waits_for_it(self, tmp_path):
+        b = self.one(tmp_path, retries=3)
+        first = b.ask()
+        b.sweep.begin(0, 1)
+        assert b.ask() is None  # later, not FINISHED
+        b.sweep.lose(0, 1, "killed")
+        again = b.ask()
+        assert (first.attempt, again.attempt, again.entry.number) == (1, 2, 0)
+        assert b.sweep.is_over is False
+
+    def test_beyond_the_retries_it_has_failed_and_says_why(self, tmp_path):
+        b = self.one(tmp_path, retries=2)
+        for attempt in (1, 2, 3):
+            assert isinstance(b.ask(), Job)
+            b.sweep.begin(0, attempt)
+            b.sweep.lose(0, attempt, "OutOfMemoryError: the node ran low on memory")
+        assert b.ask() == Searcher.FINISHED
+        entry = b.ledger.load()[0]
+        assert entry.state == "failed"
+        assert "died 3 times" in entry.error
+        assert "ran low on memory" in entry.error
+
+    def test_a_driver_that_has_a_successor_is_told_so(self, tmp_path):
+        b = self.one(tmp_path, retries=3)
+        b.ask()
+        b.ledger.begin(0)  # by another driver
+        with pytest.raises(StaleWriteError):
+            b.sweep.begin(0, 1)
+
+    def test_cancelling_ends_what_is_open_and_hands_out_no_more(self, tmp_path):
+        b = bench(tmp_path, {"method": "grid", "space": GRID})
+        b.run(most=2)
+        b.ask()
+        b.sweep.begin(2, 1)
+        b.ask()
+        b.sweep.cancel("cancelled on request")
+        assert b.ask() == Searcher.FINISHED
+        states = [e.state for e in b.ledger.load()]
+        assert states == ["completed"] * 2 + ["cancelled"] * 2
+        assert b.sweep.close() == ("cancelled", "cancelled on request")
+        assert [b.told()[n].state for n in (2, 3)] == [TrialState.FAIL] * 2

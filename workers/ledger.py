@@ -1,0 +1,123 @@
+"""What a driver needs of the record of experiments, and the words both use for how a trial can end.
+
+The ledger is the only memory that recovery trusts: a driver is a function of (spec, ledger). The
+service passes an implementation in; it must survive pickling into the driver's process. Every write
+carries the driver's generation, and the trial's attempt: a lower one than the ledger's is refused
+with `StaleWriteError`, so that a process that was cut off cannot write over its successor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Outcome = Literal["completed", "pruned", "diverged", "failed", "cancelled", "reused", "invalid"]
+"""How a trial can end."""
+
+TrialState = Literal["waiting", "running"] | Outcome
+"""A trial's state in the record: not yet started (or to be started again), running, or ended."""
+
+ExperimentEnd = Literal["completed", "failed", "cancelled"]
+
+OBJECTIVE = "objective"
+"""Key, in the metrics of a rung report, of the value that trials are ranked by: the best so far."""
+
+
+class StaleWriteError(RuntimeError):
+    """A write came from a driver or an attempt that has a successor."""
+
+
+@dataclass(frozen=True)
+class TrialEntry:
+    """What the record holds of one trial."""
+
+    number: int
+    arm: str
+    params: dict[str, Any]
+    """The point: dotted path to value."""
+    config: dict[str, Any]
+    """The resolved TrialConfig as JSON."""
+    config_hash: str
+    state: TrialState
+    attempt: int = 0
+    """How often it has been started."""
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Rung step to what was reported there."""
+    result: dict[str, Any] | None = None
+    error: str | None = None
+    run_id: str | None = None
+    """Its MLflow run, once known."""
+    tracked: bool = False
+    """Whether MLflow holds all of its curve and its end."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished result with the same hash, seeds and budget, in any experiment."""
+
+    experiment_id: str
+    number: int
+    result: dict[str, Any]
+    run_id: str | None
+
+
+class Ledger(Protocol):
+    """One experiment's part of the record, as its driver sees it."""
+
+    def load(self) -> list[TrialEntry]:
+        """Return every trial recorded so far, by number."""
+
+    def open(
+        self,
+        number: int,
+        arm: str,
+        params: dict[str, Any],
+        config: dict[str, Any],
+        config_hash: str,
+    ) -> None:
+        """Record a new trial as `waiting`. Opening one that is there already changes nothing."""
+
+    def open_invalid(self, number: int, arm: str, params: dict[str, Any], error: str) -> None:
+        """Record a point that no config accepts: outcome `invalid`, never scheduled."""
+
+    def begin(self, number: int) -> int:
+        """Mark the trial `running` and return its next attempt number, from 1."""
+
+    def interrupt(self, number: int, attempt: int, reason: str) -> None:
+        """Mark the trial `waiting` again: this attempt's process was lost."""
+
+    def report(
+        self, number: int, attempt: int, step: int, metrics: dict[str, float], place: dict[str, Any]
+    ) -> None:
+        """Record a rung report (idempotent) and where the attempt runs (node, pid, device)."""
+
+    def finish(
+        self,
+        number: int,
+        attempt: int,
+        outcome: Outcome,
+        result: dict[str, Any] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record how the trial ended. Telling the same end twice changes nothing."""
+
+    def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+        """Return a `completed` result of the same configuration, seeds and budget, if any."""
+
+    def set_run(self, number: int | None, run_id: str) -> None:
+        """Record the MLflow run of a trial, or of the experiment (number None)."""
+
+    def experiment_run(self) -> str | None:
+        """Return the experiment's own MLflow run, once known."""
+
+    def set_tracked(self, number: int | None) -> None:
+        """Record that MLflow holds all of a trial (or, number None, all of the experiment)."""
+
+    def set_total(self, trials: int | None) -> None:
+        """Record how many trials the experiment will have, None while that is unknown."""
+
+    def intent(self) -> Literal["run", "cancel"]:
+        """Return what the person wants of this experiment now. Cheap enough for once a second."""
+
+    def end(self, state: ExperimentEnd, error: str | None = None) -> None:
+        """Record that the experiment is over."""

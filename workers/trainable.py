@@ -1,0 +1,140 @@
+"""A trial as Ray Tune sees it: an actor that is used for one trial after another.
+
+Importing this loads neither torch nor MLflow. A trial arrives as a plain dict; what trains it is
+imported at its first step. Tune's own checkpoints are off: the store is looked into instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import traceback
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import tune
+
+from workers.ledger import StaleWriteError
+
+if TYPE_CHECKING:
+    from workers.attempt import Attempt
+
+PACKAGES = ("models", "tasks", "search_spaces", "workers")
+
+
+class ForeignCodeError(RuntimeError):
+    """A trial's process would import other code than its driver did."""
+
+
+class TrialTrainable(tune.Trainable):
+    """Trains the trial it was last given, one rung a step.
+
+    Tune starts actors that it never uses and lets them clean up after others have taken their
+    trial, so nothing is touched before the first `step`.
+    """
+
+    attempt: Attempt | None = None
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([config["resources"]])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.attempt = None
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.attempt = None
+        return True
+
+    def cleanup(self) -> None:
+        self.attempt = None
+
+    def step(self) -> dict[str, Any]:
+        """Return the report of the next rung; a failure is a report too, with its traceback.
+
+        `report` holds `step`, `metrics`, `outcome` (None while there is more to train), `result`,
+        `error` and `place`. `objective` and `step` are repeated beside it for Tune's schedulers.
+        """
+        where = device()
+        place = {"node": platform.node(), "pid": os.getpid(), "device": where}
+        try:
+            if self.attempt is None:
+                check_code(self.config["code"])
+                from workers.attempt import Attempt
+
+                self.attempt = Attempt(self.config, where)
+            report = {**self.attempt.advance(), "error": None}
+        except StaleWriteError:
+            raise  # not this trial's failure: it has a later attempt
+        except Exception as error:
+            # The one edge where a trial's errors are caught, whatever they are.
+            report = {
+                "step": 0 if self.attempt is None else self.attempt.reached,
+                "metrics": {},
+                "outcome": "failed",
+                "result": None,
+                "error": said(error),
+            }
+        done = report["outcome"] is not None
+        flat = {"step": report["step"], **report["metrics"]}
+        return {"report": {**report, "place": place}, "done": done, **flat}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        return {}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        self.attempt = None
+
+
+def said(error: Exception) -> str:
+    """Return an error as a person should read it: what refuses with words does so without code."""
+    if isinstance(error, ForeignCodeError):
+        return str(error)
+    return traceback.format_exc()
+
+
+def device() -> str:
+    """Return the device that Ray gave to this process."""
+    return "cuda" if ray.get_gpu_ids() else "cpu"
+
+
+@cache
+def own_code() -> dict[str, str]:
+    """Return where this process imports our packages from, and a digest of what lies there.
+
+    Raises:
+        ForeignCodeError: if the packages do not lie side by side.
+    """
+    folders = {}
+    for name in PACKAGES:
+        found = find_spec(name)
+        folders[name] = Path(found.origin).parent if found and found.origin else None
+    parents = {str(folder.parent) if folder else "nowhere" for folder in folders.values()}
+    if len(parents) != 1:
+        places = ", ".join(f"{name} from {folder}" for name, folder in folders.items())
+        raise ForeignCodeError(
+            f"on {platform.node()} a folder in the way shadows a package of Eigensweep: {places}. "
+            "Start Ray from a folder without packages of these names."
+        )
+    digest = hashlib.sha256()
+    for folder in folders.values():
+        assert folder is not None
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder.parent)).encode())
+            digest.update(path.read_bytes())
+    return {"folder": parents.pop(), "digest": digest.hexdigest()[:16], "node": platform.node()}
+
+
+def check_code(driver: dict[str, str]) -> None:
+    """Raise ForeignCodeError unless this process would run the same code as the driver."""
+    own = own_code()
+    if own["digest"] != driver["digest"]:
+        raise ForeignCodeError(
+            f"the worker on {own['node']} has other code than the driver: {own['folder']} "
+            f"({own['digest']}) against {driver['folder']} ({driver['digest']}) on "
+            f"{driver['node']}. Install the same version of Eigensweep on both."
+        )
