@@ -2,27 +2,37 @@
 
 An installed package adds its own through the entry point group `eigensweep.models`.
 
->>> sorted(MODELS)[:2]
-['enrnn', 'lstm']
+>>> "scornn" in MODELS
+True
 """
 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+from models.asrnn import AsRNN
 from models.base import Model
 from models.enrnn import ENRNN
 from models.exprnn import ExpRNN
+from models.irnn import IRNN
 from models.lstm import LSTM
+from models.modrelu_rnn import ModReLURNN
+from models.nnrnn import NNRNN
 from models.scornn import ScoRNN
+from models.srnn import SRNN
 from models.vanilla import TanhRNN
 
 MODELS: dict[str, type[Model]] = {
     "tanh_rnn": TanhRNN,
+    "modrelu_rnn": ModReLURNN,
+    "irnn": IRNN,
+    "srnn": SRNN,
     "lstm": LSTM,
     "scornn": ScoRNN,
     "enrnn": ENRNN,
     "exprnn": ExpRNN,
+    "nnrnn": NNRNN,
+    "asrnn": AsRNN,
 }
 
 for _entry in entry_points(group="eigensweep.models"):

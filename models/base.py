@@ -80,8 +80,14 @@ class ModelConfig(BaseModel):
                 f"{self.name} takes exactly one of 'hidden_size' and 'parameters'; {given} is given"
             )
         if self.parameters is None:
-            assert self.hidden_size is not None
-            return self.at_size(self.hidden_size)
+            n, step = self.hidden_size, self.size_step
+            assert n is not None
+            if n % step:
+                raise ValueError(
+                    f"{self.name}: 'hidden_size' is {n}; allowed are multiples of {step}, "
+                    f"such as {n + step - n % step}"
+                )
+            return self.at_size(n)
         return self.at_size(self._largest_size(shapes, self.parameters))
 
     def at_size(self, hidden_size: int) -> Self:
@@ -94,7 +100,12 @@ class ModelConfig(BaseModel):
 
     @property
     def smallest_size(self) -> int:
-        """The smallest n that the given counts allow."""
+        """The smallest n that the given counts allow, a multiple of `size_step`."""
+        return self.size_step
+
+    @property
+    def size_step(self) -> int:
+        """What n is a multiple of."""
         return 1
 
     def _largest_size(self, shapes: Shapes, budget: int) -> int:
@@ -115,7 +126,8 @@ class ModelConfig(BaseModel):
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         # Where a fraction is rounded the count can dip, so the next few sizes are looked at too.
-        return max(size for size in range(low, low + 8) if fits(size))
+        step = self.size_step
+        return max(size for size in range(low - low % step, low + 8, step) if fits(size))
 
 
 class Model(nn.Module, ABC):

@@ -18,8 +18,8 @@ from torch import Tensor
 from models.base import ParamGroup, Shapes
 from models.matrices.initial import Initial, draw
 from models.matrices.orthogonal import InitialSkew, initial_skew, orthogonality_error
-from models.trivialization import Trivialization, TrivializationConfig
 from models.network import RecurrentModel
+from models.trivialization import Trivialization, TrivializationConfig
 
 
 class ExpRNNConfig(TrivializationConfig):

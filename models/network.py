@@ -127,7 +127,9 @@ class Network(Model):
 
     def _initial_readout_bias(self) -> Tensor:
         p, initial = self.shapes.output_size, self.config.readout_bias_init
-        return torch.zeros(p) if initial == "zeros" else draw(p, self.hidden_size, initial)[:, 0]
+        if initial == "zeros":
+            return torch.zeros(p)
+        return draw(p, self.hidden_size, initial)[:, 0].contiguous()
 
     def input_matrix(self) -> Tensor:
         """Return the matrix that meets x_t, (n, m): U, or U Eᵀ, or Eᵀ."""
@@ -136,13 +138,15 @@ class Network(Model):
         table = self.embedding.mT
         return table if self.U is None else self.U @ table
 
-    def encoded(self, x: Tensor) -> Tensor:
-        """Return what the input matrix meets in place of x."""
-        return x
-
     def initial_state(self, x: Tensor) -> Tensor:
         """Return h_0 = 0, (B, n)."""
         return self.V.new_zeros(x.shape[1], self.hidden_size)
+
+    def _start(self, x: Tensor, state: State | None) -> Tensor:
+        if state is None:
+            return self.initial_state(x)
+        assert isinstance(state, Tensor)
+        return state
 
 
 class RecurrentModel(Network):
@@ -157,6 +161,10 @@ class RecurrentModel(Network):
     def initial_bias(self) -> Tensor:
         """Draw b, (n,)."""
         return torch.zeros(self.hidden_size)
+
+    def encoded(self, x: Tensor) -> Tensor:
+        """Return what the input matrix meets in place of x."""
+        return x
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         return self.prepared()(x, state)
@@ -188,12 +196,6 @@ class RecurrentModel(Network):
             activation=self.activation,
             h0=self._start(x, state),
         )
-
-    def _start(self, x: Tensor, state: State | None) -> Tensor:
-        if state is None:
-            return self.initial_state(x)
-        assert isinstance(state, Tensor)
-        return state
 
 
 def percent(fraction: float) -> int:

@@ -1,4 +1,7 @@
-"""Networks without a constraint on W."""
+"""Networks without a constraint on W: what they share, and the plain one.
+
+Source: Elman, Cognitive Science 1990.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from models.matrices.initial import Initial, draw, semi_orthogonal
 from models.network import NetworkConfig, RecurrentModel
 
 
-class TanhRNNConfig(NetworkConfig):
-    """What a search may vary."""
+class FreeConfig(NetworkConfig):
+    """What a search may vary where W is free."""
 
-    name: Literal["tanh_rnn"] = "tanh_rnn"
+    initial_only = NetworkConfig.initial_only | {"scale"}
+
     recurrent_init: Literal["glorot", "orthogonal", "identity"] = Field(
         "glorot", description="Initial W: Glorot uniform, random orthogonal, or the identity"
     )
+    scale: float = Field(1.0, ge=0, le=100, description="Factor of the initial W")
     encoder_init: Initial = Field("glorot_uniform", description="Initial U")
 
     def free_parameters(self, shapes: Shapes) -> int:
@@ -27,22 +32,38 @@ class TanhRNNConfig(NetworkConfig):
         return self.n**2 + self.n + encoder + readout
 
 
-class TanhRNN(RecurrentModel):
-    """h_t = tanh(U x_t + W h_{t-1} + b), the plain network of Elman; every parameter is free."""
+class FreeModel(RecurrentModel):
+    """A recurrence whose W is a parameter as it is."""
 
-    Config = TanhRNNConfig
-    config: TanhRNNConfig
-    activation = "tanh"
+    config: FreeConfig
 
-    def __init__(self, config: TanhRNNConfig, shapes: Shapes) -> None:
+    def __init__(self, config: FreeConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
+        self.W = nn.Parameter(self.config.scale * self.initial_recurrent())
+
+    def initial_recurrent(self) -> Tensor:
+        """Draw W, (n, n), before `scale`."""
         n = self.hidden_size
-        initial = {
-            "glorot": lambda: draw(n, n, "glorot_uniform"),
-            "orthogonal": lambda: semi_orthogonal(n, n),
-            "identity": lambda: torch.eye(n),
-        }
-        self.W = nn.Parameter(initial[self.config.recurrent_init]())
+        match self.config.recurrent_init:
+            case "glorot":
+                return draw(n, n, "glorot_uniform")
+            case "orthogonal":
+                return semi_orthogonal(n, n)
+            case "identity":
+                return torch.eye(n)
 
     def recurrent_matrix(self) -> Tensor:
         return self.W
+
+
+class TanhRNNConfig(FreeConfig):
+    """What a search may vary."""
+
+    name: Literal["tanh_rnn"] = "tanh_rnn"
+
+
+class TanhRNN(FreeModel):
+    """h_t = tanh(U x_t + W h_{t-1} + b); every parameter is free."""
+
+    Config = TanhRNNConfig
+    activation = "tanh"

@@ -1,9 +1,13 @@
-"""The fields of a spec as Markdown tables, made from the code; `python -m search_spaces.tables`."""
+"""The fields of a spec as Markdown tables, made from the code.
+
+`python -m search_spaces.tables` prints them, with a page's name it renews them on that page.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -117,5 +121,16 @@ def _cell(field: FieldInfo) -> str:
     return (field.description or "").replace("|", "\\|").replace("\n", " ")
 
 
+def write_into(page: Path) -> None:
+    """Replace what stands between `<!-- fields -->` and `<!-- end of fields -->` on a page."""
+    before, start, rest = page.read_text(encoding="utf-8").partition("<!-- fields -->\n")
+    _, end, after = rest.partition("<!-- end of fields -->")
+    text = f"{before}{start}\n{markdown()}\n{end}{after}"
+    page.write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    if len(sys.argv) > 1:
+        write_into(Path(sys.argv[1]))
+    else:
+        sys.stdout.write(markdown())

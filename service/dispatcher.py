@@ -140,20 +140,20 @@ class Dispatcher:
     def _has_gone(self, id: str, charge: _Charge) -> bool:
         """Return whether the driver is gone, with the consequences for its experiment drawn."""
         assert charge.driver is not None
-        state, error = charge.driver.state(), charge.driver.error
+        driver, state = charge.driver, charge.driver.state()
         if state == "running":
             return False
         charge.driver = None
         if self.record.row(id).state in ENDED:  # delivered, or MLflow is away: tried again later
             self._pause(charge, at_least=5.0)
+            if state == "died":
+                logger.warning("delivery died experiment=%s error=%s", id, driver.error)
             return True
         deaths = self.record.count_death(id)
-        logger.warning(
-            "driver %s with work left experiment=%s deaths=%d error=%s", state, id, deaths, error
-        )
+        words = f"its driver died {deaths} times without any progress: {driver.error}"
+        logger.warning("driver %s with work left experiment=%s %s", state, id, words)
         if deaths >= MOST_DEATHS:
-            words = f"its driver died {deaths} times without any progress"
-            self.record.give_up(id, f"{words}: {error}" if error else words)
+            self.record.give_up(id, words)
         elif deaths > 1:
             self._pause(charge)
         else:

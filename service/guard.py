@@ -1,9 +1,9 @@
 """Watches a process and ends, when that ends in whatever way, all that it has started.
 
-A script: `guard.py <pid> <file>`, with a pipe from the watched process as standard input into which
-nothing is ever written. When the process is gone, be it by SIGKILL, so is the pipe's other end. What
-it started is noted meanwhile, since orphans cannot be told from strangers, and kept in the file, so
-that whoever comes next can end it should the guard itself be killed.
+A script: `guard.py <pid> <file>`, with a pipe from the watched process as standard input, into
+which nothing is ever written. When the process is gone, be it by SIGKILL, so is the pipe's other
+end. What it started is noted meanwhile, since orphans cannot be told from strangers, and kept in
+the file, so that whoever comes next can end it should the guard itself be killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(pid: int, file: Path) -> None:
     """Watch until the end of standard input, then clear up."""
     noted: dict[int, float] = {}
     while not select.select([sys.stdin], [], [], INTERVAL)[0]:
-        now = descendants(pid)
+        now = {**{gone: at for gone, at in noted.items() if runs(gone, at)}, **descendants(pid)}
         if now != noted:
             note(file, now)
             noted = now
@@ -41,6 +41,14 @@ def descendants(pid: int) -> dict[int, float]:
                 if process.pid != os.getpid():
                     found[process.pid] = process.create_time()
     return found
+
+
+def runs(pid: int, started: float) -> bool:
+    """Return whether the process of this number is still the one that started then."""
+    try:
+        return bool(abs(psutil.Process(pid).create_time() - started) < 0.01)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def note(file: Path, processes: dict[int, float]) -> None:
@@ -64,8 +72,8 @@ def end(processes: dict[int, float]) -> int:
     left: list[psutil.Process] = []
     for pid, started in processes.items():
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            if abs(process.create_time() - started) < 0.01:  # else the number has a new owner
+            if runs(pid, started):
+                process = psutil.Process(pid)
                 left += [process, *process.children(recursive=True)]
     for process in left:
         with suppress(psutil.NoSuchProcess):

@@ -10,6 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import problem
 
 LARGEST_BODY: Final = 1024 * 1024
+LARGEST_DISCARDED: Final = 64 * LARGEST_BODY
+"""What is still taken from the wire of a body that is refused: most clients write to its end before
+they read, and would see a broken connection in place of the refusal."""
 JSON: Final = "application/json"
 
 
@@ -29,10 +32,7 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        announced = headers.get("content-length", "")
-        body = None
-        if not announced.isdigit() or int(announced) <= self._largest:
-            body = await self._read(receive)
+        body = await self._read(receive)
         if body is None:
             refusal = problem(
                 413,
@@ -49,18 +49,19 @@ class BodyLimits:
         await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return the whole body, None once it is over the limit."""
+        """Return the whole body, None if it is over the limit; the rest of that is dropped."""
         pieces, size = [], 0
-        while True:
+        while size <= LARGEST_DISCARDED:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return b""
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > self._largest:
-                return None
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size <= self._largest:
+                pieces.append(piece)
             if not message.get("more_body", False):
-                return b"".join(pieces)
+                break
+        return b"".join(pieces) if size <= self._largest else None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -46,7 +46,7 @@ def main() -> int:
                 screen.print(f"\nThe service goes on at {client.url}. Ctrl-C ends it.")
                 signal.pause()
     except KeyboardInterrupt:
-        return code
+        pass  # the way to end it on a terminal
     except (NotReadyError, RefusedError, ServiceAwayError) as error:
         screen.print(f"error: {error}", markup=False)
         return 1

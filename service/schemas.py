@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.examples import EXPERIMENT, TRIAL, TRIAL_SUMMARY
 from service.lifecycle import ExperimentState
 from service.progress import Progress, progress
 from service.queries import ExperimentRecord, TrialRecord
@@ -87,6 +88,8 @@ class TrialLinks(Answer):
 class TrialSummary(Answer):
     """A trial in a list: what it is, how far it is, how it did."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [TRIAL_SUMMARY]})
+
     number: int
     arm: str
     state: TrialState
@@ -112,6 +115,8 @@ class TrialSummary(Answer):
 class TrialNow(TrialSummary):
     """One configuration with all that is known of it."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [TRIAL]})
+
     config: dict[str, Any] | None = Field(description="The whole configuration; null: invalid")
     result: dict[str, Any] | None = Field(description="All that the trainer said at its end")
     reports: list[ReportNow]
@@ -130,6 +135,8 @@ class ExperimentLinks(Answer):
 
 class ExperimentNow(Answer):
     """An experiment: what was asked, how far it is, what is best so far."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT]})
 
     id: str
     name: str
@@ -167,14 +174,14 @@ class Views:
             id=row.id,
             name=row.name,
             project=row.project,
-            state=row.state,  # type: ignore[arg-type]  # a column cannot be a Literal
+            state=row.state,
             priority=row.priority,
             created_at=_moment(row.created_at),
             started_at=_maybe_moment(row.started_at),
             finished_at=_maybe_moment(row.finished_at),
             spec=row.spec,
             baseline=row.baseline,
-            metric=Metric(name=row.metric, unit=row.unit, better=row.better),  # type: ignore[arg-type]
+            metric=Metric(name=row.metric, unit=row.unit, better=row.better),
             progress=_progress_now(now),
             eta_seconds=now.eta_seconds,
             best=None if record.best is None else self.trial(record.best),

@@ -70,7 +70,7 @@ def serve(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(levelname)s %(name)s %(message)s", force=True
     )
-    for chatty in ("httpx2", "httpcore2", "alembic"):
+    for chatty in ("httpx2", "httpcore2", "alembic", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with _signals() as stopping, home.occupied(settings.home), ExitStack() as stack:
         os.chdir(settings.home)  # neither Ray nor MLflow looks into the folder we came from

@@ -10,6 +10,8 @@ from platformdirs import user_data_path
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.database import normalised
+
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """A path that stays the same when the working folder changes."""
 
@@ -94,4 +96,4 @@ class Settings(BaseSettings):
     @property
     def optuna(self) -> str:
         """Optuna's storage: a URL, or the folder of journal files."""
-        return self.optuna_url or str(self.home / "optuna")
+        return normalised(self.optuna_url) if self.optuna_url else str(self.home / "optuna")

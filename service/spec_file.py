@@ -20,7 +20,7 @@ class InputError(ValueError):
     """What a person wrote cannot be read; the message says where and what would work."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML whose values are all JSON: `1e-3` is a number, a date stays a string."""
 
 

@@ -130,8 +130,8 @@ class Composition:
             )
         deadline = time.monotonic() + 120
         while not self.is_healthy(name):
-            gone = self.processes[name].poll() is not None
-            assert not gone and time.monotonic() < deadline, self.said(name)
+            assert self.processes[name].poll() is None, self.said(name)
+            assert time.monotonic() < deadline, self.said(name)
             time.sleep(0.5)
 
     def is_healthy(self, name: str) -> bool:
@@ -216,7 +216,7 @@ def test_the_composition_runs_an_experiment(composition: Composition) -> None:
     for name in ("mlflow", "ray-head", "ray-worker", "service"):
         composition.start(name)
     url = f"http://127.0.0.1:{composition.ports['8642']}"
-    with Client(url) as stranger, pytest.raises(RefusedError, match="EIGENSWEEP_TOKEN|oken"):
+    with Client(url) as stranger, pytest.raises(RefusedError, match="Unauthorized"):
         stranger.submit(SPEC)
 
     with Client(url, composition.secrets["EIGENSWEEP_TOKEN"]) as client:
@@ -232,8 +232,6 @@ def test_the_composition_runs_an_experiment(composition: Composition) -> None:
         assert time.monotonic() < deadline, told
         time.sleep(1)
     assert (composition.folder / "home" / "eigensweep.db").exists() is False
-    composition.end()
-    assert composition.left() == []
 
 
 def status_of(url: str) -> Any:

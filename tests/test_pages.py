@@ -64,7 +64,7 @@ def test_the_table_of_settings_names_every_setting() -> None:
 def test_the_field_tables_are_those_of_the_code() -> None:
     printed = README.split("<!-- fields -->\n\n", 1)[1].split("\n<!-- end of fields -->", 1)[0]
 
-    assert printed == markdown(), "paste what `python -m search_spaces.tables` prints"
+    assert printed == markdown(), "run: python -m search_spaces.tables README.md"
 
 
 def test_the_curl_example_is_accepted_and_makes_six_trials(scripted_service: str) -> None:

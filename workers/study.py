@@ -7,12 +7,13 @@ kill, and draws it anew where it was lost. Optuna's trials are matched by the us
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import (
@@ -52,16 +53,28 @@ def open_storage(where: str, experiment: str) -> BaseStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
     _mend(path)
     try:
-        return JournalStorage(JournalFileBackend(str(path)))
-    except (ValueError, KeyError) as error:
+        return JournalStorage(Journal(path))
+    except (ValueError, KeyError, TypeError) as error:
         logger.warning("journal unreadable, drawn anew path=%s error=%s", path, error)
         path.rename(path.with_suffix(".broken"))
-        return JournalStorage(JournalFileBackend(str(path)))
+        return JournalStorage(Journal(path))
+
+
+class Journal(JournalFileBackend):
+    """A journal of one writer that may be lost: it takes no lock and does not wait for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
+        with self._path.open("ab") as file:
+            file.write("".join(lines).encode())
 
 
 def _mend(path: Path) -> None:
-    """Remove what a kill left: the lock, and a last line that was not written to its end."""
-    Path(f"{path}.lock").unlink(missing_ok=True)
+    """Remove a last line that was not written to its end."""
     if path.exists():
         with path.open("r+b") as file:
             content = file.read()

@@ -19,8 +19,8 @@ Initial = Literal[
     "truncated_normal",
     "orthogonal",
 ]
-"""How a matrix starts: uniform in ±0.01, ±0.1 or ±1/√columns (PyTorch's own default); scaled by its
-fans; normal with deviation 0.001, or 0.1 and cut at twice that; with orthonormal rows or columns."""
+"""How a matrix starts: uniform in ±0.01, in ±0.1, or in ±1/√columns as PyTorch's own layers; scaled
+by its fans; normal with deviation 0.001, or 0.1 and cut at twice that; with orthonormal columns."""
 
 
 def draw(rows: int, columns: int, initial: Initial) -> Tensor:

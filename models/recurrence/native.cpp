@@ -4,10 +4,9 @@
 // A job owns some rows of one lane's batch and runs all time steps for them, so jobs never wait for
 // one another. A row's state and input, [h, x], meet [W, U] in one product, and the readout rides
 // along as more columns of it; backward the same with [dL/dz, dL/dlogits] and [W; V]. Matrices come
-// packed in panels as wide as a vector, (panels, columns of [h, x], N), and stay in cache. What a
-// product multiplies lies in blocks of 256 columns with a fixed stride, so that the inner loop
-// reaches every row from one pointer. Rows of H and G are padded to whole vectors; what stands in
-// the padding has no effect. Never compile with -ffast-math: NaN and infinity must pass through.
+// packed in panels as wide as a vector, (panels, columns of [h, x], N), and stay in cache. Rows of H
+// and G are padded to whole vectors; what stands in the padding has no effect.
+// Never compile with -ffast-math: NaN and infinity must pass through.
 
 #include <algorithm>
 #include <atomic>
@@ -29,7 +28,6 @@ constexpr long BYTES = 32, ROWS = 6;  // 16 registers hold 6 x 2 sums
 #else
 constexpr long BYTES = 16, ROWS = 6;
 #endif
-constexpr long BLOCK = 256, STRIDE = BLOCK + 16;  // this stride spreads the rows over cache sets
 constexpr long DEPTH = 128;        // rows of dz and h that dW gains from at a time
 constexpr long CACHED = 384 << 10;  // a W of more bytes is read once a step, not once a tile of rows
 
@@ -106,22 +104,42 @@ template <class T> struct ModReLU {
     static V to_b(V d, V h) { return h < 0 ? -d : d; }
 };
 
-// P[r] = S[r] W for R rows of S, in blocks, and C panels of W; both have K columns and rows.
-template <class T, int R, int C> void product(const T* S, const T* W, long K, T* P, long width) {
+// Rows of a matrix on the left of a product, `stride` entries apart.
+template <class T> struct Left {
+    const T* first;
+    long stride, columns;
+};
+
+// sum[r] += A[r] w for R rows and C panels. Three rows share a pointer: there are few registers.
+template <class T, int R, int C>
+inline __attribute__((always_inline)) const T* accumulate(
+    typename Vector<T>::V (&sum)[R][C], Left<T> A, const T* w, long panel_size) {
+    using X = Vector<T>;
+    constexpr int GROUPS = (R + 2) / 3;
+    const T* rows[GROUPS];
+#pragma GCC unroll 8
+    for (int q = 0; q < GROUPS; ++q) rows[q] = A.first + 3 * q * A.stride;
+    for (long k = 0; k < A.columns; ++k, w += X::N) {
+        typename X::V panel[C];
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) panel[c] = X::load(w + c * panel_size);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int c = 0; c < C; ++c) sum[r][c] += panel[c] * rows[r / 3][r % 3 * A.stride];
+#pragma GCC unroll 8
+        for (int q = 0; q < GROUPS; ++q) ++rows[q];
+    }
+    return w;
+}
+
+// P[r] = [A, B][r] W for R rows and C panels of W.
+template <class T, int R, int C>
+void product(Left<T> A, Left<T> B, const T* W, long panel_size, T* P, long width) {
     using X = Vector<T>;
     typename X::V sum[R][C] = {};
-    for (long first = 0; first < K; first += BLOCK, S += ROWS * STRIDE) {
-        const long count = std::min(BLOCK, K - first);
-        const T* w = W + first * X::N;
-        for (long k = 0; k < count; ++k, w += X::N) {
-            typename X::V panel[C];
-            for (int c = 0; c < C; ++c) panel[c] = X::load(w + c * K * X::N);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-                for (int c = 0; c < C; ++c) sum[r][c] += panel[c] * S[r * STRIDE + k];
-        }
-    }
+    const T* w = accumulate<T, R, C>(sum, A, W, panel_size);
+    accumulate<T, R, C>(sum, B, w, panel_size);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
@@ -158,20 +176,19 @@ template <int R = ROWS, class F> void sized(long rows, bool pair, F f) {
     else f(std::integral_constant<int, R>{}, std::integral_constant<int, 1>{});
 }
 
-// What one call works on. H and G are (lanes, steps + 1, batch, padded n), their lanes `lane_*`
-// entries apart; x is values (lanes, steps, batch, m) or symbols that name rows of the table.
+// What one call works on. H and G are (lanes, steps + 1, batch, row), their lanes `lane_*` entries
+// apart; x is values (lanes, steps, batch, m) or symbols that name rows of the table.
 template <class T> struct Call {
     T *H, *G;
-    const T *W, *b, *V_c, *values, *table;
+    const T *W, *b, *c, *values, *table;
     const int64_t* symbols;
     T* logits;  // backward: dL/dlogits
     T *dW, *db, *dU, *dV;
-    int64_t lane_H, lane_G, lane_x, lane_logits, lanes, steps, batch, n, m, p;
+    int64_t lane_H, lane_G, lane_x, lane_logits, lanes, steps, batch, n, row, m, p;
     int64_t activation, threads;
     double leak;
 
-    long width() const { return (n + Vector<T>::N - 1) / Vector<T>::N * Vector<T>::N; }
-    long read_panels() const { return logits ? (p + Vector<T>::N - 1) / Vector<T>::N : 0; }
+    static long panels(long columns) { return (columns + Vector<T>::N - 1) / Vector<T>::N; }
 };
 
 template <class T> T* aligned(std::vector<T>& memory) {
@@ -191,48 +208,29 @@ struct Plan {
     }
 };
 
-// The rows of a part: S, what is multiplied, of K columns, and P, the product, of some panels.
-template <class T> class Rows {
+// Room for the product of a part's rows.
+template <class T> class Product {
     using X = Vector<T>;
-    const long n, K, panels, height, in_tile, in_product;
-    std::vector<T> states, products;
-    T *const S, *const P;
-
-    T* at(long row, long column) {
-        const long block = column / BLOCK * ROWS * STRIDE + column % BLOCK;
-        return S + row / height * in_tile + block + row % height * STRIDE;
-    }
+    const long height, width;
+    std::vector<T> memory;
+    T* const P;
 
   public:
-    Rows(const Plan& plan, long n, long K, long panels)
-        : n(n), K(K), panels(panels), height(plan.height),
-          in_tile((std::max(K, n + X::N) + BLOCK - 1) / BLOCK * ROWS * STRIDE),
-          in_product(height * panels * X::N), states(plan.tiles * in_tile + X::N),
-          products(plan.tiles * in_product + X::N), S(aligned(states)), P(aligned(products)) {}
+    Product(const Plan& plan, long panels)
+        : height(plan.height), width(panels * X::N), memory(plan.rows * width + X::N),
+          P(aligned(memory)) {}
 
-    const T* result(long row, long panel) const { return P + (row * panels + panel) * X::N; }
+    const T* row(long i) const { return P + i * width; }
 
-    // P = S W in the panels from `first` to before `last`.
-    void multiply(const T* W, long rows, long first, long last) {
+    // P = [A, B] W in the panels from `first` to before `last`; a panel of W has K rows.
+    void make(Left<T> A, Left<T> B, const T* W, long K, long rows, long first, long last) {
         for (long p = first; p < last; p += 2)
-            for (long i = 0, left = rows; left > 0; ++i, left -= height)
-                sized(std::min(left, height), last - p > 1, [&](auto R, auto C) {
-                    product<T, R, C>(S + i * in_tile, W + p * K * X::N, K,
-                                     P + i * in_product + p * X::N, panels * X::N);
+            for (long i = 0; i < rows; i += height)
+                sized(std::min(rows - i, height), last - p > 1, [&](auto R, auto C) {
+                    product<T, R, C>({A.first + i * A.stride, A.stride, A.columns},
+                                     {B.first + i * B.stride, B.stride, B.columns},
+                                     W + p * K * X::N, K * X::N, P + i * width + p * X::N, width);
                 });
-    }
-
-    // Put f(row, column, product) into S, vector by vector, columns 0 to n.
-    template <class F> void update(long rows, F f) {
-        for (long row = 0; row < rows; ++row)
-            for (long j = 0; j < n; j += X::N)
-                X::store(at(row, j), f(row, j, X::load(result(row, 0) + j)));
-    }
-
-    // Put `count` further columns into S, from n on.
-    void append(long rows, const T* from, long count) {
-        for (long row = 0; row < rows; ++row)
-            for (long j = 0; j < count; ++j) *at(row, n + j) = from[row * count + j];
     }
 };
 
@@ -260,43 +258,42 @@ template <class F> void share(long jobs, long threads, F work) {
 
 template <class T, template <class> class A> void forward(const Call<T>& call) {
     using X = Vector<T>;
-    const long n = call.n, p = call.p, width = call.width(), step = call.batch * width;
-    const long m = call.values ? call.m : 0, K = n + m, panels = width / X::N;
-    const long all = panels + call.read_panels();
+    const long n = call.n, p = call.p, row = call.row, step = call.batch * row;
+    const long m = call.values ? call.m : 0, K = n + m, panels = call.panels(n);
+    const long all = panels + (call.logits ? call.panels(p) : 0);
     const Plan plan(call.batch, call.threads, K * all * BYTES);
+    const std::vector<T> zero(row);
+    const T leak = call.leak;
     share(call.lanes * plan.parts, call.threads, [&](auto next) {
-        Rows<T> state(plan, n, K, all);
+        Product<T> product(plan, all);
         for (long job = next(); job >= 0; job = next()) {
             const long lane = job / plan.parts, first = job % plan.parts * plan.rows;
             const long rows = std::min<long>(plan.rows, call.batch - first);
-            const T *W = call.W + lane * K * all * X::N, *b = call.b + lane * width;
-            const T* table = call.table + lane * call.m * width;
-            const long x = lane * call.lane_x;
-            T* h = call.H + lane * call.lane_H + first * width;
+            const T *W = call.W + lane * K * all * X::N, *b = call.b + lane * row;
+            const T* table = call.table + lane * call.m * row;
+            T* h = call.H + lane * call.lane_H + first * row;
             const auto read_out = [&](long t) {
                 T* y = call.logits + lane * call.lane_logits + (t * call.batch + first) * p;
-                const T* c = call.V_c + lane * p;
-                for (long row = 0; row < rows; ++row)
+                for (long i = 0; i < rows; ++i, y += p)
                     for (long j = 0; j < p; ++j)
-                        y[row * p + j] = state.result(row, panels)[j] + c[j];
+                        y[j] = product.row(i)[panels * X::N + j] + call.c[lane * p + j];
             };
-            state.update(rows, [&](long row, long j, auto) { return X::load(h + row * width + j); });
-            for (long t = 0; t < call.steps; ++t) {
-                const long start = t * call.batch + first;
-                if (m) state.append(rows, call.values + x + start * m, m);
-                state.multiply(W, rows, 0, t ? all : panels);
+            for (long t = 0; t < call.steps; ++t, h += step) {
+                const long at = lane * call.lane_x + t * call.batch + first;
+                const T* x = call.values + (at - lane * call.lane_x) * m + lane * call.lane_x;
+                product.make({h, row, n}, {x, m, m}, W, K, rows, 0, t ? all : panels);
                 if (t && all > panels) read_out(t - 1);
-                h += step;
-                const int64_t* symbols = call.symbols + x + start;
-                state.update(rows, [&](long row, long j, auto z) {
-                    if (!m) z += X::load(table + symbols[row] * width + j);
-                    const auto value = A<T>::value(z, X::load(b + j), call.leak);
-                    X::store(h + row * width + j, value);
-                    return value;
-                });
+                for (long i = 0; i < rows; ++i) {
+                    const T* z = product.row(i);
+                    const T* Ux = m ? zero.data() : table + call.symbols[at + i] * row;
+                    T* to = h + step + i * row;
+                    for (long j = 0; j < n; j += X::N)
+                        X::store(to + j, A<T>::value(X::load(z + j) + X::load(Ux + j),
+                                                     X::load(b + j), leak));
+                }
             }
             if (all > panels) {
-                state.multiply(W, rows, panels, all);
+                product.make({h, row, n}, {h, 0, 0}, W, K, rows, panels, all);
                 read_out(call.steps - 1);
             }
         }
@@ -305,59 +302,62 @@ template <class T, template <class> class A> void forward(const Call<T>& call) {
 
 template <class T, template <class> class A> void backward(const Call<T>& call) {
     using X = Vector<T>;
-    const long n = call.n, width = call.width(), step = call.batch * width;
-    const long p = call.logits ? call.p : 0, K = n + p, panels = width / X::N;
+    const long n = call.n, row = call.row, step = call.batch * row;
+    const long p = call.logits ? call.p : 0, K = n + p, panels = call.panels(n);
     const Plan plan(call.batch, call.threads, K * panels * BYTES);
     const long jobs = call.lanes * plan.parts;
-    std::vector<T> sums(jobs * width);
+    const std::vector<T> zero(row);
+    std::vector<T> sums(jobs * row);
+    const T leak = call.leak;
     share(jobs, call.threads, [&](auto next) {
-        Rows<T> state(plan, n, K, panels);
+        Product<T> product(plan, panels);
         for (long job = next(); job >= 0; job = next()) {
             const long lane = job / plan.parts, first = job % plan.parts * plan.rows;
             const long rows = std::min<long>(plan.rows, call.batch - first);
-            const T *W = call.W + lane * K * panels * X::N;
-            const T* h = call.H + lane * call.lane_H + call.steps * step + first * width;
-            T* g = call.G + lane * call.lane_G + call.steps * step + first * width;
-            const T* y = call.logits + lane * call.lane_logits + first * p;
-            T* sum = sums.data() + job * width;
-            state.update(rows, [&](long row, long j, auto) { return X::load(g + row * width + j); });
-            for (long t = call.steps - 1; t >= 0; --t, h -= step) {
-                if (p) state.append(rows, y + t * call.batch * p, p);
-                state.multiply(W, rows, 0, panels);
-                g -= step;
-                state.update(rows, [&](long row, long j, auto d) {
-                    const auto made = X::load(h + row * width + j);
-                    if (t == call.steps - 1) d += X::load(g + row * width + j);
-                    d = A<T>::to_z(d, made, call.leak);
-                    X::store(g + row * width + j, d);
-                    X::store(sum + j, X::load(sum + j) + A<T>::to_b(d, made));
-                    return d;
-                });
+            const T* W = call.W + lane * K * panels * X::N;
+            const T* h = call.H + lane * call.lane_H + call.steps * step + first * row;
+            T* g = call.G + lane * call.lane_G + call.steps * step + first * row;
+            T* sum = sums.data() + job * row;
+            for (long t = call.steps - 1; t >= 0; --t, h -= step, g -= step) {
+                const T* y = call.logits + lane * call.lane_logits + (t * call.batch + first) * p;
+                product.make({g, row, n}, {y, p, p}, W, K, rows, 0, panels);
+                for (long i = 0; i < rows; ++i) {
+                    const T *d = product.row(i), *from = h + i * row;
+                    T* to = g - step + i * row;
+                    const T* more = t == call.steps - 1 ? to : zero.data();
+                    for (long j = 0; j < n; j += X::N) {
+                        const auto made = X::load(from + j);
+                        const auto dz =
+                            A<T>::to_z(X::load(d + j) + X::load(more + j), made, leak);
+                        X::store(to + j, dz);
+                        X::store(sum + j, X::load(sum + j) + A<T>::to_b(dz, made));
+                    }
+                }
             }
         }
     });
     for (long job = 0; job < jobs; ++job)
-        for (long j = 0; j < width; ++j)
-            call.db[job / plan.parts * width + j] += sums[job * width + j];
+        for (long j = 0; j < n; ++j)
+            call.db[job / plan.parts * row + j] += sums[job * row + j];
 }
 
-// to += A^T B, for `count` columns of A and all panels of B.
+// to += A^T B, for `count` columns of A and n of B.
 template <class T>
-void add_outer(const T* A, long stride, long count, const T* B, long width, long length, T* to) {
+void add_outer(const T* A, long stride, long count, const T* B, long row, long n, long length, T* to) {
     constexpr long N = Vector<T>::N;
     for (long k = 0; k < length; k += DEPTH)
-        for (long j = 0; j < width; j += 2 * N)
+        for (long j = 0; j < n; j += 2 * N)
             for (long i = 0; i < count; i += ROWS)
-                sized(count - i, width - j > N, [&](auto R, auto C) {
-                    outer<T, R, C>(A + k * stride + i, stride, B + k * width + j, width,
-                                   std::min(DEPTH, length - k), to + i * width + j);
+                sized(count - i, n - j > N, [&](auto R, auto C) {
+                    outer<T, R, C>(A + k * stride + i, stride, B + k * row + j, row,
+                                   std::min(DEPTH, length - k), to + i * row + j);
                 });
 }
 
 // Add to dW, dU and dV the sums of dz h^T, x dz^T and dy h^T over steps and batch.
 template <class T> void matrix_gradients(const Call<T>& call) {
     using X = Vector<T>;
-    const long n = call.n, m = call.m, p = call.p, width = call.width();
+    const long n = call.n, m = call.m, p = call.p, row = call.row;
     const long length = call.steps * call.batch;
     const long tiles = (n + ROWS - 1) / ROWS, parts = std::min<long>(call.threads, tiles);
     const long columns = (tiles + parts - 1) / parts * ROWS;
@@ -366,22 +366,22 @@ template <class T> void matrix_gradients(const Call<T>& call) {
             const long lane = job / (parts + 1), first = job % (parts + 1) * columns;
             const T *G = call.G + lane * call.lane_G, *H = call.H + lane * call.lane_H;
             if (job % (parts + 1) < parts) {
-                add_outer(G + first, width, std::min(columns, n - first), H, width, length,
-                          call.dW + (lane * n + first) * width);
+                add_outer(G + first, row, std::min(columns, n - first), H, row, n, length,
+                          call.dW + (lane * n + first) * row);
                 continue;
             }
-            T* dU = call.dU + lane * m * width;
+            T* dU = call.dU + lane * m * row;
             if (call.values)
-                add_outer(call.values + lane * call.lane_x, m, m, G, width, length, dU);
+                add_outer(call.values + lane * call.lane_x, m, m, G, row, n, length, dU);
             else
                 for (long k = 0; k < length; ++k) {
-                    T* row = dU + call.symbols[lane * call.lane_x + k] * width;
-                    for (long j = 0; j < width; j += X::N)
-                        X::store(row + j, X::load(row + j) + X::load(G + k * width + j));
+                    T* to = dU + call.symbols[lane * call.lane_x + k] * row;
+                    for (long j = 0; j < n; j += X::N)
+                        X::store(to + j, X::load(to + j) + X::load(G + k * row + j));
                 }
             if (call.logits)
-                add_outer(call.logits + lane * call.lane_logits, p, p, H + call.batch * width, width,
-                          length, call.dV + lane * p * width);
+                add_outer(call.logits + lane * call.lane_logits, p, p, H + call.batch * row, row, n,
+                          length, call.dV + lane * p * row);
         }
     });
 }

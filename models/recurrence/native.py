@@ -45,7 +45,7 @@ class NativeSteps:
         self.parameters = U, W, b, _, c = parameters
         self.lanes, self.n, self.m = U.shape
         self.panel = library.vector_bytes() // W.element_size()
-        self.row = self.n + -self.n % self.panel
+        self.row = row_length(self.n, self.panel)
         self.b, self.c, self.table = self._padded(b), c.contiguous(), self._padded(U.mT)
         self.activation = ACTIVATIONS.index(activation)
         self.run = library.step_float if W.dtype == torch.float32 else library.step_double
@@ -90,7 +90,7 @@ class NativeSteps:
         call = Call(
             *(None if t is None else t.data_ptr() for t in tensors),
             *strides,
-            *(self.lanes, length - 1, batch, self.n, self.m, p),
+            *(self.lanes, length - 1, batch, self.n, self.row, self.m, p),
             *(self.activation, torch.get_num_threads()),
             LEAK,
         )
@@ -102,9 +102,19 @@ class Call(ctypes.Structure):
 
     _fields_ = (
         *((f"tensor_{i}", ctypes.c_void_p) for i in range(13)),
-        *((f"size_{i}", ctypes.c_int64) for i in range(12)),
+        *((f"size_{i}", ctypes.c_int64) for i in range(13)),
         ("leak", ctypes.c_double),
     )
+
+
+def row_length(n: int, panel: int) -> int:
+    """Return n in whole panels, and one more where rows would crowd into the same cache sets.
+
+    >>> row_length(138, 16), row_length(512, 16)
+    (144, 528)
+    """
+    whole = n + -n % panel
+    return whole + panel if whole % (16 * panel) == 0 else whole
 
 
 def pack(W: Tensor, panel: int) -> Tensor:

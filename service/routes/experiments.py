@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from search_spaces.preview import Preview, preview
 from search_spaces.spec import ExperimentSpec
 from service.errors import documented
+from service.examples import SPECS
 from service.lifecycle import ExperimentState
 from service.paging import decode, encode
 from service.parts import TheService
@@ -20,49 +21,7 @@ router = APIRouter(tags=["experiments"])
 
 ExperimentId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
 
-EXAMPLES: Any = {
-    "grid": {
-        "summary": "A grid of six points",
-        "value": {
-            "name": "copying with scoRNN",
-            "task": {"name": "copying", "delay": 100},
-            "model": {"name": "scornn", "hidden_size": 64},
-            "training": {"steps": 1000},
-            "search": {
-                "method": "grid",
-                "space": {
-                    "optimizer.lr": [1e-2, 1e-3, 1e-4],
-                    "model.negative_fraction": [0.1, 0.5],
-                },
-            },
-        },
-    },
-    "arms": {
-        "summary": "Two models at equal size, by TPE",
-        "value": {
-            "name": "who remembers",
-            "task": {"name": "adding", "length": 200},
-            "arms": [
-                {"model": {"name": "lstm", "parameters": 15000}},
-                {
-                    "model": {
-                        "name": "enrnn",
-                        "parameters": 15000,
-                        "short_fraction": 0.4,
-                        "negative_fraction": 0.5,
-                    }
-                },
-            ],
-            "training": {"steps": 2000},
-            "search": {
-                "method": "tpe",
-                "trials": 20,
-                "space": {"optimizer.lr": {"low": 1e-5, "high": 1e-2, "log": True}},
-            },
-        },
-    },
-}
-PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=EXAMPLES)]
+PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=SPECS)]
 
 
 class ExperimentQuery(BaseModel):

@@ -8,6 +8,7 @@ from models import MODELS
 REQUIRED = {
     "scornn": {"negative_ones": 3},
     "enrnn": {"short_fraction": 0.4, "negative_fraction": 0.5},
+    "asrnn": {"a": 0.5, "b": 2.0},
 }
 
 

@@ -10,6 +10,7 @@ COPYING = {"input_size": 10, "output_size": 9}
 TIMIT = {"input_size": 129, "output_size": 129, "input_kind": "values"}
 MNIST = {"input_size": 1, "output_size": 10, "input_kind": "values", "readout": "last"}
 PTB = {"input_size": 50, "output_size": 50}
+WIDE = {"encoder": "embedding", "embedding_size": 200}
 
 COUNTS = [
     ("enrnn", ADDING, {"hidden_size": 160, "short_size": 64}, 15_441),
@@ -27,7 +28,26 @@ COUNTS = [
     ("lstm", TIMIT, {"hidden_size": 468}, 1_179_957),
     ("lstm", PTB, {"hidden_size": 350, "encoder": "embedding"}, 1_016_450),
     ("lstm", PTB, {"hidden_size": 1030, "encoder": "embedding"}, 8_594_370),
+    ("exprnn", MNIST, {"hidden_size": 170}, 16_415),
+    ("exprnn", MNIST, {"hidden_size": 360}, 68_950),
+    ("exprnn", MNIST, {"hidden_size": 512}, 136_970),
+    ("exprnn", COPYING, {"hidden_size": 190}, 21_764),
+    ("exprnn", COPYING, {"hidden_size": 176}, 18_929),
+    ("exprnn", PTB, {"hidden_size": 1386, **WIDE}, 1_317_741),
+    ("asrnn", MNIST, {"hidden_size": 122}, 16_358),
+    ("asrnn", MNIST, {"hidden_size": 257}, 69_143),
+    ("asrnn", MNIST, {"hidden_size": 364}, 136_874),
+    ("asrnn", COPYING, {"hidden_size": 138}, 21_813),
+    ("asrnn", COPYING, {"hidden_size": 138, "constrain_hh": False}, 21_813 + 138 * 139 // 2),
+    ("asrnn", PTB, {"hidden_size": 1024, **WIDE}, 1_315_650),
+    ("nnrnn", COPYING, {"hidden_size": 128}, 18_889),
+    ("nnrnn", COPYING, {"hidden_size": 128, "mask": "code"}, 18_889 + 64),
+    ("nnrnn", MNIST, {"hidden_size": 512}, 268_042),
+    ("nnrnn", PTB, {"hidden_size": 1024, **WIDE}, 1_315_138),
+    ("modrelu_rnn", PTB, {"hidden_size": 1024, **WIDE}, 1_316_674),
     ("tanh_rnn", COPYING, {"hidden_size": 128}, 128**2 + 128 * 10 + 128 + 128 * 9 + 9),
+    ("irnn", COPYING, {"hidden_size": 128}, 128**2 + 128 * 10 + 128 + 128 * 9 + 9),
+    ("srnn", COPYING, {"hidden_size": 80}, 80**2 + 80 * 10 + 80 + 80 * 9),
 ]
 PUBLISHED_SHARES = [
     ("scornn", {"hidden_size": 170, "negative_fraction": 0.7}, {"negative_ones": 119}),
@@ -41,11 +61,22 @@ PUBLISHED_SHARES = [
 ]
 VARIANTS = [
     ("tanh_rnn", {}),
+    ("modrelu_rnn", {}),
+    ("modrelu_rnn", {"encoder": "embedding"}),
+    ("irnn", {"scale": 0.1}),
+    ("srnn", {}),
+    ("srnn", {"readout_bias": True}),
     ("scornn", {}),
     ("scornn", {"encoder": "embedding"}),
     ("scornn", {"encoder": "embedding", "embedding_size": 4}),
     ("enrnn", {"short_fraction": 0.4}),
     ("enrnn", {"short_fraction": 0.4, "coupled": False, "encoder": "embedding"}),
+    ("nnrnn", {}),
+    ("nnrnn", {"mask": "code"}),
+    ("asrnn", {}),
+    ("asrnn", {"constrain_hh": False, "form": "direct"}),
+    ("exprnn", {}),
+    ("exprnn", {"trivialization": "dynamic"}),
     ("lstm", {}),
     ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
     ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
@@ -146,6 +177,10 @@ def test_a_budget_respects_counts_given_beside_it(nets):
             "'negative_ones' is 3; allowed are 0 to 2, the size of the long state",
         ),
         ("lstm", {"hidden_size": 3, "embedding_size": 2}, "set 'encoder: embedding'"),
+        ("exprnn", {"hidden_size": 3, "project_every": 2}, "set 'trivialization: dynamic'"),
+        ("asrnn", {"hidden_size": 7, "a": 1, "b": 0.5}, "'a' is 1.0; allowed is up to 'b', 0.5"),
+        ("asrnn", {"hidden_size": 7, "a": 0, "b": 0, "eps": 0}, "'eps' is above 0"),
+        ("nnrnn", {"hidden_size": 7}, "'hidden_size' is 7; allowed are multiples of 2, such as 8"),
     ],
 )
 def test_contradicting_fields_are_refused_with_what_is_allowed(nets, name, fields, words):

@@ -7,16 +7,29 @@ from numpy.linalg import eigvals, inv
 
 CASES = {
     "tanh_rnn": {"name": "tanh_rnn"},
+    "modrelu_rnn": {"name": "modrelu_rnn"},
+    "irnn": {"name": "irnn", "scale": 0.5},
+    "srnn": {"name": "srnn"},
+    "srnn relu": {"name": "srnn", "activation": "relu", "readout_bias": True},
     "scornn": {"name": "scornn"},
     "enrnn coupled": {"name": "enrnn"},
     "enrnn apart": {"name": "enrnn", "coupled": False},
     "enrnn relu": {"name": "enrnn", "activation": "relu", "eps": 0.1},
     "enrnn tanh": {"name": "enrnn", "activation": "tanh"},
+    "exprnn": {"name": "exprnn"},
+    "exprnn dynamic": {"name": "exprnn", "trivialization": "dynamic", "rebase_every": 3},
+    "exprnn cayley": {"name": "exprnn", "parametrization": "cayley"},
+    "nnrnn": {"name": "nnrnn", "hidden_size": 6},
+    "nnrnn as its code": {"name": "nnrnn", "hidden_size": 6, "mask": "code"},
+    "asrnn": {"name": "asrnn"},
+    "asrnn direct": {"name": "asrnn", "form": "direct", "constrain_hh": False},
+    "asrnn dynamic": {"name": "asrnn", "trivialization": "dynamic", "rebase_every": 1},
     "lstm": {"name": "lstm"},
     "lstm reads the cell": {"name": "lstm", "readout_from": "cell"},
     "lstm diagonal peephole": {"name": "lstm", "peephole": "diagonal"},
     "lstm full peephole": {"name": "lstm", "peephole": "output_full"},
 }
+ACTIVATIONS = {"tanh_rnn": "tanh", "irnn": "relu"}
 INPUTS = {
     "symbols": {"input_kind": "symbols", "readout": "all"},
     "values": {"input_kind": "values", "readout": "last"},
@@ -37,16 +50,47 @@ def modrelu(z, b):
     )
 
 
-def scaled_cayley(X, D):
-    A = np.triu(X, 1) - np.triu(X, 1).T
-    eye = np.eye(len(A))
-    return inv(eye + A) @ (eye - A) @ np.diag(D)
+def skew(X):
+    return np.triu(X, 1) - np.triu(X, 1).T
+
+
+def cayley(X):
+    A, eye = skew(X), np.eye(len(X))
+    return inv(eye + A) @ (eye - A)
+
+
+def exp(X):
+    values, vectors = np.linalg.eigh(-1j * skew(X))
+    return (vectors @ np.diag(np.exp(1j * values)) @ vectors.conj().T).real
+
+
+def trivialised(p, config, name):
+    W = (exp if config.parametrization == "exp" else cayley)(p[f"{name}.A"])
+    return p[f"{name}.base"] @ W if config.trivialization == "dynamic" else W
+
+
+def non_normal(p, config):
+    n = config.hidden_size
+    theta = np.zeros((n, n))
+    for k in range(n // 2):
+        i, c, s = 2 * k, np.cos(p["theta"][k]), np.sin(p["theta"][k])
+        theta[i : i + 2, i : i + 2] = p["gamma"][k] * np.array([[c, -s], [s, c]])
+    for i in range(n):
+        for j in range(i):
+            in_block = i // 2 == j // 2
+            if config.mask == "code" or not in_block:
+                theta[i, j] += p["T"][i, j]
+    return exp(p["A"]) @ theta @ exp(p["A"]).T
 
 
 def matrix_of(p, config):
-    if config.name == "tanh_rnn":
+    if "W" in p:
         return p["W"]
-    W_L = scaled_cayley(p["A"], p["D"])
+    if config.name in ("exprnn", "asrnn"):
+        return trivialised(p, config, "recurrent")
+    if config.name == "nnrnn":
+        return non_normal(p, config)
+    W_L = cayley(p["A"]) @ np.diag(p["D"])
     if config.name == "scornn":
         return W_L
     W_S = p["T"]
@@ -57,9 +101,13 @@ def matrix_of(p, config):
 
 
 def simple_cell(p, config, W, U):
+    if config.name == "asrnn":
+        W_f = trivialised(p, config, "saturation") @ np.diag(abs(p["s"]) + config.eps)
+        return lambda x, h: inv(W_f) @ np.tanh(W_f @ (U @ x + W @ h + p["b"]))
+
     def step(x, h):
-        z = U @ x + W @ h
-        kind = getattr(config, "activation", "tanh" if config.name == "tanh_rnn" else "modrelu")
+        z = U @ x + W @ h + p.get("b_u", 0)
+        kind = getattr(config, "activation", ACTIVATIONS.get(config.name, "modrelu"))
         if kind == "modrelu":
             return modrelu(z, p["b"])
         return np.tanh(z + p["b"]) if kind == "tanh" else np.maximum(z + p["b"], 0)
@@ -87,6 +135,7 @@ def run(p, config, shapes, x):
     n, (steps, batch) = config.hidden_size, x.shape[:2]
     states, logits = np.zeros((steps, batch, n)), np.zeros((steps, batch, shapes.output_size))
     U = p.get("U", np.eye(n))
+    step = None if config.name == "lstm" else simple_cell(p, config, matrix_of(p, config), U)
     for j in range(batch):
         h, c = np.zeros(n), np.zeros(n)
         for t in range(steps):
@@ -100,14 +149,14 @@ def run(p, config, shapes, x):
                 h, c = lstm_step(p, config, U, x_t, h, c)
                 seen = c if config.readout_from == "cell" else h
             else:
-                seen = h = simple_cell(p, config, matrix_of(p, config), U)(x_t, h)
+                seen = h = step(x_t, h)
             states[t, j] = h
             logits[t, j] = p["V"] @ seen + p["c"]
     return (logits[-1] if shapes.readout == "last" else logits), states
 
 
 def check(nets, shapes, fields):
-    model = nets.generic(**fields, shapes=shapes, hidden_size=7)
+    model = nets.generic(**{"hidden_size": 7, **fields}, shapes=shapes)
     x = nets.input(shapes, steps=5, batch=2).to(
         torch.int64 if shapes.input_kind == "symbols" else torch.float64
     )

@@ -9,11 +9,19 @@ import torch
 
 import models
 from models import MODELS
+from models.matrices.orthogonal import orthogonality_error
 from models.recurrence.reference import recur
 
 KINDS = [("symbols", "all"), ("values", "last")]
 LARGE = {"orth": 1e-2, "main": 1e-2}
 """Learning rates ten times the largest of the papers' best settings."""
+MOVING_BASE = {"trivialization": "dynamic", "rebase_every": 3, "project_every": 2}
+VARIANTS = [
+    *((name, {}) for name in MODELS),
+    ("exprnn", MOVING_BASE),
+    ("asrnn", MOVING_BASE),
+    ("asrnn", {"constrain_hh": False}),
+]
 
 
 def train(model, optimizers, batches):
@@ -30,7 +38,7 @@ def train(model, optimizers, batches):
 
 def optimizers_of(model):
     return [
-        torch.optim.RMSprop(group.params, lr=LARGE[group.name], alpha=0.9)
+        torch.optim.RMSprop(group.params, lr=LARGE.get(group.name, LARGE["main"]), alpha=0.9)
         for group in model.param_groups()
     ]
 
@@ -81,9 +89,13 @@ class TestEveryModel:
         grouped = [id(p) for group in model.param_groups() for p in group.params]
         assert sorted(grouped) == sorted(id(p) for p in model.parameters())
 
-    def test_constraints_hold_after_training_with_ten_times_the_learning_rate(self, nets, name):
-        sizes = {"hidden_size": 64}
-        model = nets.build(name, nets.shapes(output_size=5), **sizes)
+
+@pytest.mark.parametrize(("name", "fields"), VARIANTS)
+class TestTraining:
+    def test_constraints_hold_after_training_with_ten_times_the_learning_rate(
+        self, nets, name, fields
+    ):
+        model = nets.build(name, nets.shapes(output_size=5), hidden_size=64, **fields)
         start = copy.deepcopy(model.state_dict())
         batches = [nets.input(model.shapes, steps=12) for _ in range(20)]
         train(model, optimizers_of(model), batches)
@@ -93,17 +105,17 @@ class TestEveryModel:
         assert report.get("short_radius", 0) <= 1 + 1e-4
         assert all(value.dim() == 0 and value.isfinite() for value in report.values())
 
-    def test_saved_and_reloaded_it_goes_on_bit_for_bit(self, nets, name, tmp_path):
+    def test_saved_and_reloaded_it_goes_on_bit_for_bit(self, nets, name, fields, tmp_path):
         shapes = nets.shapes(output_size=5)
         batches = [nets.input(shapes) for _ in range(8)]
-        model = nets.build(name, shapes)
+        model = nets.build(name, shapes, **fields)
         optimizers = optimizers_of(model)
         train(model, optimizers, batches[:5])
         saved = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
         torch.save(saved, tmp_path / "step-5.pt")
         train(model, optimizers, batches[5:])
 
-        again = nets.build(name, shapes, seed=99)
+        again = nets.build(name, shapes, seed=99, **fields)
         loaded = torch.load(tmp_path / "step-5.pt", weights_only=True)
         again.load_state_dict(loaded["model"])
         optimizers = optimizers_of(again)
@@ -127,11 +139,24 @@ def test_chunks_of_the_time_axis_change_nothing(nets, name):
 
 
 @pytest.mark.parametrize("init", ["glorot", "orthogonal", "identity"])
-def test_tanh_rnn_starts_as_its_name_says(nets, init):
-    W = nets.build("tanh_rnn", hidden_size=30, recurrent_init=init).recurrent_matrix()
-    singular = torch.linalg.svdvals(W)
+@pytest.mark.parametrize("name", ["tanh_rnn", "modrelu_rnn", "irnn", "srnn"])
+def test_free_matrices_start_as_their_name_says(nets, name, init):
+    fields = {"hidden_size": 30, "recurrent_init": init}
+    W = nets.build(name, scale=0.5, **fields).recurrent_matrix()
+    assert torch.equal(W, 0.5 * nets.build(name, **fields).recurrent_matrix())
+    singular = torch.linalg.svdvals(2 * W)
     assert (init == "glorot") is bool((singular - 1).abs().max() > 1e-5)
-    assert (init == "identity") is torch.equal(W, torch.eye(30))
+    assert (init == "identity") is torch.equal(2 * W, torch.eye(30))
+
+
+@pytest.mark.parametrize("init", ["cayley", "henaff"])
+def test_the_orthogonal_baseline_starts_where_exprnn_does(nets, init):
+    W = nets.build("modrelu_rnn", recurrent_init=init).recurrent_matrix()
+    pairs = [W[i : i + 2, i : i + 2] for i in range(0, 10, 2)]
+    torch.testing.assert_close(W, torch.block_diag(*pairs))
+    angles = torch.stack([torch.atan2(pair[0, 1], pair[0, 0]) for pair in pairs])
+    assert angles.abs().max() <= (1 if init == "cayley" else torch.pi)
+    assert orthogonality_error(W) < 1e-6
 
 
 @pytest.mark.parametrize("init", ["glorot_uniform", "glorot_normal"])

@@ -112,6 +112,11 @@ class TestInitialValues:
         ("initial", "deviation"),
         [
             ("small_uniform", 0.01 / 3**0.5),
+            ("wide_uniform", 0.1 / 3**0.5),
+            ("fan_in_uniform", (1 / 600) ** 0.5),
+            ("tiny_normal", 0.001),
+            ("truncated_normal", 0.1 * 0.8796),
+            ("orthogonal", (1 / 300) ** 0.5),
             ("glorot_uniform", (2 / 500) ** 0.5),
             ("glorot_normal", (2 / 500) ** 0.5),
             ("kaiming_normal", (2 / 200) ** 0.5),

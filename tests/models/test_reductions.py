@@ -6,6 +6,8 @@ import torch
 
 from models.recurrence.reference import modrelu
 
+MODRELU = ["scornn", "enrnn", "exprnn", "nnrnn"]
+
 
 def share(source, target):
     """Copy the tensors that two models have in common; the rest of the target stays."""
@@ -77,6 +79,15 @@ def test_nothing_leads_from_the_long_state_to_the_short_one(nets):
     assert torch.equal(model.states(x)[..., 5:], before)
 
 
+def test_scornn_without_negative_ones_is_the_cayley_form_of_exprnn(nets):
+    scornn = nets.generic("scornn", negative_ones=0)
+    exprnn = nets.generic("exprnn", parametrization="cayley")
+    share(scornn, exprnn)
+    exprnn.recurrent.A.data.copy_(scornn.A)
+    x = nets.input(scornn.shapes)
+    assert torch.equal(exprnn(x)[0], scornn(x)[0])
+
+
 def test_before_the_switch_the_gradient_of_t_is_plain(nets):
     model = nets.generic("enrnn", scale=0.01)
     assert not model.switched
@@ -87,7 +98,7 @@ def test_before_the_switch_the_gradient_of_t_is_plain(nets):
     assert torch.equal(model.T.grad, G[-s:, -s:])
 
 
-@pytest.mark.parametrize("name", ["scornn", "enrnn"])
+@pytest.mark.parametrize("name", MODRELU)
 def test_with_b_zero_modrelu_is_the_identity_and_the_network_linear(nets, name):
     model = nets.generic(name)
     model.b.data.zero_()
@@ -99,11 +110,18 @@ def test_with_b_zero_modrelu_is_the_identity_and_the_network_linear(nets, name):
     torch.testing.assert_close(model.states(x)[-1], h, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["scornn", "enrnn"])
+@pytest.mark.parametrize("name", MODRELU)
 def test_a_modrelu_network_is_odd(nets, name):
     model = nets.generic(name, nets.shapes(input_kind="values"))
     x = nets.input(model.shapes).double()
     torch.testing.assert_close(model.states(-x), -model.states(x), atol=1e-12, rtol=0)
+
+
+def test_irnn_starts_by_keeping_its_state_where_the_input_is_zero(nets):
+    model = nets.build("irnn", nets.shapes(input_kind="values"))
+    h0 = torch.rand(3, 10)
+    h = model.states(torch.zeros(9, 3, 5), h0)
+    assert torch.equal(h, h0.expand(9, 3, 10))
 
 
 def test_leading_zeros_keep_the_state_zero_without_gradient(nets):

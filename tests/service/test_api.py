@@ -17,6 +17,7 @@ from search_spaces.spec import ExperimentSpec
 from service.app import create_app
 from service.database import engine
 from service.ledger import RecordLedger
+from service.schemas import ExperimentNow, TrialNow, TrialSummary
 from tasks import TASKS
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
@@ -116,7 +117,7 @@ class TestRefusals:
         assert "did you mean" in error["message"]
 
     @pytest.mark.parametrize("announced", [True, False])
-    def test_a_body_of_ten_megabytes_is_cut_off(self, client, announced):
+    def test_a_body_of_ten_megabytes_is_refused_in_words(self, client, announced):
         sent = 0
 
         def pieces() -> Iterator[bytes]:
@@ -288,9 +289,15 @@ class TestReading:
                 assert route["summary"], (method, path)
                 ok = next(content for code, content in route["responses"].items() if code < "300")
                 assert ok["content"], (method, path)
+
+    def test_the_examples_of_the_documentation_are_true(self, client):
+        page = client.get("/openapi.json").json()
         examples = page["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]
         for example in examples["application/json"]["examples"].values():
             assert client.post("/v1/experiments", json=example["value"]).status_code == 201
+        for answer in (ExperimentNow, TrialNow, TrialSummary):
+            (example,) = page["components"]["schemas"][answer.__name__]["examples"]
+            assert answer.model_validate(example).model_dump(mode="json") == example
 
     def test_health_names_what_is_missing(self, client, dispatcher):
         assert client.get("/healthz").json() == {"status": "alive"}

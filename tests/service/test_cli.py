@@ -251,3 +251,10 @@ def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service
     assert best is not None
     assert frame.loc[best["number"], "optimizer.lr"] == 0.01
     assert list(frame["rank"]) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_spec_of_ten_megabytes_is_refused_with_words(cli: Cli) -> None:
+    done = cli("submit", "-", input=f"{SPEC}\ndescription: {'x' * 10_000_000}\n")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a body has at most 1,048,576 bytes" in done.stderr

@@ -149,6 +149,8 @@ class RunningService:
         for p in self.family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 p.kill()
+        if self.process is not None:
+            self.process.wait()
 
     def alone(self, timeout: float = 15) -> list[psutil.Process]:
         """Return what is still alive after `timeout` seconds at most."""

@@ -26,9 +26,8 @@ TRAINING: dict[str, Any] = {"steps": 40, "evaluate_every": 5, "log_every": 5}
 TANH: dict[str, Any] = {"name": "tanh_rnn", "hidden_size": 4}
 
 
-def spec(name: str, model: dict[str, Any], space: dict[str, Any], **more: Any) -> dict[str, Any]:
+def spec(model: dict[str, Any], space: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
-        "name": name,
         "task": TASK,
         "model": model,
         "search": {"method": "grid", "space": space},
@@ -37,10 +36,30 @@ def spec(name: str, model: dict[str, Any], space: dict[str, Any], **more: Any) -
     }
 
 
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "completed": spec(TANH, {"optimizer.lr": [1e-2, 1e-3]}),
+    "overflow": spec(
+        {"name": "toy_overflow", "hidden_size": 4, "growth": 1e8}, {"optimizer.lr": [1e-3]}
+    ),
+    "explode": spec(TANH, {"optimizer.lr": [100.0]}),
+    "bug": spec({"name": "toy_bug", "hidden_size": 4}, {"optimizer.lr": [1e-3]}),
+    "asha": spec(
+        {"name": "scornn", "hidden_size": 4},
+        {"optimizer.lr": [1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6], "model.negative_ones": [2, 99]},
+        scheduler={"name": "asha", "rung_every": 5, "min_steps": 5, "reduction_factor": 2},
+        limits={"concurrency": 1},
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, start_service: Any) -> Iterator[Any]:
-    service = start_service(tmp_path_factory.mktemp("outcomes"))
+    """Return a service to which all of the experiments were posted at once."""
+    service = start_service(tmp_path_factory.mktemp("outcomes"), max_experiments="3")
     service.start()
+    service.posted = {
+        name: service.post({"name": name, **body})["id"] for name, body in EXPERIMENTS.items()
+    }
     yield service
     service.clear()
 
@@ -74,8 +93,7 @@ def finite(run: Any) -> bool:
 @pytest.mark.timeout(300)
 class TestOutcomes:
     def test_completed_then_reused(self, running):
-        body = spec("completed", TANH, {"optimizer.lr": [1e-2, 1e-3]})
-        first = running.post(body)["id"]
+        first = running.posted["completed"]
         assert running.wait(first)["state"] == "completed"
         trials = running.trials(first)
         assert [t["state"] for t in trials] == ["completed"] * 2
@@ -91,7 +109,7 @@ class TestOutcomes:
         }
         assert optuna_trials[0].value == pytest.approx(trials[0]["value"])
 
-        again = running.post(body)["id"]
+        again = running.post({"name": "again", **EXPERIMENTS["completed"]})["id"]
         assert running.wait(again)["state"] == "completed"
         copies = running.trials(again)
         assert [t["state"] for t in copies] == ["reused"] * 2
@@ -102,10 +120,7 @@ class TestOutcomes:
         assert run.info.run_id in str(copy.data.tags)
 
     def test_diverged_to_infinity_and_with_a_finite_explosion(self, running):
-        overflow = {"name": "toy_overflow", "hidden_size": 4, "growth": 1e8}
-        id = running.post(spec("overflow", overflow, {"optimizer.lr": [1e-3]}))["id"]
-        explode = running.post(spec("explode", TANH, {"optimizer.lr": [100.0]}))["id"]
-        for found in (id, explode):
+        for found in (running.posted["overflow"], running.posted["explode"]):
             assert running.wait(found)["state"] == "completed"
             (trial,) = running.trials(found)
             assert trial["state"] == "diverged"
@@ -117,9 +132,7 @@ class TestOutcomes:
             assert finite(run)
 
     def test_a_bug_fails_with_its_traceback(self, running):
-        id = running.post(
-            spec("bug", {"name": "toy_bug", "hidden_size": 4}, {"optimizer.lr": [1e-3]})
-        )["id"]
+        id = running.posted["bug"]
         ended = running.wait(id)
         assert ended["state"] == "failed"
         (trial,) = running.trials(id)
@@ -132,17 +145,7 @@ class TestOutcomes:
         assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("FAILED", "failed")
 
     def test_asha_prunes_and_a_point_that_fits_no_config_is_invalid(self, running):
-        body = spec(
-            "asha",
-            {"name": "scornn", "hidden_size": 4},
-            {
-                "optimizer.lr": [1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6],
-                "model.negative_ones": [2, 99],
-            },
-            scheduler={"name": "asha", "rung_every": 5, "min_steps": 5, "reduction_factor": 2},
-            limits={"concurrency": 1},
-        )
-        id = running.post(body)["id"]
+        id = running.posted["asha"]
         assert running.wait(id)["state"] == "completed"
         trials = running.trials(id)
         states = [t["state"] for t in trials]
@@ -161,11 +164,8 @@ class TestOutcomes:
                 assert run.data.tags["eigensweep.outcome"] == "pruned"
 
     def test_cancelled_by_a_person(self, running):
-        body = spec(
-            "cancel",
-            {"name": "toy_slow", "hidden_size": 4, "seconds": 0.2},
-            {"model.shade": list(range(6))},
-        )
+        slow = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.2}
+        body = {"name": "cancel", **spec(slow, {"model.shade": list(range(6))})}
         id = running.post(body)["id"]
         while running.experiment(id)["progress"]["running"] == 0:
             time.sleep(0.2)

@@ -24,10 +24,12 @@ COPYING: dict[str, Any] = {
     "test_size": 8,
 }
 
+SCORNN = {"name": "scornn", "hidden_size": 10, "negative_fraction": 0.5}
+
 
 def spec(search: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a spec of a small scoRNN on copying, with a search."""
-    arm = {} if "arms" in fields else {"model": {"name": "scornn", "hidden_size": 10}}
+    arm = {} if "arms" in fields else {"model": SCORNN}
     return {
         "task": COPYING,
         "training": {"steps": 20, "evaluate_every": 5},

@@ -1,0 +1,221 @@
+"""LT-RNN: a linear transition, orthogonal or the identity at the start and free afterwards.
+
+Source: Henaff, Szlam & LeCun, "Recurrent Orthogonal Networks and Long-Memory Tasks", ICML 2016,
+sections 2 to 4.
+
+Departure: the formulas are reconstructed from the text. Values pass ReLU on their way in, symbols
+do not; the penalty is one step of gradient descent on the mean of |WᵀW x - x|² over random unit
+vectors x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from models.base import Shapes, State
+from models.matrices.initial import Initial, draw
+from models.matrices.orthogonal import nearest_orthogonal
+from models.network import Network, NetworkConfig
+from models.recurrence.reference import project, recur, recurrent_states
+
+
+class LTRNNConfig(NetworkConfig):
+    """What a search may vary. With pooling n is even."""
+
+    name: Literal["lt_rnn"] = "lt_rnn"
+    recurrent_init: Literal["orthogonal", "identity"] = Field(
+        "orthogonal", description="Initial W: LT-ORNN, or LT-IRNN"
+    )
+    pooling: bool = Field(False, description="Whether lengths of pairs of units are read out, too")
+    activation_clip: float | None = Field(
+        None, gt=0, le=1e9, description="Longest state: one that is longer is scaled down to it"
+    )
+    orthogonality_penalty: float = Field(
+        0.0, ge=0, le=1e3, description="Step towards WᵀW = I after an update, in learning rates"
+    )
+    orthogonality_vectors: int = Field(
+        50, ge=1, le=65_536, description="Random unit vectors in such a step"
+    )
+    scale_gradient: bool = Field(
+        False, description="Whether the gradient to the states is divided by the number of steps"
+    )
+    readout_bias: bool = Field(False, description="Whether c is trained; else it is zero")
+    encoder_init: Initial = Field("glorot_uniform", description="Initial U")
+
+    @property
+    def size_step(self) -> int:
+        return 2 if self.pooling else 1
+
+    @property
+    def trains_readout_bias(self) -> bool:
+        return self.readout_bias
+
+    def free_parameters(self, shapes: Shapes) -> int:
+        bias = self.n if shapes.input_kind == "values" else 0
+        pooled = shapes.output_size * (self.n // 2) if self.pooling else 0
+        encoder, readout = self.encoder_parameters(shapes), self.readout_parameters(shapes)
+        return self.n**2 + bias + pooled + encoder + readout
+
+
+class LTRNN(Network):
+    """h_t = ReLU(U x_t + b) + W h_{t-1}, or U x_t + W h_{t-1} for symbols; y_t = V h_t.
+
+    With pooling y_t = V h_t + V₂ pool(h_t), pool(h)_j = sqrt(h_{2j}² + h_{2j+1}²).
+    """
+
+    Config = LTRNNConfig
+    config: LTRNNConfig
+    draws: Tensor
+    """Seed of the next random vectors of the penalty."""
+
+    def __init__(self, config: LTRNNConfig, shapes: Shapes) -> None:
+        super().__init__(config, shapes)
+        config, n = self.config, self.hidden_size
+        orthogonal = config.recurrent_init == "orthogonal"
+        self.W = nn.Parameter(nearest_orthogonal(torch.randn(n, n)) if orthogonal else torch.eye(n))
+        self.register_parameter("b", None)
+        if shapes.input_kind == "values":
+            self.b = nn.Parameter(torch.zeros(n))
+        self.register_parameter("V_2", None)
+        if config.pooling:
+            self.V_2 = nn.Parameter(draw(shapes.output_size, n // 2, config.readout_init))
+        if config.orthogonality_penalty:
+            self.register_buffer("draws", torch.randint(2**31, ()))
+
+    def recurrent_matrix(self) -> Tensor:
+        return self.W
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Return (logits, h).
+
+        A factor on the gradient between each state and the readout is the same factor on the
+        gradients of what the states are made of, since back-propagation is linear.
+        """
+        factor = 1 / len(x) if self.config.scale_gradient else 1.0
+        driven, h0 = self._driven(x), self._start(x, state)
+        x, U, W, h0 = (scaled_gradient(t, factor) for t in (*driven, self.W, h0))
+        readout = self.shapes.readout
+        if not self.config.pooling and self.config.activation_clip is None:
+            b = W.new_zeros(self.hidden_size)
+            options = {"activation": "identity", "readout": readout, "h0": h0}
+            return recur(x, U, W, b, self.V, self.c, **options)
+        H = self._history(x, U, W, h0)
+        seen = H if readout == "all" else H[-1]
+        logits = linear(seen, self.V, self.c)
+        if self.V_2 is not None:
+            logits = logits + linear(pool(seen), self.V_2)
+        return logits, H[-1]
+
+    def states(self, x: Tensor, state: State | None = None) -> Tensor:
+        return self._history(*self._driven(x), self.W, self._start(x, state))
+
+    def _driven(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return an input and its matrix whose product is what enters the state."""
+        if self.b is None:
+            return x, self.input_matrix()
+        n = self.hidden_size
+        return torch.relu(linear(x, self.U, self.b)), torch.eye(n, dtype=x.dtype, device=x.device)
+
+    def _history(self, x: Tensor, U: Tensor, W: Tensor, h: Tensor) -> Tensor:
+        limit = self.config.activation_clip
+        if limit is None:
+            b = W.new_zeros(self.hidden_size)
+            return recurrent_states(x, U, W, b, activation="identity", h0=h)
+        H = []
+        for Ux in project(x, U, None):
+            h = clipped(torch.addmm(Ux, h, W.mT), limit)
+            H.append(h)
+        return torch.stack(H)
+
+    @torch.no_grad()
+    def after_update(self, learning_rates: Mapping[str, float]) -> None:
+        """Take the penalty's step, with `orthogonality_penalty` times the learning rate."""
+        if not self.config.orthogonality_penalty:
+            return
+        X = _unit_vectors(self.draws, self.W, self.config.orthogonality_vectors)
+        R = self.W.mT @ (self.W @ X) - X
+        gradient = 2 / X.shape[-1] * self.W @ (X @ R.mT + R @ X.mT)
+        rate = self.config.orthogonality_penalty * learning_rates["main"]
+        self.W.sub_(rate * gradient)
+        self.draws.add_(1)
+
+
+def pool(h: Tensor) -> Tensor:
+    """Return the length of each pair of units, (..., n / 2); its slope at zero is zero.
+
+    >>> pool(torch.tensor([3.0, 4.0, 0.0, -2.0])).tolist()
+    [5.0, 2.0]
+    """
+    return (h.unflatten(-1, (-1, 2)).square().sum(-1) + 1e-12).sqrt()
+
+
+def clipped(h: Tensor, limit: float) -> Tensor:
+    """Return states, (B, n), none longer than `limit`.
+
+    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    length = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+    return h * (limit / length.clamp(min=limit))
+
+
+def scaled_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return x, through which a gradient passes times `factor`."""
+    if factor == 1 or not x.is_floating_point():
+        return x
+    return _ScaledGradient.apply(x, factor)  # type: ignore[no-untyped-call]
+
+
+class _ScaledGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, factor: float) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return ctx.factor * g, None
+
+
+def _unit_vectors(seed: Tensor, W: Tensor, count: int) -> Tensor:
+    return _UnitVectors.apply(seed, W, count)  # type: ignore[no-untyped-call]
+
+
+class _UnitVectors(torch.autograd.Function):
+    """Random unit vectors as columns, (..., n, count), one draw for each seed (...)."""
+
+    @staticmethod
+    def forward(seed: Tensor, W: Tensor, count: int) -> Tensor:
+        generator, n = torch.Generator(), W.shape[-1]
+        draws = [
+            torch.randn(n, count, generator=generator.manual_seed(s))
+            for s in seed.flatten().tolist()
+        ]
+        X = torch.stack(draws).reshape(*seed.shape, n, count)
+        return (X / X.norm(dim=-2, keepdim=True)).to(W)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], seed: Tensor, W: Tensor, count: int
+    ) -> tuple[Tensor, int]:
+        assert in_dims[0] == in_dims[1] == 0
+        return _unit_vectors(seed, W, count), 0
+
+
+__all__ = ["LTRNN", "LTRNNConfig", "clipped", "pool", "scaled_gradient"]

@@ -1,0 +1,127 @@
+"""Examples that the API's pages show; tests post the specs and read the answers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+GRID: Final[dict[str, Any]] = {
+    "name": "copying with scoRNN",
+    "task": {"name": "copying", "delay": 100},
+    "model": {"name": "scornn", "hidden_size": 64},
+    "training": {"steps": 1000},
+    "search": {
+        "method": "grid",
+        "space": {
+            "optimizer.lr": [1e-2, 1e-3, 1e-4],
+            "model.negative_fraction": [0.1, 0.5],
+        },
+    },
+}
+
+ARMS: Final[dict[str, Any]] = {
+    "name": "who remembers",
+    "task": {"name": "adding", "length": 200},
+    "arms": [
+        {"model": {"name": "lstm", "parameters": 15000}},
+        {"model": {"name": "scornn", "parameters": 15000, "negative_fraction": 0.5}},
+    ],
+    "training": {"steps": 2000},
+    "search": {
+        "method": "tpe",
+        "trials": 20,
+        "space": {"optimizer.lr": {"low": 1e-5, "high": 1e-2, "log": True}},
+    },
+}
+
+SPECS: Final[Any] = {
+    "grid": {"summary": "A grid of six points", "value": GRID},
+    "arms": {"summary": "Two models at equal size, by TPE", "value": ARMS},
+}
+
+TRIAL_SUMMARY: Final[dict[str, Any]] = {
+    "number": 3,
+    "arm": "scornn",
+    "state": "completed",
+    "params": {"optimizer.lr": 0.001, "model.negative_fraction": 0.5},
+    "hash": "9fc4804ccbcbae34",
+    "attempt": 1,
+    "value": 0.0031,
+    "best_step": 900,
+    "step": 1000,
+    "steps": 1000,
+    "metrics": {"cross_entropy": 0.0031, "recall_accuracy": 0.98},
+    "test": {"cross_entropy": 0.0033, "recall_accuracy": 0.98},
+    "parameters": {"free": 3273, "stored": 3273},
+    "seconds": 41.2,
+    "error": None,
+    "started_at": "2026-11-20T12:00:05Z",
+    "ended_at": "2026-11-20T12:00:51Z",
+    "links": {
+        "self": "/v1/experiments/1m7xnz0qe2nqc/trials/3",
+        "mlflow": "http://127.0.0.1:5000/#/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265",
+    },
+}
+
+TRIAL: Final[dict[str, Any]] = {
+    **TRIAL_SUMMARY,
+    "config": {"task": {"name": "copying", "delay": 100}, "optimizer": {"lr": 0.001}},
+    "result": {"outcome": "completed", "value": 0.0031, "best_step": 900, "step": 1000},
+    "reports": [
+        {
+            "step": 100,
+            "at": "2026-11-20T12:00:10Z",
+            "metrics": {"valid/cross_entropy": 0.17},
+        }
+    ],
+    "attempts": [
+        {
+            "attempt": 1,
+            "started_at": "2026-11-20T12:00:05Z",
+            "ended_at": "2026-11-20T12:00:51Z",
+            "reason": None,
+            "node": "here",
+            "pid": 4711,
+            "device": "cpu",
+        }
+    ],
+}
+
+EXPERIMENT: Final[dict[str, Any]] = {
+    "id": "1m7xnz0qe2nqc",
+    "name": "copying with scoRNN",
+    "project": "default",
+    "state": "running",
+    "priority": 0,
+    "created_at": "2026-11-20T12:00:00Z",
+    "started_at": "2026-11-20T12:00:00Z",
+    "finished_at": None,
+    "spec": GRID,
+    "baseline": 0.1733,
+    "metric": {"name": "cross_entropy", "unit": "nats", "better": "lower"},
+    "progress": {
+        "total": 6,
+        "waiting": 0,
+        "running": 2,
+        "completed": 3,
+        "pruned": 0,
+        "diverged": 1,
+        "failed": 0,
+        "cancelled": 0,
+        "reused": 0,
+        "invalid": 0,
+        "steps_done": 4200,
+        "steps_total": 5300,
+        "fraction": 0.79,
+    },
+    "eta_seconds": 24.0,
+    "best": TRIAL,
+    "error": None,
+    "cancel_requested": False,
+    "links": {
+        "self": "/v1/experiments/1m7xnz0qe2nqc",
+        "trials": "/v1/experiments/1m7xnz0qe2nqc/trials",
+        "events": "/v1/experiments/1m7xnz0qe2nqc/events",
+        "cancel": "/v1/experiments/1m7xnz0qe2nqc/cancel",
+        "mlflow": "http://127.0.0.1:5000/#/runs/f7ee47fe2ca44c838c85a1e240a10f22",
+    },
+}

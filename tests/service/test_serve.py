@@ -1,0 +1,191 @@
+"""The service as a process: how it starts, what it refuses, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from service import guard, ports
+from service.ports import PortTakenError
+
+LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}
+SHORT = {"training/steps": 20, "task/valid_size": 8, "task/test_size": 8}
+
+
+class Served:
+    """A service in a process of its own, started in a folder that has a `models` of its own."""
+
+    def __init__(self, folder: Path, port: int, mlflow_port: int) -> None:
+        (folder / "models").mkdir()
+        (folder / "models" / "__init__.py").write_text("raise ImportError('not ours')")
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{port}"
+        self.env = {
+            **os.environ,
+            "EIGENSWEEP_HOME": str(folder / "home"),
+            "EIGENSWEEP_PORT": str(port),
+            "EIGENSWEEP_MLFLOW_PORT": str(mlflow_port),
+            "EIGENSWEEP_CPUS": "2",
+        }
+        self.process: Any = None
+
+    def command(self, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a service that should end by itself."""
+        return subprocess.run(
+            [sys.executable, "-m", "service.serve"],
+            cwd=self.folder,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "service.serve"],
+                cwd=self.folder,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+            )
+        self.wait_for("/readyz", lambda _: True)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, content, headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def wait_for(self, path: str, is_so: Callable[[Any], bool], seconds: float = 90) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(urllib.error.URLError, ConnectionError):
+                if is_so(found := self.ask(path)):
+                    return found
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.2)
+
+    def end(self, how: signal.Signals) -> tuple[float, list[psutil.Process]]:
+        """Send a signal; return the seconds until it was gone, and what is left 5 s later."""
+        family = self.process.children(recursive=True)
+        began = time.monotonic()
+        self.process.send_signal(how)
+        self.process.wait(30)
+        took = time.monotonic() - began
+        return took, psutil.wait_procs(family, timeout=5)[1]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    free = [ports.free_port("127.0.0.1", first, True) for first in (28642, 25000)]
+    service = Served(tmp_path_factory.mktemp("served"), *free)
+    service.start()
+    yield service
+    if service.process.is_running():
+        service.end(signal.SIGTERM)
+
+
+@pytest.mark.timeout(300)
+class TestServe:
+    def test_started_beside_a_models_package_of_somebody_else_it_trains_ours(self, served, spec):
+        posted = served.ask("/v1/experiments", spec(**SHORT))
+        ended = served.wait_for(
+            posted["links"]["self"], lambda e: e["state"] not in ("queued", "running")
+        )
+        assert ended["state"] == "completed", ended["error"]
+        assert ended["best"]["links"]["mlflow"]
+
+    def test_a_second_service_does_not_share_its_home(self, served):
+        refused = served.command(EIGENSWEEP_PORT=str(ports.free_port("127.0.0.1", 29642, True)))
+        assert refused.returncode == 2
+        assert str(served.process.pid) in refused.stderr
+        assert "EIGENSWEEP_HOME" in refused.stderr
+
+    def test_it_brings_mlflow_back(self, served):
+        (server,) = [c for c in served.process.children() if "mlflow" in " ".join(c.cmdline())]
+        for process in (server, *server.children(recursive=True)):
+            process.kill()
+        served.wait_for("/readyz", lambda found: found["ready"])
+        assert "MLflow ended" in served.log()
+
+    def test_stopped_or_killed_it_leaves_nothing_behind_and_goes_on_when_started_again(
+        self, served, spec
+    ):
+        here = served.ask("/v1/experiments", spec(**LONG))["links"]["self"]
+        stream = urllib.request.urlopen(f"{served.url}{here}/events", timeout=60)
+        threading.Thread(target=stream.read, daemon=True).start()
+        served.wait_for(here, lambda e: e["progress"]["running"] > 0)
+        took = []
+        for _ in range(7):
+            began = time.perf_counter()
+            served.ask("/v1/experiments")
+            took.append(time.perf_counter() - began)
+        assert sorted(took)[3] < 0.05
+        seconds, left = served.end(signal.SIGTERM)
+        assert seconds < 15
+        assert left == []
+        assert served.process.returncode == 0
+
+        served.start()
+        again = served.wait_for(here, lambda e: e["state"] == "running")
+        assert again["id"] in here
+        served.wait_for(here, lambda e: e["progress"]["running"] > 0)
+        _, left = served.end(signal.SIGKILL)
+        assert left == []
+
+
+class TestRefusals:
+    @pytest.fixture
+    def alone(self, tmp_path: Path, free_port: Any) -> Served:
+        return Served(tmp_path, free_port(), free_port())
+
+    def test_strangers_without_a_token(self, alone):
+        refused = alone.command(EIGENSWEEP_HOST="0.0.0.0")
+        assert refused.returncode == 2
+        assert "EIGENSWEEP_TOKEN" in refused.stderr
+
+    def test_somebody_elses_package_on_the_path(self, alone):
+        (alone.folder / "path" / "tasks").mkdir(parents=True)
+        (alone.folder / "path" / "tasks" / "__init__.py").touch()
+        refused = alone.command(PYTHONPATH=str(alone.folder / "path"))
+        assert refused.returncode == 2
+        assert str(alone.folder / "path" / "tasks") in refused.stderr
+
+    def test_a_port_that_was_asked_for_and_is_taken(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(PortTakenError, match=str(port)):
+                ports.listen("127.0.0.1", port, may_move=False)
+            with ports.listen("127.0.0.1", port, may_move=True) as moved:
+                assert moved.getsockname()[1] > port
+
+
+class TestGuard:
+    def test_a_number_with_a_new_owner_is_not_killed(self):
+        with subprocess.Popen(["sleep", "30"]) as sleeper:
+            started = psutil.Process(sleeper.pid).create_time()
+            assert guard.end({sleeper.pid: started - 60}) == 0
+            assert sleeper.poll() is None
+            assert guard.end({sleeper.pid: started}) == 1

@@ -1,0 +1,305 @@
+"""Real experiments on a real Ray: checked in the ledger, in Optuna and in MLflow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from file_ledger import FileLedger
+from mlflow import MlflowClient
+from optuna.trial import TrialState
+from sweeps import COPYING, SCORNN
+
+from search_spaces.spec import ExperimentSpec
+from service.mlflow_server import MlflowServer
+from workers.checkpoints import Store
+from workers.cluster import DriverHandle, RayCluster
+from workers.driver import DriverOptions
+from workers.study import Study, open_storage
+
+HERE = Path(__file__).parent
+
+SLOW = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.02}
+
+
+@pytest.fixture(scope="module")
+def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as attempt:
+        attempt.bind(("127.0.0.1", 0))
+        port = attempt.getsockname()[1]
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), port)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(mlflow_uri: str) -> Iterator[RayCluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{HERE}:{HERE.parent / 'plugins'}")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        started = RayCluster.start(num_cpus=2)
+        yield started
+        started.stop()
+
+
+class Experiment:
+    """One experiment with its files, launched as often as a test likes."""
+
+    def __init__(self, cluster: RayCluster, uri: str, folder: Path, spec: dict[str, Any]) -> None:
+        self.cluster, self.uri, self.folder = cluster, uri, folder
+        self.id = folder.name.strip("_0123456789")[:40]
+        self.spec = {"task": COPYING, **spec}
+        self.ledger = FileLedger(folder / "ledger.json", self.id)
+        self.client = MlflowClient(uri)
+
+    def launch(self, **options: Any) -> DriverHandle:
+        settings = {
+            "storage": str(self.folder / "store"),
+            "optuna": str(self.folder / "optuna"),
+            "mlflow_uri": self.uri,
+            **options,
+        }
+        return self.cluster.launch(self.id, self.spec, self.ledger, DriverOptions(**settings))
+
+    def run(self) -> None:
+        handle = self.launch()
+        assert handle.wait(90) == "ended", handle.error
+
+    def until(self, seen: Callable[[], Any], seconds: float = 60) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := seen()):
+            assert time.monotonic() < deadline, self.ledger.read("history")
+            time.sleep(0.05)
+        return found
+
+    def states(self) -> dict[str, str]:
+        return {e.arm: e.state for e in self.ledger.load()}
+
+    def optuna(self) -> dict[int, Any]:
+        parsed = ExperimentSpec.model_validate(self.spec)
+        storage = open_storage(str(self.folder / "optuna"), self.id)
+        study = Study(storage, self.id, parsed.space(), method="grid", seed=0, better="lower")
+        return {t.user_attrs["number"]: t for t in study.trials()}
+
+    def runs(self) -> dict[int | None, Any]:
+        """Return the runs in MLflow by trial number, None for the parent; replicates left out."""
+        project = self.client.get_experiment_by_name("default").experiment_id
+        found = self.client.search_runs([project], f"tags.`eigensweep.experiment` = '{self.id}'")
+        own = [r for r in found if "eigensweep.replicate" not in r.data.tags]
+        by_number = {
+            int(n) if (n := r.data.tags.get("eigensweep.trial")) is not None else None: r
+            for r in own
+        }
+        assert len(by_number) == len(own), "a run was made twice"
+        return by_number
+
+    def curve(self, run_id: str, metric: str) -> list[tuple[int, float]]:
+        return [(m.step, m.value) for m in self.client.get_metric_history(run_id, metric)]
+
+
+@pytest.fixture
+def experiment(
+    cluster: RayCluster, mlflow_uri: str, tmp_path: Path
+) -> Callable[[dict[str, Any]], Experiment]:
+    return lambda spec: Experiment(cluster, mlflow_uri, tmp_path, spec)
+
+
+@pytest.mark.timeout(120)
+class TestOutcomes:
+    def test_every_way_to_end_stands_in_ledger_optuna_and_mlflow(self, experiment):
+        wild = {"name": "rmsprop", "lr": 100.0}
+        exploding = {"name": "lstm", "hidden_size": 4}
+        e = experiment(
+            {
+                "arms": [
+                    {"model": {"name": "lstm", "hidden_size": 6}},
+                    {"name": "exploding", "model": exploding, "optimizer": wild},
+                    {"model": {"name": "toy_overflow", "hidden_size": 4}},
+                    {"model": {"name": "toy_bug", "hidden_size": 4}},
+                ],
+                "divergence": {"factor": 1.5, "evaluations": 2},
+                "training": {"steps": 20, "evaluate_every": 5, "log_every": 5},
+            }
+        )
+        e.run()
+        assert e.states() == {
+            "lstm": "completed",
+            "exploding": "diverged",
+            "toy_overflow": "diverged",
+            "toy_bug": "failed",
+        }
+        assert e.ledger.read("end") == ["completed", None]
+        bug = e.ledger.load()[3]
+        assert "LookupError: the toy's bug" in bug.error
+        assert "eigensweep_toys.py" in bug.error
+        optuna = [e.optuna()[n].state for n in range(4)]
+        assert optuna == [
+            TrialState.COMPLETE,
+            TrialState.PRUNED,
+            TrialState.PRUNED,
+            TrialState.FAIL,
+        ]
+        runs = e.runs()
+        assert [runs[n].info.status for n in range(4)] == ["FINISHED"] * 3 + ["FAILED"]
+        outcomes = [runs[n].data.tags["eigensweep.outcome"] for n in range(4)]
+        assert outcomes == ["completed", "diverged", "diverged", "failed"]
+        assert {
+            r.data.tags.get("mlflow.parentRunId") for n, r in runs.items() if n is not None
+        } == {runs[None].info.run_id}
+        self.completed_run_is_whole(e, runs[0], runs[None])
+
+    def completed_run_is_whole(self, e: Experiment, run: Any, parent: Any) -> None:
+        valid = e.curve(run.info.run_id, "valid/cross_entropy")
+        assert [step for step, _ in valid if step] == [5, 10, 15, 20]
+        result = e.ledger.load()[0].result
+        assert run.data.metrics["objective"] == result["value"] == min(v for _, v in valid)
+        assert run.data.params["model.hidden_size"] == "6"
+        assert [a.path for a in e.client.list_artifacts(run.info.run_id)] == ["config.json"]
+        assert parent.info.status == "FINISHED"
+        assert parent.data.tags["eigensweep.best_trial"] == "0"
+        kept = [a.path for a in e.client.list_artifacts(parent.info.run_id)]
+        kept += [a.path for a in e.client.list_artifacts(parent.info.run_id, "best")]
+        assert kept == ["best", "spec.yaml", "best/best.pt", "best/config.json"]
+        assert e.ledger.read("tracked") is True
+        assert all(entry.tracked for entry in e.ledger.load())
+
+    def test_asha_stops_what_is_worse_at_a_rung(self, experiment):
+        e = experiment(
+            {
+                "model": SCORNN,
+                "search": {"space": {"optimizer.lr": [1e-2, 1e-6, 1e-7]}},
+                "training": {"steps": 30, "evaluate_every": 5},
+                "scheduler": {"name": "asha", "rung_every": 5, "min_steps": 10},
+                "limits": {"concurrency": 1},
+            }
+        )
+        e.run()
+        best, *worse = e.ledger.load()
+        assert [t.state for t in (best, *worse)] == ["completed", "pruned", "pruned"]
+        assert list(best.reports) == [5, 10, 15, 20, 25, 30]
+        for trial in worse:
+            assert list(trial.reports) == [5, 10]
+            assert trial.result["step"] == 10
+            told = e.optuna()[trial.number]
+            assert (told.state, told.value) == (TrialState.PRUNED, trial.result["value"])
+            tags = e.runs()[trial.number].data.tags
+            assert tags["eigensweep.outcome"] == "pruned"
+
+    def test_replicates_are_runs_of_their_own_and_the_trial_is_their_mean(self, experiment):
+        e = experiment({"model": SCORNN, "replicates": 3, "training": {"steps": 4}, "seed": 7})
+        e.run()
+        result = e.ledger.load()[0].result
+        values = [r["value"] for r in result["by_replicate"]]
+        assert result["value"] == pytest.approx(sum(values) / 3)
+        assert len(set(values)) == 3
+        trial = e.runs()[0].info.run_id
+        project = e.client.get_experiment_by_name("default").experiment_id
+        nested = e.client.search_runs([project], f"tags.`mlflow.parentRunId` = '{trial}'")
+        assert {r.data.tags["eigensweep.seed"] for r in nested} == {"7", "8", "9"}
+        assert sorted(r.data.metrics["objective"] for r in nested) == sorted(values)
+        assert {r.info.status for r in nested} == {"FINISHED"}
+
+
+@pytest.mark.timeout(120)
+class TestKills:
+    STEPS = 60
+
+    def slow(self, experiment: Any, count: int) -> Experiment:
+        return experiment(
+            {
+                "model": SLOW,
+                "search": {"space": {"model.shade": list(range(count))}},
+                "training": {"steps": self.STEPS, "evaluate_every": 10, "log_every": 5},
+            }
+        )
+
+    def test_whatever_process_dies_each_trial_goes_on_and_ends_once(self, experiment):
+        e = self.slow(experiment, 3)
+        handle = e.launch()
+        places = e.until(lambda: e.ledger.read("places"))
+        number, place = next(iter(places.items()))
+        os.kill(place["pid"], signal.SIGKILL)
+        e.until(lambda: any(h[:2] == ["begin", int(number)] and h[2] == 2 for h in self.history(e)))
+        reports = len(self.history(e, "report"))
+        e.until(lambda: len(self.history(e, "report")) > reports)
+        handle.kill()
+        assert handle.wait(10) == "died"
+        e.run()
+        trials = e.ledger.load()
+        assert [t.state for t in trials] == ["completed"] * 3
+        assert [h[1] for h in self.history(e, "finish")] in ([0, 1, 2], [1, 0, 2], [0, 2, 1])
+        assert trials[int(number)].attempt >= 2
+        reason = next(h[3] for h in self.history(e, "interrupt"))
+        assert "died" in reason
+        self.curves_are_whole(e)
+
+    def history(self, e: Experiment, kind: str | None = None) -> list[Any]:
+        return [h for h in e.ledger.read("history") if kind in (None, h[0])]
+
+    def curves_are_whole(self, e: Experiment) -> None:
+        store = Store(e.folder / "store")
+        for number, run in e.runs().items():
+            if number is None:
+                continue
+            steps = [s for s, _ in e.curve(run.info.run_id, "train/cross_entropy")]
+            assert steps == list(range(5, self.STEPS + 1, 5))
+            committed = [p.step for p in store.points(f"{e.id}/{number:05d}/0")]
+            assert len(committed) == len(set(committed))
+            assert list(e.ledger.load()[number].reports) == list(range(10, self.STEPS + 1, 10))
+
+    def test_cancelling_ends_open_trials_everywhere_and_soon(self, experiment):
+        e = self.slow(experiment, 4)
+        handle = e.launch()
+        e.until(lambda: e.ledger.read("places"))
+        began = time.monotonic()
+        e.ledger.cancel()
+        e.until(lambda: e.ledger.read("end"))
+        assert time.monotonic() - began < 15
+        assert handle.wait(30) == "ended", handle.error
+        assert e.ledger.read("end") == ["cancelled", "cancelled on request"]
+        open_ones = [t for t in e.ledger.load() if t.state == "cancelled"]
+        assert open_ones
+        for trial in open_ones:
+            assert e.optuna()[trial.number].state == TrialState.FAIL
+            run = e.runs()[trial.number]
+            assert run.info.status == "KILLED"
+            assert run.data.tags["eigensweep.outcome"] == "cancelled"
+        assert e.runs()[None].info.status == "KILLED"
+
+    def test_training_goes_on_without_mlflow_and_a_later_driver_delivers(self, experiment):
+        e = experiment({"model": SCORNN, "training": {"steps": 4}})
+        handle = e.launch(mlflow_uri="http://127.0.0.1:9")
+        e.until(lambda: e.ledger.read("end"))
+        assert e.ledger.read("end") == ["completed", None]
+        assert e.ledger.read("tracked") is False
+        assert handle.state() == "running"
+        handle.kill()
+        e.run()
+        assert e.ledger.read("tracked") is True
+        assert len(self.history(e, "begin")) == 1
+        assert e.curve(e.runs()[0].info.run_id, "valid/cross_entropy")
+
+
+def test_a_trial_that_needs_more_than_any_node_has_is_refused_with_words(experiment):
+    e = experiment({"model": SCORNN, "training": {"steps": 1}, "resources": {"gpus": 1}})
+    e.run()
+    state, error = e.ledger.read("end")
+    assert state == "failed"
+    assert "a trial needs 1 CPU, 1 GPU" in error
+
+
+def test_importing_the_trainable_loads_neither_torch_nor_mlflow():
+    check = (
+        "import sys, workers.trainable; print([m for m in ('torch', 'mlflow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
