@@ -5,6 +5,9 @@ FROM python:${PYTHON}-slim
 # Where torch comes from. For NVIDIA GPUs: https://download.pytorch.org/whl/cu130
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
+# g++ compiles the fast recurrence for the processor at hand, when it is first used.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 1000 --create-home eigensweep \
     && install -d -o eigensweep -g eigensweep /srv/home /srv/storage /srv/artifacts
 

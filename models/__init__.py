@@ -12,13 +12,17 @@ from importlib.metadata import entry_points
 
 from models.asrnn import AsRNN
 from models.base import Model
+from models.constructed import ConstructedAdding, ConstructedCopying
 from models.enrnn import ENRNN
 from models.exprnn import ExpRNN
 from models.irnn import IRNN
 from models.lstm import LSTM
+from models.lt_rnn import LTRNN
 from models.modrelu_rnn import ModReLURNN
 from models.nnrnn import NNRNN
+from models.ornn import ORNN
 from models.scornn import ScoRNN
+from models.spectral_rnn import SpectralRNN
 from models.srnn import SRNN
 from models.vanilla import TanhRNN
 
@@ -27,12 +31,17 @@ MODELS: dict[str, type[Model]] = {
     "modrelu_rnn": ModReLURNN,
     "irnn": IRNN,
     "srnn": SRNN,
+    "lt_rnn": LTRNN,
+    "constructed_copying": ConstructedCopying,
+    "constructed_adding": ConstructedAdding,
     "lstm": LSTM,
     "scornn": ScoRNN,
     "enrnn": ENRNN,
     "exprnn": ExpRNN,
     "nnrnn": NNRNN,
     "asrnn": AsRNN,
+    "ornn": ORNN,
+    "spectral_rnn": SpectralRNN,
 }
 
 for _entry in entry_points(group="eigensweep.models"):

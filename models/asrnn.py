@@ -24,7 +24,8 @@ from models.matrices.exponential import exponential
 from models.matrices.initial import Initial
 from models.matrices.orthogonal import InitialSkew, initial_skew, orthogonality_error, skew
 from models.network import RecurrentModel
-from models.recurrence.reference import project, recur
+from models.recurrence.reference import project
+from models.recurrence.ungated import recur
 from models.trivialization import Trivialization, TrivializationConfig
 
 

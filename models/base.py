@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -183,7 +184,8 @@ class Model(nn.Module, ABC):
 
     def penalty(self) -> Tensor:
         """Return the model's own regularisation, a scalar added to the loss. Default: zero."""
-        return torch.zeros((), device=next(self.parameters()).device)
+        anything = next(chain(self.parameters(), self.buffers()))
+        return torch.zeros((), device=anything.device)
 
     def constraint_report(self) -> dict[str, Tensor]:
         """Return scalars that show the model's constraint, such as max|WᵀW - I|. Default: none."""

@@ -10,7 +10,7 @@ vectors x.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -22,7 +22,8 @@ from models.base import Shapes, State
 from models.matrices.initial import Initial, draw
 from models.matrices.orthogonal import nearest_orthogonal
 from models.network import Network, NetworkConfig
-from models.recurrence.reference import project, recur, recurrent_states
+from models.recurrence.reference import project, recurrent_states
+from models.recurrence.ungated import recur
 
 
 class LTRNNConfig(NetworkConfig):
@@ -103,8 +104,8 @@ class LTRNN(Network):
         readout = self.shapes.readout
         if not self.config.pooling and self.config.activation_clip is None:
             b = W.new_zeros(self.hidden_size)
-            options = {"activation": "identity", "readout": readout, "h0": h0}
-            return recur(x, U, W, b, self.V, self.c, **options)
+            V, c = self.V, self.c
+            return recur(x, U, W, b, V, c, activation="identity", readout=readout, h0=h0)
         H = self._history(x, U, W, h0)
         seen = H if readout == "all" else H[-1]
         logits = linear(seen, self.V, self.c)
@@ -152,7 +153,7 @@ def pool(h: Tensor) -> Tensor:
     >>> pool(torch.tensor([3.0, 4.0, 0.0, -2.0])).tolist()
     [5.0, 2.0]
     """
-    return (h.unflatten(-1, (-1, 2)).square().sum(-1) + 1e-12).sqrt()
+    return (h[..., ::2].square() + h[..., 1::2].square() + 1e-12).sqrt()
 
 
 def clipped(h: Tensor, limit: float) -> Tensor:
@@ -170,23 +171,8 @@ def scaled_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x, through which a gradient passes times `factor`."""
     if factor == 1 or not x.is_floating_point():
         return x
-    return _ScaledGradient.apply(x, factor)  # type: ignore[no-untyped-call]
-
-
-class _ScaledGradient(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, factor: float) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.factor = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return ctx.factor * g, None
+    constant = x.detach()
+    return constant + factor * (x - constant)
 
 
 def _unit_vectors(seed: Tensor, W: Tensor, count: int) -> Tensor:
@@ -216,6 +202,3 @@ class _UnitVectors(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         assert in_dims[0] == in_dims[1] == 0
         return _unit_vectors(seed, W, count), 0
-
-
-__all__ = ["LTRNN", "LTRNNConfig", "clipped", "pool", "scaled_gradient"]

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from models.base import Model, ModelConfig, Shapes, State
 from models.matrices.initial import Initial, draw
-from models.recurrence.reference import recur, recurrent_states
+from models.recurrence.reference import recurrent_states
 from models.recurrence.steps import Activation
+from models.recurrence.ungated import recur
 
 
 class NetworkConfig(ModelConfig):
@@ -235,8 +236,12 @@ def require_one(config: ModelConfig, first: str, second: str) -> None:
         )
 
 
-def require_at_most(config: ModelConfig, field: str, limit: int, whole: str) -> None:
+def require_at_most(
+    config: ModelConfig, field: str, limit: int, whole: str, least: int = 0
+) -> None:
     """Raise ValueError if a count exceeds the size it is a part of."""
     value = getattr(config, field)
     if value > limit:
-        raise ValueError(f"{config.name}: '{field}' is {value}; allowed are 0 to {limit}, {whole}")
+        raise ValueError(
+            f"{config.name}: '{field}' is {value}; allowed are {least} to {limit}, {whole}"
+        )

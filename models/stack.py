@@ -43,7 +43,7 @@ class Stack:
         self._program = _Method(copy.deepcopy(first))
 
     def __len__(self) -> int:
-        return len(next(iter(self.parameters.values())))
+        return len(next(iter((self.parameters or self.buffers).values())))
 
     def __call__(
         self, x: Tensor, state: State | None = None, *, shared: bool = False
@@ -67,7 +67,7 @@ class Stack:
             return () if result is None else result
 
         dims = (d if a is not None else None for d, a in zip(lanes, arguments, strict=True))
-        lanes_of_state = (0, 0 if self.buffers else None)
+        lanes_of_state = (0 if self.parameters else None, 0 if self.buffers else None)
         return torch.vmap(one, (*lanes_of_state, *dims))(self.parameters, self.buffers, *arguments)
 
     def param_groups(self) -> list[ParamGroup]:

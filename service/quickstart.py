@@ -34,6 +34,7 @@ class NotReadyError(RuntimeError):
 
 def main() -> int:
     """Run the quick start and return its exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     screen = terminal.console()
     home = Path(os.environ.get("EIGENSWEEP_HOME") or tempfile.mkdtemp(prefix="eigensweep-"))
@@ -50,7 +51,8 @@ def main() -> int:
     except (NotReadyError, RefusedError, ServiceAwayError) as error:
         screen.print(f"error: {error}", markup=False)
         return 1
-    screen.print(f"Everything is in {home}; look again with: EIGENSWEEP_HOME={home} make serve")
+    again = f"EIGENSWEEP_HOME={home} make serve"
+    screen.print(f"Everything is in {home}; look again with: {again}", soft_wrap=True)
     return code
 
 

@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("service.serve")  # also where it is run as `__main__`
 
-LONGEST_STOP: Final = 13.0
+LONGEST_STOP: Final = 10.0
 """A service that was told to stop is gone after so many seconds, finished or not."""
 REFUSED: Final = 2
 """Exit status of a service that cannot start as it was set up."""
@@ -46,8 +48,21 @@ class ServerEndedError(RuntimeError):
     """The HTTP server ended by itself."""
 
 
+class _StoppedEarly(BaseException):
+    """A signal came while the service was starting."""
+
+
+class _Stopping(threading.Event):
+    """Set by SIGINT and SIGTERM; while the service starts, they also break off what it does."""
+
+    is_starting = True
+
+
 def main() -> int:
-    """Serve with the settings of the environment until a signal; return the exit status."""
+    """Serve with the settings of the environment until a signal, and end the process.
+
+    It returns only where the service could not start: the exit status.
+    """
     try:
         settings = Settings()
     except ValidationError as error:
@@ -61,7 +76,8 @@ def main() -> int:
     except StartError as error:
         sys.stderr.write(f"error: {error}\n")
         return REFUSED
-    return 0
+    logging.shutdown()
+    os._exit(0)  # nothing is left to do; after torch and Ray the interpreter takes seconds to end
 
 
 def serve(settings: Settings) -> None:
@@ -72,7 +88,12 @@ def serve(settings: Settings) -> None:
     )
     for chatty in ("httpx2", "httpcore2", "alembic", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    with _signals() as stopping, home.occupied(settings.home), ExitStack() as stack:
+    with (
+        suppress(_StoppedEarly),
+        _signals() as stopping,
+        home.occupied(settings.home),
+        ExitStack() as stack,
+    ):
         os.chdir(settings.home)  # neither Ray nor MLflow looks into the folder we came from
         mlflow = _mlflow(settings)
         mlflow_uri = settings.mlflow_uri if mlflow is None else mlflow.url
@@ -88,10 +109,10 @@ def serve(settings: Settings) -> None:
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
             *(http.url, http.url, mlflow_uri, settings.home),
         )
-        if not stopping.is_set():
-            launcher = stack.enter_context(_cluster(settings))
-            dispatcher.start(launcher, _driver_options(settings, mlflow_uri))
-            logger.info("ready for experiments at_once=%d", settings.max_experiments)
+        launcher = stack.enter_context(_cluster(settings))
+        dispatcher.start(launcher, _driver_options(settings, mlflow_uri))
+        logger.info("ready for experiments at_once=%d", settings.max_experiments)
+        stopping.is_starting = False
         while not stopping.wait(1.0):
             if mlflow is not None:
                 mlflow.keep()
@@ -105,14 +126,16 @@ def serve(settings: Settings) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[threading.Event]:
+def _signals() -> Iterator[_Stopping]:
     """Yield an event that SIGINT and SIGTERM set; from then on the process has little time."""
-    stopping = threading.Event()
+    stopping = _Stopping()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if not stopping.is_set():
             stopping.set()
             threading.Thread(target=_end_soon, daemon=True).start()
+            if stopping.is_starting:
+                raise _StoppedEarly
 
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -206,8 +229,7 @@ class _Http:
 def _cluster(settings: Settings) -> Iterator[Launcher]:
     from workers.cluster import ClusterError, RayCluster
 
-    folder = settings.home / "ray"
-    shutil.rmtree(folder, ignore_errors=True)  # of a service that was killed
+    folder = _ray_folder(settings.home) if settings.ray_address is None else None
     try:
         cluster = RayCluster.start(settings.ray_address, settings.cpus, temp_dir=folder)
     except ClusterError as error:
@@ -216,6 +238,21 @@ def _cluster(settings: Settings) -> Iterator[Launcher]:
         yield cluster
     finally:
         cluster.stop()
+
+
+def _ray_folder(home: Path) -> Path | None:
+    """Return an empty folder for Ray, always the same; None where somebody else has it."""
+    from workers.cluster import LONGEST_TEMP_DIR
+
+    folder = home / "ray"
+    if len(str(folder)) > LONGEST_TEMP_DIR:
+        folder = Path("/tmp") / f"eigensweep-{sha256(str(folder).encode()).hexdigest()[:12]}"
+    shutil.rmtree(folder, ignore_errors=True)  # of a service that was killed
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:
+        return None
+    return folder
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -17,14 +21,20 @@ PACKAGES = ("models", "tasks", "search_spaces", "workers", "service")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Build a wheel from a copy of the tree, without network."""
-    source = tmp_path_factory.mktemp("source")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what a wheel is made from."""
+    copy = tmp_path_factory.mktemp("source")
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, source / package, ignore=ignored)
+        shutil.copytree(ROOT / package, copy / package, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Iterator[zipfile.ZipFile]:
+    """Build a wheel, without network."""
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out", "."]
     built = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
@@ -33,12 +43,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         yield opened
 
 
-def test_a_wheel_holds_every_file_of_every_package(wheel: zipfile.ZipFile) -> None:
+def test_a_wheel_holds_every_file_of_every_package(source: Path, wheel: zipfile.ZipFile) -> None:
     expected = {
-        path.relative_to(ROOT).as_posix()
+        path.relative_to(source).as_posix()
         for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        for path in (source / package).rglob("*")
+        if path.is_file()
     }
 
     assert expected - set(wheel.namelist()) == set()
@@ -54,3 +64,20 @@ def test_a_wheel_brings_the_command_line_and_the_licence(wheel: zipfile.ZipFile)
 
     assert scripts["console_scripts"]["eigensweep"] == "service.cli:main"
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_everything_that_is_imported_is_declared(source: Path) -> None:
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[\[><=]", each)[0].lower() for each in project["dependencies"]}
+    declared |= {"pydantic-core", "pydantic_core", "starlette"}  # parts of pydantic and FastAPI
+    modules = set()
+    for file in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules.add(node.module.partition(".")[0])
+    foreign = modules - set(sys.stdlib_module_names) - set(PACKAGES)
+
+    found = packages_distributions()
+    assert {m for m in foreign if not {d.lower() for d in found[m]} & declared} == set()

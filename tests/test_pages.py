@@ -34,7 +34,8 @@ def section(title: str) -> str:
 
 
 def first_cells(text: str) -> set[str]:
-    return set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
+    cells = re.findall(r"^\| (`.+?`) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall("`([^`]+)`", cell)}
 
 
 @pytest.mark.parametrize("page", PAGES)

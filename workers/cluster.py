@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -133,14 +134,15 @@ class RayCluster:
     ) -> Self:
         """Start a Ray of our own, which ends with this process, or join the one at `address`.
 
-        Call it in the main thread: Ray's processes die with the thread that started them.
+        Call it in the main thread: Ray's processes die with the thread that started them. Our own
+        has `temp_dir` to itself, and `stop` removes it.
 
         Raises:
             ClusterError: if Ray does not start or does not answer.
         """
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if address is not None:
-            with _undisturbed(Path(tempfile.gettempdir())):
+            with tempfile.TemporaryDirectory() as stand, _undisturbed(Path(stand)):
                 _init(address=address)
             return cls(None, owned=False)
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
@@ -148,9 +150,9 @@ class RayCluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         folder = _short_folder(temp_dir)
-        stand = folder / "empty"
-        stand.mkdir(parents=True, exist_ok=True)
-        with _undisturbed(stand):
+        empty = folder / "empty"
+        empty.mkdir(parents=True, exist_ok=True)
+        with _undisturbed(empty):
             _init(
                 address="local",
                 num_cpus=num_cpus,
@@ -227,11 +229,23 @@ def _init(**settings: Any) -> None:
 
 
 def _short_folder(wanted: Path | str | None) -> Path:
-    """Return Ray's folder: the one wanted, or a short one where that is too long for sockets."""
-    if wanted is not None and len(str(Path(wanted).absolute())) <= LONGEST_TEMP_DIR:
-        return Path(wanted).absolute()
-    base = "/tmp" if sys.platform != "win32" else None  # the system's own may be too long
-    return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
+    """Return a folder for Ray: the one wanted, if its path is short enough, or one under /tmp.
+
+    That one follows from the path wanted, so what a killed process left is cleared by the next.
+    """
+    base = Path("/tmp" if sys.platform != "win32" else tempfile.gettempdir())
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
+    folder = Path(wanted).absolute()
+    if len(str(folder)) <= LONGEST_TEMP_DIR:
+        return folder
+    folder = base / f"eigensweep-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:  # somebody else's
+        return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
+    return folder
 
 
 @contextmanager

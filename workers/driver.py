@@ -10,8 +10,8 @@ import importlib.metadata
 import logging
 import os
 import platform
+import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import ray
 import yaml
 from ray import tune
 
@@ -28,6 +27,7 @@ from search_spaces.spec import ExperimentSpec
 from search_spaces.trial import TrialConfig
 from workers.attempt import cancel_mark
 from workers.ledger import OBJECTIVE, Ledger, TrialEntry
+from workers.room import bundle, room, why_no_room
 from workers.schedulers import Past, scheduler
 from workers.searcher import LIVE, EverySecond, ExperimentSearcher, Halt, Live, Recorder
 from workers.study import Study, open_storage
@@ -105,11 +105,14 @@ def run_experiment(
     try:
         if (reason := why_stop()) is not None:
             sweep.cancel(reason)
-        elif sweep.has_work() and not _room(parsed):
-            sweep.cancel(_no_room(parsed), "failed")
+        elif sweep.has_work() and not room(parsed.resources):
+            sweep.cancel(why_no_room(parsed.resources), "failed")
         elif sweep.has_work():
             LIVE[experiment] = Live(sweep, _orders(experiment, parsed, options), why_stop)
-            _tune(experiment, parsed, sweep, _concurrency(parsed, options))
+            folder = Path(options.storage) / experiment / "tune"
+            _tune(experiment, parsed, sweep, _concurrency(parsed, options), folder)
+        if not sweep.is_over:
+            raise RuntimeError("Ray Tune returned although trials are open")
         state, error = sweep.close()
         ledger.end(state, error)
         logger.info("experiment ended experiment=%s state=%s", experiment, state)
@@ -124,48 +127,51 @@ def run_experiment(
             tracker.abandon()
 
 
-def _tune(experiment: str, spec: ExperimentSpec, sweep: Sweep, concurrency: int) -> None:
-    """Run Ray Tune until the sweep is over."""
+def _tune(
+    experiment: str, spec: ExperimentSpec, sweep: Sweep, concurrency: int, folder: Path
+) -> None:
+    """Run Ray Tune until the sweep is over. What it writes into `folder` is never read back."""
     os.environ.update(TUNE_SETTINGS)
     configs = [TrialConfig.from_dict(e.config) for e in sweep.entries.values() if e.config]
     last = max(config.training.steps or 1 for config in configs)
     first = spec.scheduler.min_steps or min(spec.rung_steps(config)[0] for config in configs)
-    with tempfile.TemporaryDirectory(prefix="eigensweep-tune-") as folder:
-        tune.Tuner(
-            TrialTrainable,
-            tune_config=tune.TuneConfig(
-                search_alg=ExperimentSearcher(experiment),
-                scheduler=scheduler(
-                    spec.scheduler.name,
-                    better=objective(spec)[1],
-                    min_steps=min(first, last),
-                    max_steps=last,
-                    reduction_factor=spec.scheduler.reduction_factor,
-                    min_samples=spec.scheduler.min_samples,
-                    past=[
-                        Past(f"earlier-{entry.number}", _objectives(entry))
-                        for entry in sweep.entries.values()
-                        if entry.state not in OPEN
-                    ],
-                ),
-                num_samples=-1,
-                max_concurrent_trials=concurrency,
-                reuse_actors=True,
-                trial_name_creator=_short_name,
-                trial_dirname_creator=_short_name,
+    shutil.rmtree(folder, ignore_errors=True)
+    tune.Tuner(
+        TrialTrainable,
+        tune_config=tune.TuneConfig(
+            search_alg=ExperimentSearcher(experiment),
+            scheduler=scheduler(
+                spec.scheduler.name,
+                better=objective(spec)[1],
+                min_steps=min(first, last),
+                max_steps=last,
+                reduction_factor=spec.scheduler.reduction_factor,
+                min_samples=spec.scheduler.min_samples,
+                past=[
+                    Past(f"earlier-{entry.number}", _objectives(entry))
+                    for entry in sweep.entries.values()
+                    if entry.state not in OPEN
+                ],
             ),
-            run_config=tune.RunConfig(
-                name=experiment,
-                storage_path=folder,
-                callbacks=[Recorder(experiment)],
-                stop=Halt(experiment),
-                failure_config=tune.FailureConfig(max_failures=0),
-                checkpoint_config=tune.CheckpointConfig(
-                    checkpoint_frequency=0, checkpoint_at_end=False
-                ),
-                verbose=0,
+            num_samples=-1,
+            max_concurrent_trials=concurrency,
+            reuse_actors=True,
+            trial_name_creator=_short_name,
+            trial_dirname_creator=_short_name,
+        ),
+        run_config=tune.RunConfig(
+            name=experiment,
+            storage_path=str(folder),
+            callbacks=[Recorder(experiment)],
+            stop=Halt(experiment),
+            failure_config=tune.FailureConfig(max_failures=0),
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_frequency=0, checkpoint_at_end=False
             ),
-        ).fit()
+            verbose=0,
+        ),
+    ).fit()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _orders(
@@ -187,7 +193,7 @@ def _orders(
             "storage": options.storage,
             "data_root": options.data_root,
             "checkpoint_seconds": options.checkpoint_seconds,
-            "resources": _resources(spec),
+            "resources": bundle(spec.resources),
             "code": code,
         }
 
@@ -217,36 +223,8 @@ def _reasons(
 
 
 def _concurrency(spec: ExperimentSpec, options: DriverOptions) -> int:
-    bounds = [_room(spec), options.concurrency, spec.limits.concurrency]
+    bounds = [room(spec.resources), options.concurrency, spec.limits.concurrency]
     return max(1, min(bound for bound in bounds if bound is not None))
-
-
-def _room(spec: ExperimentSpec) -> int:
-    """Return how many trials of this experiment the cluster has room for at once."""
-    need = _resources(spec)
-    return sum(
-        min(int(node.get(kind, 0) // amount) for kind, amount in need.items()) for node in _nodes()
-    )
-
-
-def _no_room(spec: ExperimentSpec) -> str:
-    need = ", ".join(f"{amount:g} {kind}" for kind, amount in _resources(spec).items())
-    nodes = [
-        ", ".join(f"{node.get(kind, 0):g} {kind}" for kind in _resources(spec)) for node in _nodes()
-    ]
-    return f"resources: a trial needs {need}, and no node has that; there are {'; '.join(nodes)}"
-
-
-def _nodes() -> list[dict[str, float]]:
-    """Return what each living node has."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"] for node in nodes if node["Alive"]]
-
-
-def _resources(spec: ExperimentSpec) -> dict[str, float]:
-    """Return what one trial occupies, in Ray's words."""
-    gpus = {"GPU": spec.resources.gpus} if spec.resources.gpus else {}
-    return {"CPU": spec.resources.cpus, **gpus}
 
 
 def _objectives(entry: TrialEntry) -> list[tuple[int, float]]:

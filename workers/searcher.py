@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ray.exceptions
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
@@ -103,8 +102,7 @@ class Recorder(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
         """Record that the process was lost; the trainable itself never raises for a bug."""
-        cause = _cause(trial.get_pickled_error())
-        self._sweep.lose(trial.config["number"], trial.config["attempt"], cause)
+        self._sweep.lose(trial.config["number"], trial.config["attempt"], _cause(trial))
 
     @property
     def _sweep(self) -> Sweep:
@@ -144,10 +142,12 @@ class EverySecond:
         return self._answer
 
 
-def _cause(error: Exception | None) -> str:
-    """Return what Ray knows about the loss of a process."""
-    if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
-        return f"{type(error.cause).__name__}: {error.cause}"[:LONGEST_CAUSE]
-    if error is None:
+def _cause(trial: Trial) -> str:
+    """Return Ray's account of the loss of a trial's process, from the file where Tune puts it."""
+    try:
+        account = Path(trial.error_file or "").read_text()
+    except OSError:
         return "unknown"
-    return f"{type(error).__name__}: {error}"[:LONGEST_CAUSE]
+    _, _, last = account.rpartition("Failure # ")
+    _, _, words = last.partition("\n")
+    return words.strip()[:LONGEST_CAUSE]

@@ -227,7 +227,8 @@ class Training:
         logits, state = self.model(batch.x, state)
         loss = self.task.loss(logits, batch)
         objective = loss + self.model.penalty()
-        torch.autograd.backward(objective)
+        if objective.requires_grad:  # a constructed solution has nothing to train
+            torch.autograd.backward(objective)
         norm = self.optimizers.gradient_norm()
         numbers = torch.stack((objective.detach(), loss.detach(), norm)).tolist()  # the one sync
         if not all(map(isfinite, numbers)):

@@ -1,5 +1,8 @@
-"""Memory for states. A large block fresh from the system costs a page fault every 4 KB, which for a
-history of 100 MB is a tenth of a training step, so the last one is kept for the next step."""
+"""Memory for the states of all time steps.
+
+A large block fresh from the system costs a page fault every 4 KB, a tenth of a training step where
+100 MB of states are kept. So the last block is kept for the next training step.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ def empty_history(shape: tuple[int, ...], like: Tensor) -> Tensor:
     if like.device.type != "cpu" or size < _SMALL:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     block = _spare.pop() if _spare else None
-    if block is None or not size <= block.nbytes <= 2 * size:
-        block = np.empty(size, np.uint8)
-    view = block[:size]
+    if block is None or not size + 64 <= block.nbytes <= 2 * size:
+        block = np.empty(size + 64, np.uint8)
+    start = -block.ctypes.data % 64
+    view = block[start : start + size]
     weakref.finalize(view, _give_back, block).atexit = False
     return torch.from_numpy(view).view(like.dtype).view(shape)
 

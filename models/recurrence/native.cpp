@@ -8,173 +8,18 @@
 // and G are padded to whole vectors; what stands in the padding has no effect.
 // Never compile with -ffast-math: NaN and infinity must pass through.
 
-#include <algorithm>
 #include <atomic>
-#include <cstdint>
-#include <cstring>
+#include <initializer_list>
 #include <thread>
-#include <type_traits>
 #include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+
+#include "native_kernels.cpp"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr long BYTES = 64, ROWS = 14;  // 32 registers hold 14 x 2 sums
-#elif defined(__AVX__)
-constexpr long BYTES = 32, ROWS = 6;  // 16 registers hold 6 x 2 sums
-#else
-constexpr long BYTES = 16, ROWS = 6;
-#endif
-constexpr long DEPTH = 128;        // rows of dz and h that dW gains from at a time
-constexpr long CACHED = 384 << 10;  // a W of more bytes is read once a step, not once a tile of rows
-
-template <class T> struct Format;
-template <> struct Format<float> {
-    using Int = int32_t;
-    static constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    static constexpr int mantissa = 23, bias = 127, terms = 8;
-    static constexpr float ln2_high = 0.693145751953125f, ln2_low = 1.42860682030941723e-6f;
-};
-template <> struct Format<double> {
-    using Int = int64_t;
-    static constexpr double rounder = 6755399441055744.0;  // 1.5 * 2^52
-    static constexpr int mantissa = 52, bias = 1023, terms = 13;
-    static constexpr double ln2_high = 6.93147180369123816490e-1, ln2_low = 1.90821492927058770002e-10;
-};
-
-template <class T> struct Vector {
-    typedef T V __attribute__((vector_size(BYTES)));
-    typedef typename Format<T>::Int I __attribute__((vector_size(BYTES)));
-    static constexpr long N = BYTES / sizeof(T);
-
-    static V load(const T* p) {
-        V v;
-        std::memcpy(&v, p, BYTES);
-        return v;
-    }
-    static void store(T* p, V v) { std::memcpy(p, &v, BYTES); }
-
-    static V tanh(V z) {  // (e - 1) / (e + 1) with e = exp(2|z|), through exp(y) - 1 near zero
-        using F = Format<T>;
-        V y = z < 0 ? -z : z;
-        y = y > 20 ? V{} + 20 : y;
-        y = y + y;
-        V shifted = y * T(1.44269504088896340736) + F::rounder, k = shifted - F::rounder;
-        V r = y - k * F::ln2_high - k * F::ln2_low, sum = {};
-        for (int i = F::terms; i > 1; --i) sum = (sum + 1) * r / T(i);
-        I power = (((I)shifted) + F::bias) << F::mantissa;
-        V scale = (V)power, less = scale * ((sum + 1) * r) + (scale - 1);
-        V value = less / (less + 2);
-        return z < 0 ? -value : value;
-    }
-};
-
-// f(z; b), and from h = f(z; b) alone: the gradients to z and to b.
-template <class T> struct Identity {
-    using V = typename Vector<T>::V;
-    static V value(V z, V b, T) { return z + b; }
-    static V to_z(V g, V, T) { return g; }
-    static V to_b(V d, V) { return d; }
-};
-template <class T> struct ReLU : Identity<T> {
-    using V = typename Vector<T>::V;
-    static V value(V z, V b, T) { return z + b < 0 ? V{} : z + b; }
-    static V to_z(V g, V h, T) { return h <= 0 ? V{} : g; }
-};
-template <class T> struct LeakyReLU : Identity<T> {
-    using V = typename Vector<T>::V;
-    static V value(V z, V b, T leak) { return z + b < 0 ? (z + b) * leak : z + b; }
-    static V to_z(V g, V h, T leak) { return h > 0 ? g : g * leak; }
-};
-template <class T> struct Tanh : Identity<T> {
-    using V = typename Vector<T>::V;
-    static V value(V z, V b, T) { return Vector<T>::tanh(z + b); }
-    static V to_z(V g, V h, T) { return g * (1 - h * h); }
-};
-template <class T> struct ModReLU {
-    using V = typename Vector<T>::V;
-    static V value(V z, V b, T) {
-        const V size = (z < 0 ? -z : z) + b;
-        return (size <= 0) | (z == 0) ? V{} : z < 0 ? -size : size;
-    }
-    static V to_z(V g, V h, T) { return h == 0 ? V{} : g; }
-    static V to_b(V d, V h) { return h < 0 ? -d : d; }
-};
-
-// Rows of a matrix on the left of a product, `stride` entries apart.
-template <class T> struct Left {
-    const T* first;
-    long stride, columns;
-};
-
-// sum[r] += A[r] w for R rows and C panels. Three rows share a pointer: there are few registers.
-template <class T, int R, int C>
-inline __attribute__((always_inline)) const T* accumulate(
-    typename Vector<T>::V (&sum)[R][C], Left<T> A, const T* w, long panel_size) {
-    using X = Vector<T>;
-    constexpr int GROUPS = (R + 2) / 3;
-    const T* rows[GROUPS];
-#pragma GCC unroll 8
-    for (int q = 0; q < GROUPS; ++q) rows[q] = A.first + 3 * q * A.stride;
-    for (long k = 0; k < A.columns; ++k, w += X::N) {
-        typename X::V panel[C];
-#pragma GCC unroll 2
-        for (int c = 0; c < C; ++c) panel[c] = X::load(w + c * panel_size);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-            for (int c = 0; c < C; ++c) sum[r][c] += panel[c] * rows[r / 3][r % 3 * A.stride];
-#pragma GCC unroll 8
-        for (int q = 0; q < GROUPS; ++q) ++rows[q];
-    }
-    return w;
-}
-
-// P[r] = [A, B][r] W for R rows and C panels of W.
-template <class T, int R, int C>
-void product(Left<T> A, Left<T> B, const T* W, long panel_size, T* P, long width) {
-    using X = Vector<T>;
-    typename X::V sum[R][C] = {};
-    const T* w = accumulate<T, R, C>(sum, A, W, panel_size);
-    accumulate<T, R, C>(sum, B, w, panel_size);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-        for (int c = 0; c < C; ++c) X::store(P + r * width + c * X::N, sum[r][c]);
-}
-
-// to += A^T B for R columns of A and C panels of B.
-template <class T, int R, int C>
-void outer(const T* A, long stride, const T* B, long width, long length, T* to) {
-    using X = Vector<T>;
-    typename X::V sum[R][C] = {};
-    for (long k = 0; k < length; ++k, A += stride, B += width) {
-        typename X::V panel[C];
-        for (int c = 0; c < C; ++c) panel[c] = X::load(B + c * X::N);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-            for (int c = 0; c < C; ++c) sum[r][c] += panel[c] * A[r];
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-        for (int c = 0; c < C; ++c) {
-            T* entry = to + r * width + c * X::N;
-            X::store(entry, X::load(entry) + sum[r][c]);
-        }
-}
-
-// Call f(R, C) with constants: R = rows, at most ROWS, and C = 2 or 1 panels.
-template <int R = ROWS, class F> void sized(long rows, bool pair, F f) {
-    if constexpr (R > 1)
-        if (rows < R) return sized<R - 1>(rows, pair, f);
-    if (pair) f(std::integral_constant<int, R>{}, std::integral_constant<int, 2>{});
-    else f(std::integral_constant<int, R>{}, std::integral_constant<int, 1>{});
-}
+constexpr double WORTH_A_THREAD = 4e6;  // multiplications
+constexpr long DEPTH = 128;             // rows of dz and h that dW gains from at a time
+constexpr long CACHED = 384 << 10;      // a W of more bytes is read once a step, not once a tile
 
 // What one call works on. H and G are (lanes, steps + 1, batch, row), their lanes `lane_*` entries
 // apart; x is values (lanes, steps, batch, m) or symbols that name rows of the table.
@@ -222,15 +67,21 @@ template <class T> class Product {
 
     const T* row(long i) const { return P + i * width; }
 
-    // P = [A, B] W in the panels from `first` to before `last`; a panel of W has K rows.
-    void make(Left<T> A, Left<T> B, const T* W, long K, long rows, long first, long last) {
-        for (long p = first; p < last; p += 2)
+    // P = [A, B] W in the panels from `first` to before `last`; a panel of W has K rows. Meanwhile
+    // as many rows as A has are fetched from each place in `ahead`: they are wanted next.
+    void make(const Left<T>& A, const Left<T>& B, const T* W, long K, long rows, long first,
+              long last, std::initializer_list<const T*> ahead) {
+        const long piece = 2 * rows * A.stride / (last - first) + 1;
+        for (long p = first; p < last; p += 2) {
+            for (const T* place : ahead)
+                for (long j = 0; j < piece; j += X::N)
+                    __builtin_prefetch(place + (p - first) / 2 * piece + j, 1);
             for (long i = 0; i < rows; i += height)
                 sized(std::min(rows - i, height), last - p > 1, [&](auto R, auto C) {
-                    product<T, R, C>({A.first + i * A.stride, A.stride, A.columns},
-                                     {B.first + i * B.stride, B.stride, B.columns},
-                                     W + p * K * X::N, K * X::N, P + i * width + p * X::N, width);
+                    product<T, R, C>(A, B, i, W + p * K * X::N, K * X::N, P + i * width + p * X::N,
+                                     width);
                 });
+        }
     }
 };
 
@@ -259,7 +110,7 @@ template <class F> void share(long jobs, long threads, F work) {
 template <class T, template <class> class A> void forward(const Call<T>& call) {
     using X = Vector<T>;
     const long n = call.n, p = call.p, row = call.row, step = call.batch * row;
-    const long m = call.values ? call.m : 0, K = n + m, panels = call.panels(n);
+    const long m = call.symbols ? 0 : call.m, K = n + m, panels = call.panels(n);
     const long all = panels + (call.logits ? call.panels(p) : 0);
     const Plan plan(call.batch, call.threads, K * all * BYTES);
     const std::vector<T> zero(row);
@@ -279,13 +130,18 @@ template <class T, template <class> class A> void forward(const Call<T>& call) {
                         y[j] = product.row(i)[panels * X::N + j] + call.c[lane * p + j];
             };
             for (long t = 0; t < call.steps; ++t, h += step) {
-                const long at = lane * call.lane_x + t * call.batch + first;
-                const T* x = call.values + (at - lane * call.lane_x) * m + lane * call.lane_x;
-                product.make({h, row, n}, {x, m, m}, W, K, rows, 0, t ? all : panels);
-                if (t && all > panels) read_out(t - 1);
+                const long from = t * call.batch + first;
+                const T* x = call.values + lane * call.lane_x + from * m;
+                const int64_t* symbols = call.symbols + lane * call.lane_x + from;
+                product.make({h, row, n}, {x, m, m}, W, K, rows, 0, t && !m ? all : panels,
+                             {h + step});
+                if (t && all > panels) {
+                    if (m) product.make({h, row, n}, {h, 0, 0}, W, K, rows, panels, all, {});
+                    read_out(t - 1);
+                }
                 for (long i = 0; i < rows; ++i) {
                     const T* z = product.row(i);
-                    const T* Ux = m ? zero.data() : table + call.symbols[at + i] * row;
+                    const T* Ux = call.symbols ? table + symbols[i] * row : zero.data();
                     T* to = h + step + i * row;
                     for (long j = 0; j < n; j += X::N)
                         X::store(to + j, A<T>::value(X::load(z + j) + X::load(Ux + j),
@@ -293,7 +149,7 @@ template <class T, template <class> class A> void forward(const Call<T>& call) {
                 }
             }
             if (all > panels) {
-                product.make({h, row, n}, {h, 0, 0}, W, K, rows, panels, all);
+                product.make({h, row, n}, {h, 0, 0}, W, K, rows, panels, all, {});
                 read_out(call.steps - 1);
             }
         }
@@ -320,7 +176,7 @@ template <class T, template <class> class A> void backward(const Call<T>& call) 
             T* sum = sums.data() + job * row;
             for (long t = call.steps - 1; t >= 0; --t, h -= step, g -= step) {
                 const T* y = call.logits + lane * call.lane_logits + (t * call.batch + first) * p;
-                product.make({g, row, n}, {y, p, p}, W, K, rows, 0, panels);
+                product.make({g, row, n}, {y, p, p}, W, K, rows, 0, panels, {h, g - step});
                 for (long i = 0; i < rows; ++i) {
                     const T *d = product.row(i), *from = h + i * row;
                     T* to = g - step + i * row;
@@ -371,7 +227,7 @@ template <class T> void matrix_gradients(const Call<T>& call) {
                 continue;
             }
             T* dU = call.dU + lane * m * row;
-            if (call.values)
+            if (!call.symbols)
                 add_outer(call.values + lane * call.lane_x, m, m, G, row, n, length, dU);
             else
                 for (long k = 0; k < length; ++k) {
@@ -392,7 +248,9 @@ template <class T, template <class> class A> void step(const Call<T>& call) {
     matrix_gradients(call);
 }
 
-template <class T> int step(const Call<T>& call) {
+template <class T> int step(Call<T> call) {
+    const double work = double(call.lanes) * call.steps * call.batch * call.n * (call.n + call.m);
+    call.threads = std::min<long>(call.threads, 1 + work / WORTH_A_THREAD);
     switch (call.activation) {
         case 0: return step<T, ModReLU>(call), 0;
         case 1: return step<T, Tanh>(call), 0;

@@ -22,15 +22,15 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import pad
 
 from models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "native_kernels.cpp"))
 OPTIONS = (
-    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512"),
+    *("-std=c++17", "-O2", "-march=native", "-mprefer-vector-width=512"),
     *("-fno-math-errno", "-fPIC", "-shared", "-pthread"),
 )
 COMPILERS = ("g++", "clang++", "c++")
@@ -58,7 +58,7 @@ class NativeSteps:
             Ut = U.mT if x.is_floating_point() else U.mT[:, :0]
             parts = [torch.cat((W.mT, Ut), 1)]
             if logits is not None:
-                parts.append(F.pad(V.mT, (0, 0, 0, Ut.shape[1])))
+                parts.append(pad(V.mT, (0, 0, 0, Ut.shape[1])))
             self.packed = torch.cat([pack(part, self.panel) for part in parts], 1)
         self._call(H=H, x=x, logits=logits, W=self.packed)
 
@@ -75,7 +75,7 @@ class NativeSteps:
         return dUt.mT, dW, db, dV
 
     def _padded(self, rows: Tensor) -> Tensor:
-        return F.pad(rows, (0, self.row - self.n)).contiguous()
+        return pad(rows, (0, self.row - self.n)).contiguous()
 
     def _call(
         self, *, H: Tensor, x: Tensor, logits: Tensor | None, W: Tensor, G: Tensor | None = None
@@ -123,8 +123,8 @@ def pack(W: Tensor, panel: int) -> Tensor:
     >>> pack(torch.tensor([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]), 2).tolist()
     [[[[1, 2], [4, 5], [7, 8]], [[3, 0], [6, 0], [9, 0]]]]
     """
-    padded = F.pad(W, (0, -W.shape[-1] % panel))
-    return padded.unflatten(-1, (-1, panel)).transpose(1, 2).contiguous()
+    padded = pad(W, (0, -W.shape[-1] % panel)).contiguous()
+    return padded.view(*W.shape[:2], -1, panel).transpose(1, 2).contiguous()
 
 
 def is_available(W: Tensor) -> bool:
@@ -153,7 +153,9 @@ def compiled(folder: Path) -> Path:
         OSError: where there is no compiler or the folder cannot be written.
         subprocess.SubprocessError: if the compiler fails.
     """
-    key = hashlib.sha256(SOURCE.read_bytes() + repr((OPTIONS, processor())).encode())
+    key = hashlib.sha256(repr((OPTIONS, processor())).encode())
+    for source in SOURCES:
+        key.update(source.read_bytes())
     path = folder / f"recurrence-{key.hexdigest()[:16]}.so"
     if path.exists():
         return path
@@ -165,7 +167,7 @@ def compiled(folder: Path) -> Path:
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / path.name
-                command = [compiler, *OPTIONS, str(SOURCE), "-o", str(made)]
+                command = [compiler, *OPTIONS, str(SOURCES[0]), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, timeout=300)
                 made.replace(path)
     return path

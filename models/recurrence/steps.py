@@ -130,4 +130,4 @@ def apply_slope_(activation: Activation, g: Tensor, h: Tensor) -> None:
     elif activation == "relu":
         g.masked_fill_(h <= 0, 0)
     elif activation == "leaky_relu":
-        g.mul_(torch.where(h > 0, 1.0, LEAK))
+        torch.where(h > 0, g, g * LEAK, out=g)

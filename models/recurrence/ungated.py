@@ -2,8 +2,8 @@
 
 Only the states are stored: f's slope follows from h. Time goes in chunks that stay in cache, and in
 each the input is projected, the steps are run and the states are read out; backward likewise. So
-the gradient that comes in is that of the logits, and no (τ, B, n) tensor but the states is ever made.
-Inside, every tensor has a lane axis in front: M networks side by side, into which `torch.vmap` folds.
+the gradient that comes in is that of the logits, and no (τ, B, n) tensor but the states is made.
+Inside, every tensor has a lane axis in front: M networks side by side; `torch.vmap` folds into it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from models.recurrence.history import empty_history
 from models.recurrence.native import NativeSteps, is_available
 from models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
 
-CHUNK_BYTES = 1 << 20
-"""States in a chunk of time on a CPU, about a core's second-level cache."""
+CHUNK_BYTES = 2 << 20
+"""States in a chunk of time on a CPU: near a core's cache, and worth a call."""
 
 
 def recur(
@@ -39,9 +39,9 @@ def recur(
 ) -> tuple[Tensor, Tensor]:
     """Return (logits, last h): V h_t + c at every step, (τ, B, p), or at the last one, (B, p).
 
-    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m); h0 is (B, n), zero if
-    not given. `chunk` time steps are worked on at a time (default: about 1 MB of states) and
-    `backend` runs them (default: native where it can). Neither changes the result beyond rounding.
+    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m); h0 is (B, n), by
+    default zero. `chunk` time steps are worked on at a time (default: about 2 MB of states) and
+    `backend` runs them (default: native where it can). Neither changes more than rounding.
 
     Values, parameters and h0 take gradients, first derivatives only: for a second one
     `models.recurrence.reference` has the same function in plain PyTorch.
@@ -58,7 +58,7 @@ def recur(
         h0 = W.new_zeros(x.shape[1], W.shape[-1])
     _check(x, U, W, b, V, c, h0)
     how = How(activation, readout, chunk, backend, keep=torch.is_grad_enabled())
-    logits, h, _ = _Recurrence.apply(*(t.unsqueeze(0) for t in (x, U, W, b, V, c, h0)), how)
+    logits, h, _ = _Recurrence.apply(*(t.unsqueeze(0) for t in (x, U, W, b, V, c, h0)), how)  # type: ignore[no-untyped-call]
     return logits.squeeze(0), h.squeeze(0)
 
 
@@ -74,7 +74,12 @@ class How:
     """Whether the states of all steps are kept for a backward pass."""
 
     def steps(self, parameters: Parameters) -> Steps:
-        native = is_available(parameters.W) if self.backend is None else self.backend == "native"
+        native = self.backend != "torch" and is_available(parameters.W)
+        if self.backend == "native" and not native:
+            raise ValueError(
+                "the native recurrence needs float32 or float64 on a CPU and a C++ compiler; "
+                f"W is {parameters.W.dtype} on {parameters.W.device}"
+            )
         return (NativeSteps if native else TorchSteps)(parameters, self.activation)
 
     def chunks(self, length: int, state: Tensor) -> Iterator[tuple[int, int]]:
@@ -85,7 +90,7 @@ class How:
     def chunk_size(self, length: int, state: Tensor) -> int:
         if self.chunk is not None:
             return min(self.chunk, length)
-        budget = CHUNK_BYTES if state.device.type == "cpu" else 64 * CHUNK_BYTES
+        budget = CHUNK_BYTES if state.device.type == "cpu" else 32 * CHUNK_BYTES
         return min(max(1, budget // max(1, state.numel() * state.element_size())), length)
 
 
@@ -133,7 +138,8 @@ class _Recurrence(torch.autograd.Function):
         if dh is None:
             dh = torch.zeros_like(h0)
         of_x = ctx.needs_input_grad[0]
-        dx, *rest = _Gradients.apply(x, U, W, b, V, H, d_logits, dh, ctx.how, of_x)
+        args = (x, U, W, b, V, H, d_logits, dh, ctx.how, of_x)
+        dx, *rest = _Gradients.apply(*args)  # type: ignore[no-untyped-call]
         if of_x and len(x) < len(W):
             dx = dx.sum(0, keepdim=True)
         return (dx if of_x else None, *rest, None)
@@ -204,23 +210,19 @@ def _on_folded_lanes(
     args: tuple[Any, ...],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Apply `function` once, the mapped axis of each tensor folded into its axis of lanes."""
-    mapped = [
-        arg
-        if not isinstance(arg, Tensor)
-        else arg.expand(size, *arg.shape)
-        if dim is None
-        else arg.movedim(dim, 0)
-        for arg, dim in zip(args, in_dims, strict=True)
-    ]
-    lanes = mapped[2].shape[1]
-    x = mapped[0]
-    if in_dims[0] is None and len(args[0]) == 1:  # one input for all lanes stays one
-        x = x[:1]
-    else:
-        x = x.expand(size, lanes, *x.shape[2:])
-    folded = [t.flatten(0, 1) if isinstance(t, Tensor) else t for t in (x, *mapped[1:])]
-    outputs = function.apply(*folded)
-    return tuple(o.unflatten(0, (size, lanes)) for o in outputs), (0,) * len(outputs)
+
+    def mapped(arg: Any, dim: int | None) -> Any:
+        if not isinstance(arg, Tensor):
+            return arg
+        return arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+
+    x, *rest = map(mapped, args, in_dims)
+    lanes = rest[1].shape[1]
+    shared = in_dims[0] is None and x.shape[1] == 1  # one input for all lanes stays one
+    x = x[:1] if shared else x.expand(size, lanes, *x.shape[2:])
+    folded = [t.flatten(0, 1) if isinstance(t, Tensor) else t for t in (x, *rest)]
+    outputs = function.apply(*folded)  # type: ignore[no-untyped-call]
+    return tuple(o.reshape(size, lanes, *o.shape[1:]) for o in outputs), (0,) * len(outputs)
 
 
 def _plain(x: Tensor, W: Tensor, symbols: int | None = None) -> Tensor:
@@ -237,9 +239,9 @@ def _plain(x: Tensor, W: Tensor, symbols: int | None = None) -> Tensor:
 def _check(x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor) -> None:
     """Raise ValueError unless shapes and dtypes fit: the compiled steps check nothing."""
     n, values = W.shape[-1], x.is_floating_point()
-    if x.dim() != (3 if values else 2) or len(x) == 0:
+    if x.dim() != (3 if values else 2) or x.numel() == 0:
         raise ValueError(
-            "x is symbols, int64 (τ, B), or values, float (τ, B, m), with τ at least 1; "
+            "x is symbols, int64 (τ, B), or values, float (τ, B, m), and not empty; "
             f"it is {x.dtype} {tuple(x.shape)}"
         )
     m, p = (x.shape[2] if values else U.shape[-1]), len(V)

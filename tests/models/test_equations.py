@@ -24,12 +24,24 @@ CASES = {
     "asrnn": {"name": "asrnn"},
     "asrnn direct": {"name": "asrnn", "form": "direct", "constrain_hh": False},
     "asrnn dynamic": {"name": "asrnn", "trivialization": "dynamic", "rebase_every": 1},
+    "lt_rnn": {"name": "lt_rnn"},
+    "lt_rnn pooled": {"name": "lt_rnn", "hidden_size": 6, "pooling": True, "readout_bias": True},
+    "lt_rnn clipped": {"name": "lt_rnn", "activation_clip": 1.5},
+    "ornn": {"name": "ornn"},
+    "ornn full": {"name": "ornn", "reflections": 7},
+    "spectral_rnn": {"name": "spectral_rnn"},
+    "spectral_rnn full": {"name": "spectral_rnn", "reflections": 7},
     "lstm": {"name": "lstm"},
     "lstm reads the cell": {"name": "lstm", "readout_from": "cell"},
     "lstm diagonal peephole": {"name": "lstm", "peephole": "diagonal"},
     "lstm full peephole": {"name": "lstm", "peephole": "output_full"},
 }
-ACTIVATIONS = {"tanh_rnn": "tanh", "irnn": "relu"}
+ACTIVATIONS = {
+    "tanh_rnn": "tanh",
+    "irnn": "relu",
+    "spectral_rnn": "relu",
+    "ornn": "leaky_relu",
+}
 INPUTS = {
     "symbols": {"input_kind": "symbols", "readout": "all"},
     "values": {"input_kind": "values", "readout": "last"},
@@ -83,11 +95,28 @@ def non_normal(p, config):
     return exp(p["A"]) @ theta @ exp(p["A"]).T
 
 
+def reflected(u, last_sign=None):
+    """Return the product of reflections, one factor after the other."""
+    n, r = u.shape
+    W = np.eye(n)
+    for k in range(r):
+        if k == n - 1 and last_sign is not None:
+            return W @ np.diag([*np.ones(n - 1), last_sign])
+        v = np.array([u[i, k] if i >= k else 0.0 for i in range(n)])
+        W = W @ (np.eye(n) - 2 * np.outer(v, v) / (v @ v))
+    return W
+
+
 def matrix_of(p, config):
     if "W" in p:
         return p["W"]
     if config.name in ("exprnn", "asrnn"):
         return trivialised(p, config, "recurrent")
+    if config.name == "ornn":
+        return reflected(p["u"], last_sign=np.sign(p["u"][-1, -1]))
+    if config.name == "spectral_rnn":
+        sigma = 1 + 2 * config.margin * (sigmoid(p["p"]) - 0.5)
+        return reflected(p["P"]) @ np.diag(sigma) @ reflected(p["Q"]).T
     if config.name == "nnrnn":
         return non_normal(p, config)
     W_L = cayley(p["A"]) @ np.diag(p["D"])
@@ -100,17 +129,36 @@ def matrix_of(p, config):
     return np.block([[W_L, W_C], [np.zeros((len(W_S), len(W_L))), W_S]])
 
 
+def linear_transition(p, Ux, Wh):
+    return (np.maximum(Ux + p["b"], 0) if "b" in p else Ux) + Wh
+
+
+def clipped(h, limit):
+    length = np.sqrt((h**2).sum())
+    return h * limit / length if limit is not None and length > limit else h
+
+
+def pairs(h):
+    return np.array([np.hypot(h[i], h[i + 1]) for i in range(0, len(h), 2)])
+
+
 def simple_cell(p, config, W, U):
     if config.name == "asrnn":
         W_f = trivialised(p, config, "saturation") @ np.diag(abs(p["s"]) + config.eps)
         return lambda x, h: inv(W_f) @ np.tanh(W_f @ (U @ x + W @ h + p["b"]))
+
+    if config.name == "lt_rnn":
+        return lambda x, h: clipped(linear_transition(p, U @ x, W @ h), config.activation_clip)
 
     def step(x, h):
         z = U @ x + W @ h + p.get("b_u", 0)
         kind = getattr(config, "activation", ACTIVATIONS.get(config.name, "modrelu"))
         if kind == "modrelu":
             return modrelu(z, p["b"])
-        return np.tanh(z + p["b"]) if kind == "tanh" else np.maximum(z + p["b"], 0)
+        z = z + p["b"]
+        if kind == "leaky_relu":
+            return np.where(z > 0, z, 0.1 * z)
+        return np.tanh(z) if kind == "tanh" else np.maximum(z, 0)
 
     return step
 
@@ -137,7 +185,7 @@ def run(p, config, shapes, x):
     U = p.get("U", np.eye(n))
     step = None if config.name == "lstm" else simple_cell(p, config, matrix_of(p, config), U)
     for j in range(batch):
-        h, c = np.zeros(n), np.zeros(n)
+        h, c = p.get("h0", np.zeros(n)), np.zeros(n)
         for t in range(steps):
             x_t = x[t, j]
             if shapes.input_kind == "symbols":
@@ -152,6 +200,8 @@ def run(p, config, shapes, x):
                 seen = h = step(x_t, h)
             states[t, j] = h
             logits[t, j] = p["V"] @ seen + p["c"]
+            if "V_2" in p:
+                logits[t, j] += p["V_2"] @ pairs(h)
     return (logits[-1] if shapes.readout == "last" else logits), states
 
 

@@ -12,15 +12,18 @@ from models import MODELS
 from models.matrices.orthogonal import orthogonality_error
 from models.recurrence.reference import recur
 
+TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 KINDS = [("symbols", "all"), ("values", "last")]
 LARGE = {"orth": 1e-2, "main": 1e-2}
 """Learning rates ten times the largest of the papers' best settings."""
 MOVING_BASE = {"trivialization": "dynamic", "rebase_every": 3, "project_every": 2}
 VARIANTS = [
-    *((name, {}) for name in MODELS),
+    *((name, {}) for name in TRAINED),
     ("exprnn", MOVING_BASE),
     ("asrnn", MOVING_BASE),
     ("asrnn", {"constrain_hh": False}),
+    ("ornn", {"reflections": 10}),
+    ("lt_rnn", {"pooling": True, "orthogonality_penalty": 1.0}),
 ]
 
 
@@ -43,7 +46,7 @@ def optimizers_of(model):
     ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRAINED)
 class TestEveryModel:
     @pytest.mark.parametrize(("kind", "readout"), KINDS)
     def test_logits_have_the_shape_of_the_task(self, nets, name, kind, readout):
@@ -103,6 +106,9 @@ class TestTraining:
         assert any(not torch.equal(start[k], v) for k, v in model.state_dict().items())
         assert report.get("orthogonality_error", 0) < 1e-4
         assert report.get("short_radius", 0) <= 1 + 1e-4
+        margin = getattr(model.config, "margin", 0)
+        assert report.get("singular_max", 1) < 1 + margin + 1e-4
+        assert report.get("singular_min", 1) > 1 - margin - 1e-4
         assert all(value.dim() == 0 and value.isfinite() for value in report.values())
 
     def test_saved_and_reloaded_it_goes_on_bit_for_bit(self, nets, name, fields, tmp_path):

@@ -6,6 +6,7 @@ import torch
 
 from models.recurrence.reference import modrelu
 
+IDENTITY = {"recurrent_init": "identity"}
 MODRELU = ["scornn", "enrnn", "exprnn", "nnrnn"]
 
 
@@ -117,8 +118,9 @@ def test_a_modrelu_network_is_odd(nets, name):
     torch.testing.assert_close(model.states(-x), -model.states(x), atol=1e-12, rtol=0)
 
 
-def test_irnn_starts_by_keeping_its_state_where_the_input_is_zero(nets):
-    model = nets.build("irnn", nets.shapes(input_kind="values"))
+@pytest.mark.parametrize(("name", "fields"), [("irnn", {}), ("lt_rnn", IDENTITY)])
+def test_identity_networks_start_by_keeping_their_state_where_the_input_is_zero(nets, name, fields):
+    model = nets.build(name, nets.shapes(input_kind="values"), **fields)
     h0 = torch.rand(3, 10)
     h = model.states(torch.zeros(9, 3, 5), h0)
     assert torch.equal(h, h0.expand(9, 3, 10))

@@ -6,15 +6,19 @@ import torch
 from models import MODELS
 from models.stack import Stack
 
+TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 DYNAMIC = {"trivialization": "dynamic", "rebase_every": 2, "project_every": 2}
 VARIANTS = [
-    *((name, {}) for name in MODELS),
+    *((name, {}) for name in TRAINED),
     ("enrnn", {"coupled": False, "activation": "tanh", "eps": 0.1}),
     ("enrnn", {"short_size": 0, "encoder": "embedding"}),
     ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
     ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
     ("scornn", {"encoder": "embedding", "embedding_size": 4}),
     ("nnrnn", {"gamma_penalty": "l1", "mask": "code", "gamma_weight": 0.5}),
+    ("lt_rnn", {"pooling": True, "activation_clip": 1.0, "scale_gradient": True}),
+    ("lt_rnn", {"orthogonality_penalty": 1.0, "orthogonality_vectors": 3}),
+    ("ornn", {"reflections": 10}),
     ("exprnn", DYNAMIC),
     ("asrnn", {**DYNAMIC, "form": "direct"}),
     ("asrnn", {"constrain_hh": False}),

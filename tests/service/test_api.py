@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from models import MODELS
 from search_spaces.presets import preset_names
 from search_spaces.spec import ExperimentSpec
+from service import examples as examples_shown
 from service.app import create_app
 from service.database import engine
 from service.ledger import RecordLedger
@@ -295,8 +296,13 @@ class TestReading:
         examples = page["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]
         for example in examples["application/json"]["examples"].values():
             assert client.post("/v1/experiments", json=example["value"]).status_code == 201
-        for answer in (ExperimentNow, TrialNow, TrialSummary):
-            (example,) = page["components"]["schemas"][answer.__name__]["examples"]
+        answers = {
+            ExperimentNow: examples_shown.EXPERIMENT,
+            TrialNow: examples_shown.TRIAL,
+            TrialSummary: examples_shown.TRIAL_SUMMARY,
+        }
+        for answer, example in answers.items():
+            assert page["components"]["schemas"][answer.__name__]["examples"]
             assert answer.model_validate(example).model_dump(mode="json") == example
 
     def test_health_names_what_is_missing(self, client, dispatcher):

@@ -5,25 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from file_ledger import FileLedger
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 from sweeps import COPYING, SCORNN
 
-from search_spaces.spec import ExperimentSpec
 from service.mlflow_server import MlflowServer
 from workers.checkpoints import Store
 from workers.cluster import DriverHandle, RayCluster
-from workers.driver import DriverOptions
-from workers.study import Study, open_storage
+from workers.driver import DriverOptions, run_experiment
+from workers.study import open_storage
 
 HERE = Path(__file__).parent
 
@@ -85,10 +83,10 @@ class Experiment:
         return {e.arm: e.state for e in self.ledger.load()}
 
     def optuna(self) -> dict[int, Any]:
-        parsed = ExperimentSpec.model_validate(self.spec)
-        storage = open_storage(str(self.folder / "optuna"), self.id)
-        study = Study(storage, self.id, parsed.space(), method="grid", seed=0, better="lower")
-        return {t.user_attrs["number"]: t for t in study.trials()}
+        study = optuna.load_study(
+            study_name=self.id, storage=open_storage(str(self.folder / "optuna"), self.id)
+        )
+        return {t.user_attrs["number"]: t for t in study.trials}
 
     def runs(self) -> dict[int | None, Any]:
         """Return the runs in MLflow by trial number, None for the parent; replicates left out."""
@@ -141,8 +139,8 @@ class TestOutcomes:
         bug = e.ledger.load()[3]
         assert "LookupError: the toy's bug" in bug.error
         assert "eigensweep_toys.py" in bug.error
-        optuna = [e.optuna()[n].state for n in range(4)]
-        assert optuna == [
+        told = [e.optuna()[n].state for n in range(4)]
+        assert told == [
             TrialState.COMPLETE,
             TrialState.PRUNED,
             TrialState.PRUNED,
@@ -297,9 +295,13 @@ def test_a_trial_that_needs_more_than_any_node_has_is_refused_with_words(experim
     assert "a trial needs 1 CPU, 1 GPU" in error
 
 
-def test_importing_the_trainable_loads_neither_torch_nor_mlflow():
-    check = (
-        "import sys, workers.trainable; print([m for m in ('torch', 'mlflow') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_a_limit_of_time_cancels_with_words(tmp_path):
+    ledger = FileLedger(tmp_path / "ledger.json")
+    spec = {"task": COPYING, "model": SCORNN, "limits": {"wall_seconds": 1e-6}}
+    spec["training"] = {"steps": 1}
+    options = DriverOptions(storage=str(tmp_path / "store"), optuna=str(tmp_path / "optuna"))
+    run_experiment("e1", spec, ledger, options)
+    state, error = ledger.read("end")
+    assert state == "cancelled"
+    assert "limits.wall_seconds" in error
+    assert ledger.load() == []

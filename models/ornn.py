@@ -1,0 +1,78 @@
+"""oRNN: an orthogonal recurrence as a product of Householder reflections.
+
+Source: Mhammedi, Hellicar, Rahman & Bailey, "Efficient Orthogonal Parametrisation of Recurrent
+Neural Networks Using Householder Reflections", ICML 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from models.base import Shapes
+from models.matrices.householder import normalised, reflection_parameters, reflections
+from models.matrices.initial import Initial
+from models.matrices.orthogonal import orthogonality_error
+from models.network import NetworkConfig, RecurrentModel, require_at_most
+
+
+class ORNNConfig(NetworkConfig):
+    """What a search may vary."""
+
+    name: Literal["ornn"] = "ornn"
+    reflections: int = Field(16, ge=1, le=65_536, description="Reflections in W, up to n")
+    encoder_init: Initial = Field("glorot_uniform", description="Initial U")
+
+    def resolved(self, shapes: Shapes) -> Self:
+        config = super().resolved(shapes)
+        require_at_most(config, "reflections", config.n, "the hidden size", least=1)
+        return config
+
+    @property
+    def smallest_size(self) -> int:
+        return self.reflections
+
+    def free_parameters(self, shapes: Shapes) -> int:
+        encoder, readout = self.encoder_parameters(shapes), self.readout_parameters(shapes)
+        return reflection_parameters(self.n, self.reflections) + 2 * self.n + encoder + readout
+
+
+class ORNN(RecurrentModel):
+    """h_t = f(U x_t + H_1 H_2 ... H_r h_{t-1} + b), f leaky ReLU of slope 0.1; h_0 is trained."""
+
+    Config = ORNNConfig
+    config: ORNNConfig
+    activation = "leaky_relu"
+
+    def __init__(self, config: ORNNConfig, shapes: Shapes) -> None:
+        super().__init__(config, shapes)
+        n = self.hidden_size
+        self.u = nn.Parameter(normalised(0.01 * torch.randn(n, self.config.reflections)))
+        self.h0 = nn.Parameter((2 * torch.rand(n) - 1) * sqrt(3 / (2 * n)))
+
+    def recurrent_matrix(self) -> Tensor:
+        """Return H_1 ... H_r, (n, n); if r = n the last factor is the sign of u's last entry."""
+        n = self.hidden_size
+        if self.config.reflections < n:
+            return reflections(self.u)
+        sign = torch.where(self.u[-1, -1] < 0, -1.0, 1.0).to(self.u.dtype)
+        last = torch.arange(n, device=self.u.device) == n - 1
+        return reflections(self.u[:, :-1]) * torch.where(last, sign, 1.0)
+
+    def initial_state(self, x: Tensor) -> Tensor:
+        """Return h_0 for every sequence, (B, n)."""
+        return self.h0.expand(x.shape[1], -1)
+
+    @torch.no_grad()
+    def after_update(self, learning_rates: Mapping[str, float]) -> None:
+        """Give the columns of u length 1 again, so that steps keep their size."""
+        self.u.copy_(normalised(self.u))
+
+    @torch.no_grad()
+    def constraint_report(self) -> dict[str, Tensor]:
+        return {"orthogonality_error": orthogonality_error(self.recurrent_matrix())}

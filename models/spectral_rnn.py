@@ -1,0 +1,84 @@
+"""Spectral RNN: a recurrence whose singular values stay in a band around one.
+
+Source: Zhang, Lei & Dhillon, "Stabilizing Gradients for Deep Neural Networks via Efficient SVD
+Parameterization", ICML 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from models.base import Shapes
+from models.matrices.householder import normalised, reflection_parameters, reflections
+from models.matrices.initial import Initial, draw
+from models.network import NetworkConfig, RecurrentModel, require_at_most
+
+
+class SpectralRNNConfig(NetworkConfig):
+    """What a search may vary."""
+
+    name: Literal["spectral_rnn"] = "spectral_rnn"
+    reflections: int = Field(
+        16, ge=1, le=65_536, description="Reflections in each of P and Q, up to n"
+    )
+    margin: float = Field(
+        0.01, ge=0, lt=1, description="Singular values of W stay within 1 ± `margin`"
+    )
+    encoder_init: Initial = Field("glorot_uniform", description="Initial U")
+    readout_init: Initial = Field("truncated_normal", description="Initial V")
+    readout_bias_init: Literal["zeros", "fan_in_uniform", "truncated_normal"] = Field(
+        "truncated_normal", description="Initial c: as for V, with n columns"
+    )
+
+    def resolved(self, shapes: Shapes) -> Self:
+        config = super().resolved(shapes)
+        require_at_most(config, "reflections", config.n, "the hidden size", least=1)
+        return config
+
+    @property
+    def smallest_size(self) -> int:
+        return self.reflections
+
+    def free_parameters(self, shapes: Shapes) -> int:
+        encoder, readout = self.encoder_parameters(shapes), self.readout_parameters(shapes)
+        return 2 * reflection_parameters(self.n, self.reflections) + 2 * self.n + encoder + readout
+
+
+class SpectralRNN(RecurrentModel):
+    """h_t = ReLU(U x_t + P diag(σ) Qᵀ h_{t-1} + b), P and Q products of reflections.
+
+    σ = 1 + 2 `margin` (sigmoid(p) - ½), where p is trained.
+    """
+
+    Config = SpectralRNNConfig
+    config: SpectralRNNConfig
+    activation = "relu"
+
+    def __init__(self, config: SpectralRNNConfig, shapes: Shapes) -> None:
+        super().__init__(config, shapes)
+        n, r = self.hidden_size, self.config.reflections
+        self.P = nn.Parameter(draw(n, r, "glorot_uniform").tril())
+        self.Q = nn.Parameter(draw(n, r, "glorot_uniform").tril())
+        self.p = nn.Parameter(torch.zeros(n))
+
+    def recurrent_matrix(self) -> Tensor:
+        """Return P diag(σ) Qᵀ, (n, n)."""
+        sigma = 1 + 2 * self.config.margin * (torch.sigmoid(self.p) - 0.5)
+        return reflections(self.P) * sigma @ reflections(self.Q).mT
+
+    @torch.no_grad()
+    def after_update(self, learning_rates: Mapping[str, float]) -> None:
+        """Give the columns of P and Q length 1 again."""
+        self.P.copy_(normalised(self.P))
+        self.Q.copy_(normalised(self.Q))
+
+    @torch.no_grad()
+    def constraint_report(self) -> dict[str, Tensor]:
+        """Return the least and the largest singular value of W."""
+        values = torch.linalg.svdvals(self.recurrent_matrix())
+        return {"singular_min": values.amin(), "singular_max": values.amax()}

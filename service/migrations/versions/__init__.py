@@ -1,0 +1,1 @@
+"""The versions of the schema, each with its way from the one before."""

@@ -1,0 +1,270 @@
+"""The fast recurrence against the readable one, on each backend."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models.recurrence import native, reference
+from models.recurrence.history import empty_history
+from models.recurrence.native import NativeSteps
+from models.recurrence.steps import ACTIVATIONS, Parameters, TorchSteps
+from models.recurrence.ungated import recur
+
+SIZES = {  # τ, B, n, m, p
+    "odd": (9, 5, 19, 4, 3),
+    "all one": (1, 1, 1, 1, 1),
+    "one sequence": (7, 1, 17, 3, 2),
+    "whole vectors": (6, 14, 32, 16, 16),
+    "many rows": (4, 31, 7, 2, 40),
+    "wide": (3, 17, 270, 5, 2),
+}
+
+
+@pytest.fixture(params=["torch", "native"])
+def backend(request):
+    if request.param == "native" and native.load_library() is None:
+        pytest.skip("no C++ compiler here")
+    return request.param
+
+
+def draw(sizes, inputs="symbols", dtype=torch.float64, lanes=()):
+    """Return x and the leaves U, W, b, V, c, h0."""
+    steps, batch, n, m, p = sizes
+    torch.manual_seed(sum(sizes))
+    if inputs == "symbols":
+        x = torch.randint(0, m, (*lanes, steps, batch))
+    else:
+        x = torch.randn(*lanes, steps, batch, m, dtype=dtype)
+    shapes = [(n, m), (n, n), (n,), (p, n), (p,), (batch, n)]
+    leaves = [torch.randn(*lanes, *shape, dtype=dtype) for shape in shapes]
+    leaves[1] /= n**0.5
+    leaves[3] /= n**0.5
+    leaves[2] *= 0.3
+    return x, [leaf.requires_grad_() for leaf in leaves]
+
+
+def outcome(function, x, leaves, **options):
+    """Return logits, last h and the gradients of everything that takes one."""
+    *parameters, h0 = leaves
+    logits, h = function(x, *parameters, h0=h0, **options)
+    loss = (logits.sin() * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum()
+    inputs = [t for t in (x, *leaves) if t.requires_grad]
+    return logits, h, *torch.autograd.grad(loss + h.cos().sum(), inputs)
+
+
+def close(actual, expected, tolerance=1e-12):
+    """Assert that tensors agree to a tolerance relative to the largest entry of each."""
+    for a, e in zip(actual, expected, strict=True):
+        scale = e.detach().abs().max().clamp(min=1.0).item()
+        torch.testing.assert_close(a, e, rtol=0, atol=tolerance * scale)
+
+
+class TestEachBackend:
+    @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+    @pytest.mark.parametrize("inputs", ["symbols", "values"])
+    @pytest.mark.parametrize("readout", ["all", "last"])
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_values_and_gradients_are_those_of_the_reference(
+        self, backend, activation, readout, inputs, sizes
+    ):
+        x, leaves = draw(sizes, inputs)
+        x.requires_grad_(inputs == "values")
+        how = {"activation": activation, "readout": readout}
+        expected = outcome(reference.recur, x, leaves, **how)
+        for chunk in (None, 1, 4):
+            close(outcome(recur, x, leaves, chunk=chunk, backend=backend, **how), expected)
+
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_one_step_in_float32_agrees_from_any_state(self, backend, activation):
+        x, leaves = draw((1, 13, 45, 6, 4), "values", torch.float32)
+        single = outcome(recur, x, leaves, activation=activation, backend=backend)
+        doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+        double = outcome(reference.recur, x.double(), doubles, activation=activation)
+        close([t.double() for t in single[:2]], list(double[:2]), 5e-6)
+
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_the_way_back_in_float32_agrees_from_given_states(self, backend, activation):
+        x, leaves = draw((6, 13, 45, 6, 4), "values", torch.float32, lanes=(2,))
+        U, W, b, V, c, _ = (leaf.detach() for leaf in leaves)
+        states = torch.tanh(torch.randn(2, 7, 13, 45)).relu()
+        d_logits, later = torch.randn(2, 6, 13, 4), torch.randn(2, 13, 45)
+
+        def gradients(kind, dtype):
+            parameters = Parameters(*(t.to(dtype) for t in (U, W, b, V, c)))
+            steps = kind(parameters, activation)
+            H, G = torch.zeros(2, 2, 7, 13, steps.row, dtype=dtype)
+            H[..., :45], G[:, -1, :, :45] = states, later
+            steps.backward(G, H, x.to(dtype), d_logits.to(dtype))
+            return [t.double() for t in (G[..., :45], *steps.gradients())]
+
+        kind = NativeSteps if backend == "native" else TorchSteps
+        single = gradients(kind, torch.float32)
+        for actual, exact in zip(single, gradients(TorchSteps, torch.float64), strict=True):
+            assert (actual - exact).abs().max() < 1e-6 * exact.abs().max()
+
+    def test_no_input_need_be_contiguous(self, backend):
+        sizes = SIZES["odd"]
+        x, leaves = draw(sizes, "values")
+        expected = outcome(recur, x, leaves, activation="tanh", backend=backend)
+        strided = [t.detach().unsqueeze(-1).expand(*t.shape, 2)[..., 1] for t in (x, *leaves)]
+        crossed = [t.mT.contiguous().mT if t.dim() > 1 else t for t in strided]
+        leaves = [t.requires_grad_() for t in crossed[1:]]
+        assert not any(t.is_contiguous() for t in (crossed[0], *leaves[:2]))
+        close(outcome(recur, crossed[0], leaves, activation="tanh", backend=backend), expected)
+
+    @pytest.mark.parametrize("activation", ["modrelu", "tanh"])
+    def test_finite_differences_give_the_same_gradients(self, backend, activation):
+        x, leaves = draw((4, 2, 3, 2, 2), "values")
+
+        def function(x, *leaves):
+            *parameters, h0 = leaves
+            return recur(x, *parameters, h0=h0, activation=activation, backend=backend, chunk=3)
+
+        assert torch.autograd.gradcheck(function, (x.requires_grad_(), *leaves))
+
+    def test_without_gradients_the_result_is_the_same_bit_for_bit(self, backend):
+        x, leaves = draw(SIZES["odd"])
+        how = {"activation": "modrelu", "backend": backend, "chunk": 2}
+        kept = recur(x, *leaves[:5], h0=leaves[5], **how)
+        with torch.no_grad():
+            close(recur(x, *leaves[:5], h0=leaves[5], **how), kept, 0)
+
+    def test_a_nan_or_infinity_is_not_lost(self, backend):
+        x, leaves = draw((3, 2, 5, 2, 2), "values")
+        for activation in ACTIVATIONS:
+            for bad in (torch.nan, torch.inf):
+                spoilt = x.clone()
+                spoilt[1, 0] = bad
+                actual = recur(spoilt, *leaves[:5], activation=activation, backend=backend)
+                h0 = torch.zeros_like(leaves[5])
+                expected = reference.recur(spoilt, *leaves[:5], h0=h0, activation=activation)
+                finite = [t.isfinite() for t in (*actual, *expected)]
+                assert all(map(torch.equal, finite[:2], finite[2:]))
+
+    def test_threads_change_nothing(self, backend):
+        x, leaves = draw((20, 64, 70, 4, 3))
+        alone = outcome(recur, x, leaves, activation="modrelu", backend=backend)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 2)
+        try:
+            close(outcome(recur, x, leaves, activation="modrelu", backend=backend), alone)
+        finally:
+            torch.set_num_threads(threads)
+
+    def test_a_second_derivative_is_refused_with_words(self, backend):
+        x, leaves = draw(SIZES["odd"])
+        logits, _ = recur(x, *leaves[:5], activation="tanh", backend=backend)
+        (dW,) = torch.autograd.grad(logits.sum(), leaves[1], create_graph=True)
+        with pytest.raises(RuntimeError, match="first derivatives only.*reference"):
+            torch.autograd.grad(dW.sum(), leaves[1])
+
+
+@pytest.mark.parametrize("inputs", ["symbols", "values"])
+@pytest.mark.parametrize("shared", [True, False], ids=["one input", "own inputs"])
+class TestLanes:
+    """Two networks as one program, as `torch.vmap` makes it of the code for one."""
+
+    def test_each_lane_is_the_network_alone(self, backend, inputs, shared):
+        x, leaves = draw(SIZES["odd"], inputs, lanes=(2,))
+        x = (x[0] if shared else x).requires_grad_(inputs == "values")
+
+        def lane(x, *leaves):
+            *parameters, h0 = leaves
+            return recur(x, *parameters, h0=h0, activation="modrelu", backend=backend, chunk=4)
+
+        stacked = torch.vmap(lane, in_dims=(None if shared else 0,) + (0,) * 6)(x, *leaves)
+        alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
+        expected = [torch.stack(pair) for pair in zip(*alone, strict=True)]
+        close(list(stacked), expected)
+        wanted = [t for t in (x, *leaves) if t.requires_grad]
+        gradients = [
+            torch.autograd.grad(logits.sin().sum() + h.cos().sum(), wanted)
+            for logits, h in (stacked, expected)
+        ]
+        close(*gradients)
+
+    def test_gradients_inside_a_map_are_those_of_each_lane(self, backend, inputs, shared):
+        x, leaves = draw(SIZES["odd"], inputs, lanes=(2,))
+        x, leaves = (x[0] if shared else x), [leaf.detach() for leaf in leaves]
+
+        def loss(leaves, x):
+            *parameters, h0 = leaves
+            logits, h = recur(x, *parameters, h0=h0, activation="tanh", backend=backend)
+            return logits.sin().sum() + h.sum()
+
+        dims = (0, None if shared else 0)
+        stacked = torch.vmap(torch.func.grad(loss), in_dims=dims)(tuple(leaves), x)
+        for i in range(2):
+            own = tuple(leaf[i] for leaf in leaves)
+            close([t[i] for t in stacked], list(torch.func.grad(loss)(own, x if shared else x[i])))
+
+
+class TestBadInput:
+    def test_a_symbol_beyond_the_columns_of_u_is_refused(self, backend):
+        x, leaves = draw(SIZES["odd"])
+        x[3, 2] = 4
+        with pytest.raises(IndexError):
+            recur(x, *leaves[:5], activation="tanh", backend=backend)
+
+    @pytest.mark.parametrize("position", range(6))
+    def test_a_wrong_shape_or_dtype_is_refused_with_what_is_asked_for(self, position):
+        x, leaves = draw(SIZES["odd"])
+        for bad in (leaves[position][:-1], leaves[position].float()):
+            spoilt = [*leaves[:position], bad, *leaves[position + 1 :]]
+            with pytest.raises(ValueError, match=r"is torch.*W of \d+ hidden units"):
+                recur(x, *spoilt[:5], h0=spoilt[5], activation="tanh")
+
+
+class TestCompiling:
+    def test_four_processes_at_once_make_one_library_that_all_can_use(self, tmp_path):
+        if native.load_library() is None:
+            pytest.skip("no C++ compiler here")
+        program = (
+            "import ctypes, pathlib, sys; from models.recurrence import native\n"
+            "native.OPTIONS = (*native.OPTIONS, '-O0')  # the race matters here, not the speed\n"
+            "path = native.compiled(pathlib.Path(sys.argv[1]) / 'new')\n"
+            "assert ctypes.CDLL(str(path)).vector_bytes() >= 16"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        root = Path(native.__file__).parents[2]
+        running = [subprocess.Popen(command, cwd=root) for _ in range(4)]
+        assert [process.wait(120) for process in running] == [0] * 4
+        assert len(list((tmp_path / "new").glob("*.so"))) == 1
+        assert {p.suffix for p in (tmp_path / "new").iterdir()} == {".so", ".lock"}
+
+    def test_without_a_compiler_pytorch_takes_over_with_one_line_of_log(
+        self, tmp_path, monkeypatch, caplog
+    ):
+        monkeypatch.setenv("PATH", os.fspath(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+        x, leaves = draw(SIZES["odd"])
+        native.load_library.cache_clear()
+        try:
+            with caplog.at_level(logging.WARNING):
+                actual = [recur(x, *leaves[:5], activation="tanh") for _ in range(2)]
+        finally:
+            native.load_library.cache_clear()
+        assert [r.name for r in caplog.records] == ["models.recurrence.native"]
+        assert "no C++ compiler" in caplog.text
+        close(actual[1], recur(x, *leaves[:5], activation="tanh", backend="torch"), 0)
+
+
+def test_a_history_is_reused_once_nobody_holds_it():
+    like = torch.zeros(())
+    first = empty_history((1000, 1000), like)
+    part, address = first[3:].detach(), first.data_ptr()
+    del first
+    second = empty_history((1000, 1000), like)
+    assert second.data_ptr() != address, "a view still holds it"
+    del part, second
+    reused = {empty_history((1000, n), like).data_ptr() for n in (999, 1000)}
+    assert len(reused) <= 2
+    third = empty_history((1000, 1000), like)
+    address = third.data_ptr()
+    del third
+    assert empty_history((1000, 900), like).data_ptr() == address

@@ -1,0 +1,121 @@
+"""A trial's process without Ray: rungs, commits, and what a later attempt makes of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sweeps import spec
+
+from search_spaces.space import Point
+from search_spaces.spec import ExperimentSpec
+from workers.attempt import Attempt, cancel_mark
+from workers.checkpoints import StaleAttemptError, Store
+from workers.trainable import ForeignCodeError, check_code, own_code
+
+
+def order(folder: Path, attempt: int = 1, reported: int = 0, **fields: Any) -> dict[str, Any]:
+    parsed = ExperimentSpec.model_validate(spec({"space": {}}, **fields))
+    config = parsed.trial(Point("scornn", {}))
+    return {
+        "experiment": "e1",
+        "number": 3,
+        "attempt": attempt,
+        "config": config.model_dump(mode="json"),
+        "rungs": parsed.rung_steps(config),
+        "reported": reported,
+        "storage": str(folder),
+        "data_root": None,
+        "checkpoint_seconds": 10.0,
+        "resources": {"CPU": 1},
+    }
+
+
+def to_the_end(attempt: Attempt) -> list[dict[str, Any]]:
+    reports = [attempt.advance()]
+    while reports[-1]["outcome"] is None:
+        reports.append(attempt.advance())
+    return reports
+
+
+def without_time(report: dict[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in report["result"].items() if k not in ("seconds", "by_replicate")}
+    return {**report, "result": kept}
+
+
+class TestRungs:
+    def test_a_trial_reports_its_best_so_far_at_every_rung(self, tmp_path):
+        reports = to_the_end(Attempt(order(tmp_path), "cpu"))
+        assert [r["step"] for r in reports] == [5, 10, 15, 20]
+        assert [r["outcome"] for r in reports] == [None, None, None, "completed"]
+        values = [r["metrics"]["objective"] for r in reports]
+        assert values == sorted(values, reverse=True)
+        assert reports[-1]["result"]["value"] == values[-1]
+
+    @pytest.mark.parametrize("replicates", [1, 2])
+    def test_another_attempt_goes_on_where_the_first_was_killed(self, tmp_path, replicates):
+        whole = to_the_end(Attempt(order(tmp_path / "a", replicates=replicates), "cpu"))
+        first = Attempt(order(tmp_path / "b", replicates=replicates), "cpu")
+        first.advance()
+        first.advance()
+        second = Attempt(order(tmp_path / "b", 2, reported=10, replicates=replicates), "cpu")
+        assert [r.training.step for r in second.replicates] == [10] * replicates
+        rest = to_the_end(second)
+        assert list(map(without_time, rest)) == list(map(without_time, whole[2:]))
+
+    def test_rungs_that_nobody_heard_of_are_answered_without_training(self, tmp_path, monkeypatch):
+        reports = to_the_end(Attempt(order(tmp_path), "cpu"))
+        later = Attempt(order(tmp_path, 2, reported=5), "cpu")
+        monkeypatch.setattr(later.replicates[0].training, "run", None)
+        again = to_the_end(later)
+        assert [(r["step"], r["metrics"]) for r in again] == [
+            (r["step"], r["metrics"]) for r in reports[1:]
+        ]
+        assert again[-1]["outcome"] == "completed"
+
+    def test_an_attempt_with_a_successor_may_not_commit(self, tmp_path):
+        first = Attempt(order(tmp_path), "cpu")
+        first.advance()
+        Attempt(order(tmp_path, 2), "cpu")
+        with pytest.raises(StaleAttemptError):
+            first.advance()
+
+    def test_a_cancelled_experiment_ends_its_trials_where_they_are(self, tmp_path):
+        attempt = Attempt(order(tmp_path), "cpu")
+        mark = cancel_mark(tmp_path, "e1")
+        mark.touch()
+        assert attempt.advance()["outcome"] == "cancelled"
+
+    def test_the_best_weights_lie_beside_the_checkpoints(self, tmp_path):
+        attempt = Attempt(order(tmp_path), "cpu")
+        result = to_the_end(attempt)[-1]["result"]
+        kept = torch.load(tmp_path / "e1/00003/0/best.pt", weights_only=True)
+        assert (kept["step"], kept["value"]) == (result["best_step"], result["value"])
+        attempt.replicates[0].training.model.load_state_dict(kept["weights"])
+        assert Store(tmp_path).points("e1/00003/0")[-1].step == 20
+
+
+class TestCode:
+    def test_importing_the_trainable_loads_neither_torch_nor_mlflow(self):
+        check = "import sys, workers.trainable; print({'torch', 'mlflow'} & set(sys.modules))"
+        command = [sys.executable, "-c", check]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "set()"
+
+    def test_a_worker_with_other_code_is_refused_with_words(self):
+        own = own_code()
+        check_code(own)
+        with pytest.raises(ForeignCodeError, match="Install the same version of Eigensweep"):
+            check_code({**own, "digest": "0" * 16, "node": "elsewhere"})
+
+    def test_a_package_of_the_same_name_in_the_way_is_refused_with_words(self, tmp_path):
+        (tmp_path / "models").mkdir()
+        (tmp_path / "models/__init__.py").touch()
+        check = "from workers.trainable import own_code; own_code()"
+        command = [sys.executable, "-c", check]  # with -c the current folder comes first
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert "shadows a package of Eigensweep" in done.stderr
