@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -39,6 +40,8 @@ OBJECT_STORE_BYTES = 128 * 2**20
 
 ANSWER_SECONDS = 20.0
 """How long a driver may take to say how it is; a busy one counts as running."""
+
+KNOCK_SECONDS = 10.0
 
 LINGER_SECONDS = 120.0
 """How long a driver that is over stays to be asked, before its process ends by itself."""
@@ -142,6 +145,7 @@ class RayCluster:
         """
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if address is not None:
+            _knock(address)
             with tempfile.TemporaryDirectory() as stand, _undisturbed(Path(stand)):
                 _init(address=address)
             return cls(None, owned=False)
@@ -207,6 +211,17 @@ class RayCluster:
 
 def _name(experiment: str) -> str:
     return f"driver-{experiment}"
+
+
+def _knock(address: str) -> None:
+    """Raise ClusterError if nobody listens at `host:port`: Ray would try for ten minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(f"no Ray answers at {address}: {error}") from error
 
 
 def _init(**settings: Any) -> None:

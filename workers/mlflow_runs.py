@@ -27,6 +27,9 @@ T = TypeVar("T")
 EXPERIMENT, TRIAL, SEED = "eigensweep.experiment", "eigensweep.trial", "eigensweep.replicate"
 """Tags by which runs are found."""
 
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""What makes MLflow's pages open an experiment as model training, with its curves in front."""
+
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG = 1000, 100, 500, 5000
 
 HEALING = frozenset(
@@ -170,7 +173,9 @@ class Runs:
         found = _asked(lambda: self._client.get_experiment_by_name(self._project))
         if found is None:
             try:
-                return _asked(lambda: self._client.create_experiment(self._project))
+                return _asked(
+                    lambda: self._client.create_experiment(self._project, tags=EXPERIMENT_TAGS)
+                )
             except RefusedError:
                 # Another driver may have made it in the meantime.
                 found = _asked(lambda: self._client.get_experiment_by_name(self._project))

@@ -229,7 +229,7 @@ class Training:
         objective = loss + self.model.penalty()
         if objective.requires_grad:  # a constructed solution has nothing to train
             torch.autograd.backward(objective)
-        norm = self.optimizers.gradient_norm()
+        norm = self.optimizers.gradient_norm().to(self.device)
         numbers = torch.stack((objective.detach(), loss.detach(), norm)).tolist()  # the one sync
         if not all(map(isfinite, numbers)):
             return False

@@ -62,7 +62,7 @@ template <class T> class Product {
 
   public:
     Product(const Plan& plan, long panels)
-        : height(plan.height), width(panels * X::N), memory(plan.rows * width + X::N),
+        : height(plan.height), width(panels * X::N), memory(plan.rows * width + 64 / sizeof(T)),
           P(aligned(memory)) {}
 
     const T* row(long i) const { return P + i * width; }

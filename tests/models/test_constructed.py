@@ -45,6 +45,20 @@ def test_the_positive_variant_has_room_at_the_answers_and_misses_the_delimiter_a
     assert wrong.tolist() == [109]
 
 
+@pytest.mark.parametrize(("variant", "before", "after"), [("exact", 2, -0.25), ("positive", 3, 10)])
+def test_the_counter_decides_between_blanks_and_symbols(variant, before, after):
+    model, batch, _ = copying(20, planes=8, variant=variant)
+    counter = model.states(batch.x)[..., -1]
+    blank = model(batch.x)[0][..., 0]
+    seen = torch.arange(1.0, 11.0)[:, None].expand(10, 8)
+    torch.testing.assert_close(counter[:10], -seen)
+    torch.testing.assert_close(counter[10:29], -10 * torch.ones(19, 8))
+    torch.testing.assert_close(counter[29:], after * torch.ones(11, 8))
+    torch.testing.assert_close(blank, -before * counter)
+    rows = model.V[1:, -1]
+    assert torch.equal(rows, torch.full((8,), 0.0 if variant == "exact" else -1.0))
+
+
 def test_few_planes_are_too_noisy():
     _, batch, answers = copying(100, planes=16)
     assert not torch.equal(answers, batch.y)

@@ -98,6 +98,16 @@ class TestOrthogonalityPenalty:
         model.after_update({"main": 0.01})
         same(model.W, before - 2 * 0.01 * gradient, 1e-7)
 
+    def test_every_step_has_vectors_of_its_own(self, nets):
+        model = nets.build("lt_rnn", orthogonality_penalty=1.0, orthogonality_vectors=1)
+        start = 2 * torch.eye(10)
+        steps = []
+        for _ in range(2):
+            model.W.data.copy_(start)
+            model.after_update({"main": 0.01})
+            steps.append(model.W.detach() - start)
+        assert not torch.allclose(*steps)
+
     def test_many_steps_lead_to_an_orthogonal_matrix(self, nets):
         model = nets.build("lt_rnn", orthogonality_penalty=1.0)
         with torch.no_grad():

@@ -1,13 +1,13 @@
 """The fast recurrence against the readable one, on each backend."""
 
+import ctypes
 import logging
+import multiprocessing
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+
 from models.recurrence import native, reference
 from models.recurrence.history import empty_history
 from models.recurrence.native import NativeSteps
@@ -159,7 +159,7 @@ class TestEachBackend:
         x, leaves = draw(SIZES["odd"])
         logits, _ = recur(x, *leaves[:5], activation="tanh", backend=backend)
         (dW,) = torch.autograd.grad(logits.sum(), leaves[1], create_graph=True)
-        with pytest.raises(RuntimeError, match="first derivatives only.*reference"):
+        with pytest.raises(RuntimeError, match=r"first derivatives only.*reference"):
             torch.autograd.grad(dW.sum(), leaves[1])
 
 
@@ -223,18 +223,18 @@ class TestCompiling:
     def test_four_processes_at_once_make_one_library_that_all_can_use(self, tmp_path):
         if native.load_library() is None:
             pytest.skip("no C++ compiler here")
-        program = (
-            "import ctypes, pathlib, sys; from models.recurrence import native\n"
-            "native.OPTIONS = (*native.OPTIONS, '-O0')  # the race matters here, not the speed\n"
-            "path = native.compiled(pathlib.Path(sys.argv[1]) / 'new')\n"
-            "assert ctypes.CDLL(str(path)).vector_bytes() >= 16"
-        )
-        command = [sys.executable, "-c", program, str(tmp_path)]
-        root = Path(native.__file__).parents[2]
-        running = [subprocess.Popen(command, cwd=root) for _ in range(4)]
-        assert [process.wait(120) for process in running] == [0] * 4
-        assert len(list((tmp_path / "new").glob("*.so"))) == 1
-        assert {p.suffix for p in (tmp_path / "new").iterdir()} == {".so", ".lock"}
+        folder = tmp_path / "new"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["models.recurrence.native"])
+        running = [context.Process(target=native.compiled, args=(folder,)) for _ in range(4)]
+        for process in running:
+            process.start()
+        for process in running:
+            process.join()
+        assert [process.exitcode for process in running] == [0] * 4
+        (library,) = folder.glob("*.so")
+        assert ctypes.CDLL(str(library)).vector_bytes() >= 16
+        assert {path.suffix for path in folder.iterdir()} == {".so", ".lock"}
 
     def test_without_a_compiler_pytorch_takes_over_with_one_line_of_log(
         self, tmp_path, monkeypatch, caplog

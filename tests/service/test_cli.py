@@ -227,7 +227,8 @@ def test_a_catalogue_page_names_every_field(cli: Cli, kind: str, name: str, fiel
 def test_on_a_terminal_each_running_trial_has_a_bar(scripted_service: str) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=120, legacy_windows=False)
     with Client(scripted_service) as client:
-        experiment = client.submit(yaml.safe_load(SPEC), **{"search.space": {}})
+        settings: dict[str, Any] = {"search.space.optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5]}
+        experiment = client.submit(yaml.safe_load(SPEC), **settings)
         terminal.follow(experiment, screen)
         terminal.show_trials(experiment.trials, screen)
 

@@ -19,7 +19,7 @@ from sweeps import COPYING, SCORNN
 
 from service.mlflow_server import MlflowServer
 from workers.checkpoints import Store
-from workers.cluster import DriverHandle, RayCluster
+from workers.cluster import ClusterError, DriverHandle, RayCluster
 from workers.driver import DriverOptions, run_experiment
 from workers.study import open_storage
 
@@ -305,3 +305,8 @@ def test_a_limit_of_time_cancels_with_words(tmp_path):
     assert state == "cancelled"
     assert "limits.wall_seconds" in error
     assert ledger.load() == []
+
+
+def test_a_cluster_that_is_not_there_is_said_so_at_once(free_port):
+    with pytest.raises(ClusterError, match=r"no Ray answers at 127\.0\.0\.1"):
+        RayCluster.start(f"127.0.0.1:{free_port()}")
