@@ -36,6 +36,8 @@ logger = logging.getLogger("service.serve")  # also where it is run as `__main__
 
 LONGEST_STOP: Final = 10.0
 """A service that was told to stop is gone after so many seconds, finished or not."""
+NODES_JOIN_SECONDS: Final = 300.0
+"""How long an experiment on a cluster waits for a node that its trials fit on."""
 REFUSED: Final = 2
 """Exit status of a service that cannot start as it was set up."""
 
@@ -183,6 +185,7 @@ def _driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOptions
         optuna=settings.optuna,
         retries=settings.retries,
         checkpoint_seconds=settings.checkpoint_seconds,
+        room_seconds=0.0 if settings.ray_address is None else NODES_JOIN_SECONDS,
     )
 
 

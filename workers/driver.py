@@ -65,6 +65,8 @@ class DriverOptions:
     """Training that a lost process costs at most; commits that cost little come more often."""
     concurrency: int | None = None
     """Trials at once; None: as many as the cluster has room for."""
+    room_seconds: float = 0.0
+    """How long to wait for a node that a trial fits on before the experiment counts as failed."""
 
     def __post_init__(self) -> None:
         for path in (self.storage, self.data_root or "/"):
@@ -103,6 +105,8 @@ def run_experiment(
     if tracker:
         tracker.start()
     try:
+        if why_stop() is None and sweep.has_work():
+            _wait_for_room(parsed, options, why_stop)
         if (reason := why_stop()) is not None:
             sweep.cancel(reason)
         elif sweep.has_work() and not room(parsed.resources):
@@ -125,6 +129,16 @@ def run_experiment(
         LIVE.pop(experiment, None)
         if tracker:
             tracker.abandon()
+
+
+def _wait_for_room(spec: ExperimentSpec, options: DriverOptions, why_stop: EverySecond) -> None:
+    """Return once a node is there that a trial fits on, or patience is over, or a reason to stop.
+
+    The nodes of a cluster come and go; what waits in the queue should outlive that.
+    """
+    deadline = time.monotonic() + options.room_seconds
+    while not room(spec.resources) and time.monotonic() < deadline and why_stop() is None:
+        time.sleep(1)
 
 
 def _tune(

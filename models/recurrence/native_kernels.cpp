@@ -32,6 +32,8 @@ template <> struct Format<double> {
     static constexpr double ln2_high = 6.93147180369123816490e-1, ln2_low = 1.90821492927058770002e-10;
 };
 
+constexpr double factorial(int i) { return i < 2 ? 1 : i * factorial(i - 1); }
+
 template <class T> struct Vector {
     typedef T V __attribute__((vector_size(BYTES)));
     typedef typename Format<T>::Int I __attribute__((vector_size(BYTES)));
@@ -51,9 +53,10 @@ template <class T> struct Vector {
         y = y + y;
         V shifted = y * T(1.44269504088896340736) + F::rounder, k = shifted - F::rounder;
         V r = y - k * F::ln2_high - k * F::ln2_low, sum = {};
-        for (int i = F::terms; i > 1; --i) sum = (sum + 1) * r / T(i);
+#pragma GCC unroll 16
+        for (int i = F::terms; i > 0; --i) sum = (sum + T(1 / factorial(i))) * r;
         I power = (((I)shifted) + F::bias) << F::mantissa;
-        V scale = (V)power, less = scale * ((sum + 1) * r) + (scale - 1);
+        V scale = (V)power, less = scale * sum + (scale - 1);
         V value = less / (less + 2);
         return z < 0 ? -value : value;
     }

@@ -43,7 +43,7 @@ class Bench:
     """A driver's memory: one ledger, one journal, and a new sweep whenever it starts anew."""
 
     def __init__(self, folder: Path, content: dict[str, Any], retries: int = 3) -> None:
-        self.folder, self.retries = folder, retries
+        self.folder, self.retries, self.storage = folder, retries, str(folder)
         self.spec = ExperimentSpec.model_validate(content)
         self.ledger = FileLedger(folder / "ledger.json")
         self.start()
@@ -57,7 +57,7 @@ class Bench:
 
     def optuna(self) -> Study:
         return Study(
-            open_storage(str(self.folder), "e1"),
+            open_storage(self.storage, "e1"),
             "e1",
             self.spec.space(),
             method=self.spec.search.method,

@@ -59,18 +59,25 @@ class Experiment:
         self.ledger = FileLedger(folder / "ledger.json", self.id)
         self.client = MlflowClient(uri)
 
-    def launch(self, **options: Any) -> DriverHandle:
+    def options(self, **other: Any) -> DriverOptions:
         settings = {
             "storage": str(self.folder / "store"),
             "optuna": str(self.folder / "optuna"),
             "mlflow_uri": self.uri,
-            **options,
+            **other,
         }
-        return self.cluster.launch(self.id, self.spec, self.ledger, DriverOptions(**settings))
+        return DriverOptions(**settings)
+
+    def launch(self, **other: Any) -> DriverHandle:
+        return self.cluster.launch(self.id, self.spec, self.ledger, self.options(**other))
 
     def run(self) -> None:
         handle = self.launch()
         assert handle.wait(90) == "ended", handle.error
+
+    def run_here(self) -> None:
+        """Drive it in this process, which has loaded everything; not for the toys' specs."""
+        run_experiment(self.id, self.spec, self.ledger, self.options())
 
     def until(self, seen: Callable[[], Any], seconds: float = 60) -> Any:
         deadline = time.monotonic() + seconds
@@ -180,7 +187,7 @@ class TestOutcomes:
                 "limits": {"concurrency": 1},
             }
         )
-        e.run()
+        e.run_here()
         best, *worse = e.ledger.load()
         assert [t.state for t in (best, *worse)] == ["completed", "pruned", "pruned"]
         assert list(best.reports) == [5, 10, 15, 20, 25, 30]
@@ -194,7 +201,7 @@ class TestOutcomes:
 
     def test_replicates_are_runs_of_their_own_and_the_trial_is_their_mean(self, experiment):
         e = experiment({"model": SCORNN, "replicates": 3, "training": {"steps": 4}, "seed": 7})
-        e.run()
+        e.run_here()
         result = e.ledger.load()[0].result
         values = [r["value"] for r in result["by_replicate"]]
         assert result["value"] == pytest.approx(sum(values) / 3)
@@ -281,7 +288,7 @@ class TestKills:
         assert e.ledger.read("tracked") is False
         assert handle.state() == "running"
         handle.kill()
-        e.run()
+        e.run_here()
         assert e.ledger.read("tracked") is True
         assert len(self.history(e, "begin")) == 1
         assert e.curve(e.runs()[0].info.run_id, "valid/cross_entropy")
@@ -289,7 +296,7 @@ class TestKills:
 
 def test_a_trial_that_needs_more_than_any_node_has_is_refused_with_words(experiment):
     e = experiment({"model": SCORNN, "training": {"steps": 1}, "resources": {"gpus": 1}})
-    e.run()
+    e.run_here()
     state, error = e.ledger.read("end")
     assert state == "failed"
     assert "a trial needs 1 CPU, 1 GPU" in error

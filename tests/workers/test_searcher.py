@@ -222,6 +222,20 @@ class TestANewDriver:
         b.start()
         assert {n: (t.params, t.state, t.value) for n, t in b.told().items()} == before
 
+    def test_a_database_serves_as_well_as_a_journal(self, tmp_path):
+        b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": GRID})
+        b.storage = f"sqlite:///{tmp_path}/optuna.db"
+        b.start()
+        b.run(lambda params: math.inf if params["optimizer.lr"] > 5e-3 else 0.5, most=3)
+        b.start()
+        b.run()
+        told = b.told()
+        assert sorted(told) == [0, 1, 2, 3]
+        states = {"completed": TrialState.COMPLETE, "diverged": TrialState.PRUNED}
+        assert [told[e.number].state for e in b.ledger.load()] == [
+            states[e.state] for e in b.ledger.load()
+        ]
+
     def test_what_a_kill_kept_from_optuna_is_told_once(self, tmp_path):
         b = bench(tmp_path, {"method": "tpe", "trials": 9, "space": {"optimizer.lr": LR}})
         b.run(most=2)
