@@ -43,6 +43,11 @@ def cancel_mark(storage: str | Path, experiment: str) -> Path:
     return Path(storage) / experiment / "cancelled"
 
 
+def warm_up() -> None:
+    """Make torch load what it loads with a process's first optimizer, a second's worth."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
 class Attempt:
     """The replicates of one trial, picked up where the store has them."""
 

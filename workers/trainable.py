@@ -1,7 +1,7 @@
 """A trial as Ray Tune sees it: an actor that is used for one trial after another.
 
 Importing this loads neither torch nor MLflow. A trial arrives as a plain dict; what trains it is
-imported at its first step. Tune's own checkpoints are off: the store is looked into instead.
+imported by the process that will. Tune's own checkpoints are off: the store is looked into instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import hashlib
 import os
 import platform
 import traceback
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ class TrialTrainable(tune.Trainable):
     """Trains the trial it was last given, one rung a step.
 
     Tune starts actors that it never uses and lets them clean up after others have taken their
-    trial, so nothing is touched before the first `step`.
+    trial, so nothing that is shared is touched before the first `step`.
     """
 
     attempt: Attempt | None = None
@@ -44,7 +46,13 @@ class TrialTrainable(tune.Trainable):
         return tune.PlacementGroupFactory([config["resources"]])
 
     def setup(self, config: dict[str, Any]) -> None:
-        self.attempt = None
+        """Import what trains, which takes seconds: they belong to the process, not to a trial.
+
+        What is wrong with the code here is said at the first step, as the trial's own failure.
+        """
+        with suppress(ForeignCodeError, ImportError):
+            check_code(config["code"])
+            import_module("workers.attempt").warm_up()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self.attempt = None
