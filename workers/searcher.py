@@ -96,7 +96,8 @@ class Recorder(tune.Callback):
         """Record the end. What the trial did not end itself was stopped by the scheduler."""
         report = trial.last_result["report"]
         outcome: Outcome = report["outcome"] or "pruned"
-        self._sweep.end(trial.config["number"], outcome, report["result"], report["error"])
+        result = report["result"] and {**report["result"], "place": report["place"]}
+        self._sweep.end(trial.config["number"], outcome, result, report["error"])
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any

@@ -99,6 +99,7 @@ class TestOutcomes:
         assert [t["state"] for t in trials] == ["completed"] * 2
         run = run_of(running, trials[0])
         assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("FINISHED", "completed")
+        assert run.data.tags["eigensweep.device"].startswith("cpu on ")
         assert run.data.metrics["valid/cross_entropy"] == pytest.approx(
             trials[0]["reports"][-1]["metrics"]["valid/cross_entropy"]
         )
