@@ -60,7 +60,8 @@ def long_one() -> dict[str, Any]:
         "name": "bench-busy",
         "task": TASK | {"delay": 200, "valid_size": 50},
         "model": MODEL | {"hidden_size": 64},
-        "training": {"steps": 1_000_000, "evaluate_every": 50},
+        "training": {"steps": 50_000, "evaluate_every": 50},
+        "scheduler": {"name": "none", "rung_every": 50},
     }
 
 
@@ -130,7 +131,9 @@ def main() -> None:
     given = parser.parse_args()
     screen = Console()
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
-        with running_service(Path(folder) / "home", screen) as client:
+        home = Path(folder) / "home"
+        home.mkdir()
+        with running_service(home, screen) as client:
             rounds = [trials_a_second(client, given.trials, i) for i in range(given.rounds)]
             reads = read_times(client, given.reads)
         plain = plain_loop(given.plain_trials, Path(folder)) if given.plain_trials else None
