@@ -16,6 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv || { echo "No environment: on Debian and Ubuntu, 'apt-get install python3-venv' gives what is missing."; exit 1; }
 	@echo 'installing into .venv: a minute or two'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[speech]' || echo 'no C compiler: speech trials go without STOI and PESQ'
 	@touch $@
 
 run: setup  ## the main job: a small experiment, from POST to ranked trials

@@ -8,6 +8,7 @@ from typing import Final
 from fastapi import FastAPI, Security
 from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
 
 from service.access import Access
 from service.dispatcher import Dispatcher
@@ -36,7 +37,7 @@ def create_app(
     mlflow_uri: str | None = None,
 ) -> FastAPI:
     """Return the application; `app.state.service.tailer.closing` ends its open event streams."""
-    app = FastAPI(
+    app = FastAPIOffline(  # its /docs needs no internet
         title="Eigensweep",
         version=installed_version(),
         summary="Hyperparameter search for long-memory recurrent networks",

@@ -22,6 +22,16 @@ PUBLISHED_SIZES = {
     "ptb-lstm-large-best": 8_594_370,
 }
 
+PUBLISHED_THOUSANDS = {
+    "nnrnn/copying": {"nnrnn": 18.9},
+    "asrnn/copying-1000": {"asrnn": 22, "exprnn": 22, "scornn": 22, "lstm": 22},
+    "asrnn/permuted-mnist-16k": {"asrnn": 16, "exprnn": 16, "scornn": 16},
+    "asrnn/permuted-mnist-69k": {"asrnn": 69, "exprnn": 69, "scornn": 69, "lstm": 68},
+    "asrnn/permuted-mnist-137k": {"asrnn": 137, "exprnn": 137, "scornn": 137},
+    "asrnn/ptb-150": dict.fromkeys(["lstm", "asrnn", "nnrnn", "exprnn", "rnn_orth", "rnn"], 1320),
+}
+"""LSTM on MNIST: the paper's 69 thousand count two biases for each gate."""
+
 
 @pytest.mark.parametrize("name", preset_names())
 class TestEveryPreset:
@@ -36,7 +46,7 @@ class TestEveryPreset:
         try:
             preset.checked(None)
         except CorpusError:
-            assert preset.task.name == "ptb_chars"
+            assert preset.task.name in {"ptb_chars", "pixel_mnist", "speech_frames"}
         for arm in preview(preset).arms:
             assert arm.largest_parameters is not None
 
@@ -51,6 +61,13 @@ def test_a_best_setting_is_one_trial_of_the_published_size(name, size):
     found = preview(load_preset(f"enrnn/{name}"))
     assert found.trials == 1
     assert found.arms[0].largest_parameters == size
+
+
+@pytest.mark.parametrize(("name", "thousands"), PUBLISHED_THOUSANDS.items())
+def test_the_arms_of_a_comparison_have_the_published_sizes(name, thousands):
+    found = {arm.name: arm.largest_parameters for arm in preview(load_preset(name)).arms}
+    for arm, size in thousands.items():
+        assert found[arm] == pytest.approx(1000 * size, rel=0.04), arm
 
 
 @pytest.mark.parametrize(
