@@ -14,7 +14,11 @@ from models.asrnn import AsRNN
 from models.base import Model
 from models.constructed import ConstructedAdding, ConstructedCopying
 from models.enrnn import ENRNN
+from models.eurnn import EURNN
 from models.exprnn import ExpRNN
+from models.full_urnn import FullURNN
+from models.goru import GORU
+from models.gru import GRU
 from models.irnn import IRNN
 from models.lstm import LSTM
 from models.lt_rnn import LTRNN
@@ -24,6 +28,7 @@ from models.ornn import ORNN
 from models.scornn import ScoRNN
 from models.spectral_rnn import SpectralRNN
 from models.srnn import SRNN
+from models.urnn import URNN
 from models.vanilla import TanhRNN
 
 MODELS: dict[str, type[Model]] = {
@@ -35,11 +40,16 @@ MODELS: dict[str, type[Model]] = {
     "constructed_copying": ConstructedCopying,
     "constructed_adding": ConstructedAdding,
     "lstm": LSTM,
+    "gru": GRU,
     "scornn": ScoRNN,
     "enrnn": ENRNN,
     "exprnn": ExpRNN,
     "nnrnn": NNRNN,
     "asrnn": AsRNN,
+    "urnn": URNN,
+    "full_urnn": FullURNN,
+    "eurnn": EURNN,
+    "goru": GORU,
     "ornn": ORNN,
     "spectral_rnn": SpectralRNN,
 }

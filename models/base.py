@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 State = Tensor | tuple[Tensor, ...]
 """What a model carries from one piece of a sequence to the next; opaque to everybody else."""
@@ -48,6 +49,9 @@ class ParamGroup:
     name: str
     params: list[nn.Parameter]
     options: dict[str, Any] = field(default_factory=dict)
+    rule: Callable[[list[dict[str, Any]]], Optimizer] | None = None
+    """Makes the optimizer that the model itself asks for, of groups as torch has them; by default
+    the trial's optimizer updates the group."""
 
 
 class ModelConfig(BaseModel):
@@ -163,9 +167,22 @@ class Model(nn.Module, ABC):
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
         """Return h at every step, (τ, B, n), by the readable reference: any derivative works."""
 
+    def restarted(self, state: State, rows: Tensor) -> State:
+        """Return `state` with the initial one in `rows`, (B,) of booleans. Default: zero there."""
+
+        def kept(part: Tensor) -> Tensor:
+            chosen = rows.to(part.device).reshape(-1, *[1] * (part.dim() - 1))
+            return torch.where(chosen, torch.zeros_like(part), part)
+
+        return tuple(map(kept, state)) if isinstance(state, tuple) else kept(state)
+
     @abstractmethod
     def recurrent_matrix(self) -> Tensor:
         """Return W, (n, n), from the free parameters; a value, computed anew at each call."""
+
+    def state_blocks(self) -> dict[str, slice]:
+        """Return the named parts of the state, in order, as slices of n. Default: one part."""
+        return {"state": slice(0, self.hidden_size)}
 
     def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         """Return `forward` with W computed once, for the many calls of an evaluation."""

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from models.base import ParamGroup, Shapes
+from models.matrices.dominant import WORTH_IT, DominantEigenvalue
 from models.matrices.initial import draw, semi_orthogonal
 from models.matrices.orthogonal import (
     InitialSkew,
@@ -147,6 +148,7 @@ class ENRNN(RecurrentModel):
             self.coupling = nn.Parameter(W_C)
         self.register_buffer("switched", torch.tensor(False))
         self.register_buffer("fallback_events", torch.tensor(0))
+        self.dominant = DominantEigenvalue(s) if s >= WORTH_IT else None
 
     def recurrent_matrix(self) -> Tensor:
         """Return [[Wᴸ, Wᶜ], [0, Wˢ]], (n, n): Wˢ is T before the switch, T / (ρ + ε) after."""
@@ -156,6 +158,12 @@ class ENRNN(RecurrentModel):
         above, below = torch.cat((W_L, W_C), -1), torch.cat((W_S.new_zeros(s, q), W_S), -1)
         return torch.cat((above, below), -2)
 
+    def state_blocks(self) -> dict[str, slice]:
+        """Return where hᴸ and hˢ lie; one of no units is left out."""
+        q, n = self.config.long, self.hidden_size
+        blocks = {"long": slice(0, q), "short": slice(q, n)}
+        return {name: block for name, block in blocks.items() if block.stop > block.start}
+
     def long_block(self) -> Tensor:
         """Return Wᴸ = (I + A)⁻¹ (I - A) D, (q, q), as in scoRNN."""
         return cayley(skew(self.A)) * self.D
@@ -163,7 +171,8 @@ class ENRNN(RecurrentModel):
     def short_block(self) -> Tensor:
         """Return Wˢ, (s, s), and count the fallback where it is trained."""
         config = self.config
-        W_S, multiple = spectral_normalise(self.T, self.switched, config.eps, config.fallback)
+        near = None if self.dominant is None else self.dominant.value
+        W_S, multiple = spectral_normalise(self.T, self.switched, config.eps, config.fallback, near)
         if self.training and torch.is_grad_enabled():
             self.fallback_events.add_(multiple)
         return W_S
@@ -175,6 +184,8 @@ class ENRNN(RecurrentModel):
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
         """Switch the normalisation on if ρ(T) > 1: no forward pass meets a larger radius."""
         self.switched.logical_or_(spectral_radius(self.T, needed=~self.switched) > 1)
+        if self.dominant is not None:
+            self.dominant.update(self.T, self.switched)
 
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:

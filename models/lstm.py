@@ -8,30 +8,27 @@ Source: Hochreiter & Schmidhuber 1997 with a forget gate; settings of Helfrich &
 
 from __future__ import annotations
 
-from math import sqrt
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from models.base import Shapes, State
-from models.matrices.initial import draw, uniform
-from models.network import Network, NetworkConfig
-from models.recurrence.gated_reference import Peephole, gated_states
+from models.gated import GatedConfig, GatedNetwork
+from models.matrices.initial import draw
+from models.recurrence.gated import lstm
+from models.recurrence.gated_reference import Peephole, lstm_states
 
 
-class LSTMConfig(NetworkConfig):
+class LSTMConfig(GatedConfig):
     """What a search may vary."""
 
     name: Literal["lstm"] = "lstm"
-    initial_only = NetworkConfig.initial_only | {"forget_bias"}
+    gates: ClassVar[int] = 4
+    initial_only = GatedConfig.initial_only | {"forget_bias"}
 
-    recurrent_init: Literal["glorot_uniform", "glorot_normal"] = Field(
-        "glorot_uniform",
-        description="Initial kernel [U, R]: scaled by the fans of all gates, or of each gate",
-    )
     forget_bias: float = Field(1.0, ge=-100, le=100, description="Initial bias of the forget gate")
     peephole: Literal["none", "diagonal", "output_full"] = Field(
         "none",
@@ -41,22 +38,13 @@ class LSTMConfig(NetworkConfig):
         "state", description="What is read out: h, or the cell c"
     )
 
-    @property
-    def encoder_rows(self) -> int:
-        return 4 * self.n
-
-    @property
-    def trains_encoder(self) -> bool:
-        return True
-
     def free_parameters(self, shapes: Shapes) -> int:
         n = self.n
-        peephole = {"none": 0, "diagonal": 3 * n, "output_full": n * n}[self.peephole]
-        encoder, readout = self.encoder_parameters(shapes), self.readout_parameters(shapes)
-        return 4 * n * (n + 1) + peephole + encoder + readout
+        seen = {"none": 0, "diagonal": 3 * n, "output_full": n * n}[self.peephole]
+        return seen + super().free_parameters(shapes)
 
 
-class LSTM(Network):
+class LSTM(GatedNetwork):
     """The equations above, the four gates stacked as rows of U, R and b in the order i, f, o, g."""
 
     Config = LSTMConfig
@@ -65,10 +53,6 @@ class LSTM(Network):
     def __init__(self, config: LSTMConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
         n = self.hidden_size
-        self.R = nn.Parameter(self._kernel(n))
-        bias = torch.zeros(4, n)
-        bias[1] = self.config.forget_bias
-        self.b = nn.Parameter(bias.flatten())
         for name in ("peephole_input_forget", "peephole_output"):
             self.register_parameter(name, None)
         if self.config.peephole == "diagonal":
@@ -77,41 +61,51 @@ class LSTM(Network):
         elif self.config.peephole == "output_full":
             self.peephole_output = nn.Parameter(draw(n, n, "glorot_uniform"))
 
-    def initial_encoder(self, width: int) -> Tensor:
-        return self._kernel(width)
-
-    def _kernel(self, columns: int) -> Tensor:
-        """Draw so many columns of the kernel [U, R], scaled by the fans of the whole kernel."""
-        config = self.config
-        width = config.embedding_size or self.shapes.input_size
-        inputs, rows = width + config.n, 4 * config.n
-        if config.recurrent_init == "glorot_uniform":
-            return uniform(rows, columns, sqrt(6 / (inputs + rows)))
-        return torch.randn(rows, columns) * sqrt(2 / (inputs + config.n))
-
-    def recurrent_matrix(self) -> Tensor:
-        """Return R, (4n, n): what the four gates make of h_{t-1}."""
-        return self.R
+    def initial_bias(self) -> Tensor:
+        bias = torch.zeros(4, self.hidden_size)
+        bias[1] = self.config.forget_bias
+        return bias.flatten()
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return (logits, (h, c))."""
-        H, C = self._gated(x, state)
-        seen = H if self.config.readout_from == "state" else C
-        if self.shapes.readout == "last":
-            seen = seen[-1]
-        return linear(seen, self.V, self.c), (H[-1], C[-1])
+        return self.prepared()(x, state)
+
+    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+        U = self.input_matrix()
+
+        def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:
+            h0, c0 = self._states_before(x, state)
+            return lstm(
+                x,
+                U,
+                self.recurrent_matrix(),
+                self.b,
+                self.V,
+                self.c,
+                peephole=self._peephole(),
+                readout_from=self.config.readout_from,
+                readout=self.shapes.readout,
+                h0=h0,
+                c0=c0,
+            )
+
+        return run
 
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self._gated(x, state)[0]
-
-    def _gated(self, x: Tensor, state: State | None) -> tuple[Tensor, Tensor]:
-        h0, c0 = (self.initial_state(x), self.initial_state(x)) if state is None else state
-        return gated_states(
+        h0, c0 = self._states_before(x, state)
+        H, _ = lstm_states(
             x,
             self.input_matrix(),
             self.recurrent_matrix(),
             self.b,
-            peephole=Peephole(self.peephole_input_forget, self.peephole_output),
+            peephole=self._peephole(),
             h0=h0,
             c0=c0,
         )
+        return H
+
+    def _peephole(self) -> Peephole:
+        return Peephole(self.peephole_input_forget, self.peephole_output)
+
+    def _states_before(self, x: Tensor, state: State | None) -> State:
+        return (self.initial_state(x), self.initial_state(x)) if state is None else state

@@ -102,10 +102,10 @@ class LTRNN(Network):
         driven, h0 = self._driven(x), self._start(x, state)
         x, U, W, h0 = (scaled_gradient(t, factor) for t in (*driven, self.W, h0))
         readout = self.shapes.readout
-        if not self.config.pooling and self.config.activation_clip is None:
-            b = W.new_zeros(self.hidden_size)
-            V, c = self.V, self.c
-            return recur(x, U, W, b, V, c, activation="identity", readout=readout, h0=h0)
+        if self.config.activation_clip is None and (self.V_2 is None or readout == "last"):
+            b, V, c = W.new_zeros(self.hidden_size), self.V, self.c
+            logits, h = recur(x, U, W, b, V, c, activation="identity", readout=readout, h0=h0)
+            return (logits if self.V_2 is None else logits + linear(pool(h), self.V_2)), h
         H = self._history(x, U, W, h0)
         seen = H if readout == "all" else H[-1]
         logits = linear(seen, self.V, self.c)

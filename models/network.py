@@ -44,8 +44,8 @@ class NetworkConfig(ModelConfig):
     embedding_init: Initial = Field("glorot_uniform", description="Initial embedding")
     encoder_init: Initial = Field("small_uniform", description="Initial U")
     readout_init: Initial = Field("glorot_uniform", description="Initial V")
-    readout_bias_init: Literal["zeros", "fan_in_uniform", "truncated_normal"] = Field(
-        "zeros", description="Initial c: as for V, with n columns"
+    readout_bias_init: Literal["zeros", "hundredth", "fan_in_uniform", "truncated_normal"] = Field(
+        "zeros", description="Initial c: 0, or 0.01 each, or as for V, with n columns"
     )
 
     def resolved(self, shapes: Shapes) -> Self:
@@ -79,6 +79,11 @@ class NetworkConfig(ModelConfig):
         return self.n
 
     @property
+    def readout_columns(self) -> int:
+        """Columns of V."""
+        return self.n
+
+    @property
     def trains_encoder(self) -> bool:
         """Whether U is trained; else it is the identity behind an embedding of width n."""
         return self.embedding_size != self.n
@@ -96,7 +101,7 @@ class NetworkConfig(ModelConfig):
 
     def readout_parameters(self, shapes: Shapes) -> int:
         """Return the count of V, and of c where it is trained."""
-        return (self.n + self.trains_readout_bias) * shapes.output_size
+        return (self.readout_columns + self.trains_readout_bias) * shapes.output_size
 
 
 class Network(Model):
@@ -116,7 +121,7 @@ class Network(Model):
         self.register_parameter("U", None)
         if config.trains_encoder:
             self.U = nn.Parameter(self.initial_encoder(width))
-        self.V = nn.Parameter(draw(shapes.output_size, config.n, config.readout_init))
+        self.V = nn.Parameter(self.initial_readout())
         if config.trains_readout_bias:
             self.c = nn.Parameter(self._initial_readout_bias())
         else:
@@ -126,10 +131,15 @@ class Network(Model):
         """Draw U, with `width` columns."""
         return draw(self.config.encoder_rows, width, self.config.encoder_init)
 
+    def initial_readout(self) -> Tensor:
+        """Draw V."""
+        config = self.config
+        return draw(self.shapes.output_size, config.readout_columns, config.readout_init)
+
     def _initial_readout_bias(self) -> Tensor:
         p, initial = self.shapes.output_size, self.config.readout_bias_init
-        if initial == "zeros":
-            return torch.zeros(p)
+        if initial == "zeros" or initial == "hundredth":
+            return torch.full((p,), 0.0 if initial == "zeros" else 0.01)
         return draw(p, self.hidden_size, initial)[:, 0].contiguous()
 
     def input_matrix(self) -> Tensor:
@@ -142,6 +152,12 @@ class Network(Model):
     def initial_state(self, x: Tensor) -> Tensor:
         """Return h_0 = 0, (B, n)."""
         return self.V.new_zeros(x.shape[1], self.hidden_size)
+
+    def restarted(self, state: State, rows: Tensor) -> State:
+        if not isinstance(state, Tensor):
+            return super().restarted(state, rows)
+        chosen = rows.to(state.device).unsqueeze(-1)
+        return torch.where(chosen, self.initial_state(chosen.mT), state)
 
     def _start(self, x: Tensor, state: State | None) -> Tensor:
         if state is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Stack:
         """Return the groups of the models with the stacked parameters in place of theirs."""
         stacked = {id(p): self.parameters[name] for name, p in self._program.named_parameters()}
         return [
-            ParamGroup(group.name, [stacked[id(p)] for p in group.params], group.options)
+            replace(group, params=[stacked[id(p)] for p in group.params])
             for group in self._program.model.param_groups()
         ]
 

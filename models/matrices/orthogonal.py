@@ -36,21 +36,33 @@ def cayley(A: Tensor) -> Tensor:
 
 
 def nearest_orthogonal(M: Tensor) -> Tensor:
-    """Return Y Zᵀ of the decomposition M = Y Σ Zᵀ: the orthogonal matrix nearest to M.
+    """Return Y Z* of the decomposition M = Y Σ Z*: the orthogonal matrix nearest to M.
+
+    For a complex M it is unitary.
 
     >>> nearest_orthogonal(torch.tensor([[0.0, -3.0], [2.0, 0.0]])).tolist()
     [[0.0, -1.0], [1.0, 0.0]]
     """
-    Y, _, Zt = torch.linalg.svd(M.double())
-    return (Y @ Zt).to(M.dtype)
+    Y, _, Zh = torch.linalg.svd(M.to(torch.promote_types(M.dtype, torch.float64)))
+    return (Y @ Zh).to(M.dtype)
+
+
+def polished(W: Tensor) -> Tensor:
+    """Return W (3I - WᵀW) / 2: nearly orthogonal made orthogonal, the error squared.
+
+    >>> polished(torch.tensor([[0.0, -0.999], [1.0, 0.0]]))
+    tensor([[ 0.0000, -1.0000],
+            [ 1.0000,  0.0000]])
+    """
+    return 1.5 * W - 0.5 * W @ (W.mT @ W)
 
 
 def orthogonality_error(W: Tensor) -> Tensor:
-    """Return max |WᵀW - I|, and 0 for a matrix without entries."""
+    """Return max |W*W - I|, W real or complex, and 0 for a matrix without entries."""
     if W.shape[-1] == 0:
-        return W.new_zeros(())
+        return W.new_zeros(()).abs()
     eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
-    return (W.mT @ W - eye).abs().amax((-2, -1))
+    return (W.mH @ W - eye).abs().amax((-2, -1))
 
 
 def initial_skew(n: int, initial: InitialSkew) -> Tensor:

@@ -5,8 +5,9 @@ Source: Helfrich & Ye 2020, section 3.2: Proposition 3.2 (gradient) and equation
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import pi
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +16,18 @@ from torch.autograd.function import once_differentiable
 LARGEST_CONDITION = 1e8
 """Condition number κ of an eigenvalue from which on it counts as multiple (float64)."""
 
+MOST_STEPS, SETTLED = 12, 1e-10
+"""Steps of inverse iteration from a value that is only near, and the residual to reach, in λ."""
+
 Fallback = Literal["constant_radius", "unnormalised"]
 
 
 def spectral_normalise(
-    T: Tensor, switched: Tensor, eps: float = 0.0, fallback: Fallback = "constant_radius"
+    T: Tensor,
+    switched: Tensor,
+    eps: float = 0.0,
+    fallback: Fallback = "constant_radius",
+    near: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (T / (ρ(T) + eps) where `switched`, else T; whether the fallback was needed).
 
@@ -29,14 +37,15 @@ def spectral_normalise(
 
     Where the dominant eigenvalue is so nearly multiple that ρ has no usable gradient, ρ is treated
     as a constant, or, with `unnormalised`, T is returned as it is. Only a call that records a
-    gradient looks for that, or any call with `unnormalised`.
+    gradient looks for that, or any call with `unnormalised`. `near`, float64 (real, imaginary), is
+    close to the dominant eigenvalue and spares the decomposition; NaN where that is unknown.
 
     >>> W, _ = spectral_normalise(torch.tensor([[0.0, 4.0], [1.0, 0.0]]), torch.tensor(True))
     >>> W.tolist()
     [[0.0, 2.0], [0.5, 0.0]]
     """
     with_slope = torch.is_grad_enabled() or fallback == "unnormalised"
-    radius, _, multiple = _radius(T, switched, with_slope)
+    radius, _, multiple = _radius(T, switched, near, with_slope)
     normal = T / (radius + eps)
     if fallback == "unnormalised":
         switched = switched & ~multiple
@@ -47,11 +56,13 @@ def spectral_radius(T: Tensor, needed: Tensor | None = None) -> Tensor:
     """Return ρ(T), the largest modulus of an eigenvalue, without gradient; 1 if not `needed`."""
     if needed is None:
         needed = torch.ones((), dtype=torch.bool, device=T.device)
-    return _radius(T.detach(), needed, False)[0]
+    return _radius(T.detach(), needed, None, False)[0]
 
 
-def _radius(T: Tensor, needed: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return SpectralRadius.apply(T, needed, with_slope)  # type: ignore[no-untyped-call]
+def _radius(
+    T: Tensor, needed: Tensor, near: Tensor | None, with_slope: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return SpectralRadius.apply(T, needed, near, with_slope)  # type: ignore[no-untyped-call]
 
 
 class SpectralRadius(torch.autograd.Function):
@@ -63,13 +74,20 @@ class SpectralRadius(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(T: Tensor, needed: Tensor, with_slope: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        T: Tensor, needed: Tensor, near: Tensor | None, with_slope: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         radius = torch.ones(T.shape[:-2], dtype=torch.float64)
         slope = torch.zeros(T.shape, dtype=torch.float64)
         multiple = torch.zeros(T.shape[:-2], dtype=torch.bool)
         for index in needed.nonzero().tolist():
             lane = tuple(index)
             matrix = T[lane].detach().to("cpu", torch.float64)
+            pair = None if near is None else eigenpair_near(matrix, near[lane].cpu())
+            if pair is not None:
+                radius[lane] = pair.value.abs()
+                slope[lane], multiple[lane] = pair.radius_slope()
+                continue
             value, radius[lane] = dominant_eigenvalue(matrix)
             if with_slope and len(matrix):
                 slope[lane], multiple[lane] = radius_slope(matrix, value)
@@ -83,19 +101,21 @@ class SpectralRadius(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
         (slope,) = ctx.saved_tensors
-        return g[..., None, None] * slope, None, None
+        return g[..., None, None] * slope, None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], T: Tensor, needed: Tensor, with_slope: bool
+        info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
-        lanes = [
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip((T, needed), in_dims[:2], strict=True)
-        ]
-        return _radius(lanes[0], lanes[1], with_slope), (0, 0, 0)
+        def lanes(x: Tensor | None, dim: int | None) -> Any:
+            if x is None:
+                return None
+            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+        T, needed, near = map(lanes, args[:3], in_dims[:3])
+        return _radius(T, needed, near, args[3]), (0, 0, 0)
 
 
 def dominant_eigenvalue(T: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,22 +135,58 @@ def radius_slope(T: Tensor, value: Tensor) -> tuple[Tensor, bool]:
     u and w come of two steps of inverse iteration from one factorisation: faster than all
     eigenvectors (s = 720: 40 ms against 200 ms), and untouched by other eigenvalues that are close.
     """
-    shift = value.real if value.imag == 0 else value
-    shift = shift + 1e-10 * value.abs()
+    steps = _inverse_iteration(T, value)
+    next(steps)
+    return Eigenpair(value, *next(steps)).radius_slope()
+
+
+class Eigenpair(NamedTuple):
+    """λ with T u = λ u and Tᵀ w = λ w, u and w columns of length 1."""
+
+    value: Tensor
+    u: Tensor
+    w: Tensor
+
+    def radius_slope(self) -> tuple[Tensor, bool]:
+        """Return (∂|λ|/∂T, False), or (0, True) where λ is nearly multiple."""
+        overlap = (self.w.mT @ self.u).squeeze()
+        if not overlap.abs() * LARGEST_CONDITION >= 1:  # κ = |u||w| / |wᵀu|; true for NaN, too
+            return torch.zeros(len(self.u), len(self.u), dtype=torch.float64), True
+        a = self.value.conj() / (self.value.abs() * overlap) * self.w
+        u = self.u.to(a.dtype)
+        return a.real @ u.real.mT - a.imag @ u.imag.mT, False  # Re(a uᵀ)
+
+
+def eigenpair_near(T: Tensor, near: Tensor) -> Eigenpair | None:
+    """Return the eigenpair next to `near`, (real, imaginary), or None if none is found there.
+
+    It is found where inverse iteration settles within a few steps and 5% of `near`.
+    """
+    shift = torch.complex(near[0], near[1])
+    if not (shift.isfinite() and T.isfinite().all()):
+        return None
+    M = T.to(shift.dtype) if shift.imag != 0 else T
+    for _, (u, w) in zip(range(MOST_STEPS), _inverse_iteration(T, shift), strict=False):
+        value = ((w.mT @ M @ u) / (w.mT @ u)).squeeze()
+        residual = torch.maximum((M @ u - value * u).norm(), (M.mT @ w - value * w).norm())
+        if residual <= SETTLED * value.abs():
+            close = (value - shift).abs() <= 0.05 * shift.abs()
+            return Eigenpair(value.to(shift.dtype), u, w) if close else None
+    return None
+
+
+def _inverse_iteration(T: Tensor, near: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield better and better (u, w) of the eigenvalue next to `near`, complex."""
+    shift = near.real if near.imag == 0 else near
+    shift = shift + 1e-10 * near.abs()
     eye = torch.eye(len(T), dtype=shift.dtype)
     LU, pivots, _ = torch.linalg.lu_factor_ex(T.to(shift.dtype) - shift * eye)
     u = torch.arange(len(T)).cos().to(shift.dtype)[:, None]
     v = u
-    for _ in range(2):
+    while True:
         u = _unit(torch.linalg.lu_solve(LU, pivots, u))
         v = _unit(torch.linalg.lu_solve(LU, pivots, v, adjoint=True))
-    w = v.conj()
-    overlap = (w.mT @ u).squeeze()
-    if not overlap.abs() * LARGEST_CONDITION >= 1:  # κ = |u||w| / |wᵀu|; true for NaN, too
-        return torch.zeros_like(T), True
-    S = w @ u.mT / overlap
-    C = (value.conj() * S).real
-    return C / value.abs(), False
+        yield u, v.conj()
 
 
 def _unit(column: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The readable LSTM recurrence: any dtype, any device, any derivative."""
+"""The readable LSTM and GRU recurrences: any dtype, any device, any derivative."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from models.recurrence.reference import project
 
 
 class Peephole(NamedTuple):
-    """What gates see of the cell."""
+    """What gates of an LSTM see of the cell."""
 
     input_forget: Tensor | None = None
     """(2n,): weights of c_{t-1} in the gates i and f, unit by unit."""
@@ -19,13 +19,16 @@ class Peephole(NamedTuple):
     """(n,): weights of c_t in the gate o, unit by unit; or (n, n), a full matrix."""
 
 
-def gated_states(
+NO_PEEPHOLE = Peephole()
+
+
+def lstm_states(
     x: Tensor,
     U: Tensor,
     R: Tensor,
     b: Tensor,
     *,
-    peephole: Peephole,
+    peephole: Peephole = NO_PEEPHOLE,
     h0: Tensor,
     c0: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -45,6 +48,32 @@ def gated_states(
         H.append(h)
         C.append(c)
     return torch.stack(H), torch.stack(C)
+
+
+def gru_states(
+    x: Tensor,
+    U: Tensor,
+    R: Tensor,
+    b: Tensor,
+    *,
+    variant: Literal["pytorch", "cho"] = "pytorch",
+    h0: Tensor,
+) -> Tensor:
+    """Return h at every step, (τ, B, n).
+
+    U is (3n, m), R (3n, n) and b (3n,), in the order r, z, candidate. The reset gate is applied to
+    R h in the variant `pytorch`, to h in `cho`. x is int64 (τ, B) or float (τ, B, m); h0 is (B, n).
+    """
+    n = R.shape[-1]
+    R_rz, R_n = (M.mT for M in torch.split(R, [2 * n, n]))
+    h, H = h0, []
+    for Ux in project(x, U, b).unbind(0):
+        rz, candidate = torch.split(Ux, [2 * n, n], -1)
+        r, z = torch.sigmoid(torch.addmm(rz, h, R_rz)).chunk(2, -1)
+        Rh = r * (h @ R_n) if variant == "pytorch" else (r * h) @ R_n
+        h = z * h + (1 - z) * torch.tanh(candidate + Rh)
+        H.append(h)
+    return torch.stack(H)
 
 
 def _gates(z: Tensor, n: int, c: Tensor, peephole: Peephole) -> tuple[Tensor, ...]:

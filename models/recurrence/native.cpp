@@ -210,13 +210,14 @@ void add_outer(const T* A, long stride, long count, const T* B, long row, long n
                 });
 }
 
-// Add to dW, dU and dV the sums of dz h^T, x dz^T and dy h^T over steps and batch.
+// Add to dW, if given, dU and dV the sums of dz h^T, x dz^T and dy h^T over steps and batch.
 template <class T> void matrix_gradients(const Call<T>& call) {
     using X = Vector<T>;
     const long n = call.n, m = call.m, p = call.p, row = call.row;
     const long length = call.steps * call.batch;
-    const long tiles = (n + ROWS - 1) / ROWS, parts = std::min<long>(call.threads, tiles);
-    const long columns = (tiles + parts - 1) / parts * ROWS;
+    const long tiles = (n + ROWS - 1) / ROWS;
+    const long parts = call.dW ? std::min<long>(call.threads, tiles) : 0;
+    const long columns = parts ? (tiles + parts - 1) / parts * ROWS : 0;
     share(call.lanes * (parts + 1), call.threads, [&](auto next) {
         for (long job = next(); job >= 0; job = next()) {
             const long lane = job / (parts + 1), first = job % (parts + 1) * columns;

@@ -35,6 +35,9 @@ OPTIONS = (
 )
 COMPILERS = ("g++", "clang++", "c++")
 
+WIDE = 256
+"""Units from which on PyTorch's one product makes dL/dW faster than the compiled steps."""
+
 
 class NativeSteps:
     """The steps as compiled loops, in float32 or float64; threads share lanes and batch."""
@@ -69,6 +72,9 @@ class NativeSteps:
             shapes = (t.shape[1:-1] for t in (U.mT, W, b, V))
             self.sums = tuple(W.new_zeros(self.lanes, *shape, self.row) for shape in shapes)
         self._call(H=H, x=x, logits=d_logits, W=self.packed, G=G)
+        if self.n >= WIDE:
+            dz, before = G[:, :-1, :, : self.n].flatten(1, 2), H[:, :-1].flatten(1, 2)
+            self.sums[1].baddbmm_(dz.mT, before)
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dUt, dW, db, dV = (t[..., : self.n] for t in self.sums)
@@ -82,6 +88,8 @@ class NativeSteps:
     ) -> None:
         values, symbols = (x, None) if x.is_floating_point() else (None, x)
         dU, dW, db, dV = self.sums or (None,) * 4
+        if self.n >= WIDE:
+            dW = None
         tensors = (H, G, W, self.b, self.c, values, self.table, symbols, logits, dW, db, dU, dV)
         assert all(t is None or t[0].is_contiguous() for t in tensors)
         strides = (0 if t is None else t.stride(0) for t in (H, G, x, logits))
@@ -129,23 +137,27 @@ def pack(W: Tensor, panel: int) -> Tensor:
 
 def is_available(W: Tensor) -> bool:
     """Return whether the native steps can run with W; compiles them if they have yet to be."""
-    fits = W.device.type == "cpu" and W.dtype in (torch.float32, torch.float64)
-    return fits and load_library() is not None
+    return fits(W) and load_library() is not None
+
+
+def fits(W: Tensor) -> bool:
+    """Return whether W is where compiled steps can work, and of a dtype that they know."""
+    return W.device.type == "cpu" and W.dtype in (torch.float32, torch.float64)
 
 
 @functools.cache
-def load_library() -> ctypes.CDLL | None:
+def load_library(sources: tuple[Path, ...] = SOURCES) -> ctypes.CDLL | None:
     """Return the compiled library, or None, with one line of log, where it cannot be had."""
     try:
-        library = ctypes.CDLL(str(compiled(user_cache_path("eigensweep"))))
+        library = ctypes.CDLL(str(compiled(user_cache_path("eigensweep"), sources)))
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("recurrence runs in PyTorch, several times slower: %s", error)
         return None
     return library
 
 
-def compiled(folder: Path) -> Path:
-    """Return the library's path in `folder`, compiled if it is not there.
+def compiled(folder: Path, sources: tuple[Path, ...] = SOURCES) -> Path:
+    """Return the library's path in `folder`, compiled from the first source if it is not there.
 
     Of many processes one compiles while the others wait. A library appears whole or not at all.
 
@@ -154,7 +166,7 @@ def compiled(folder: Path) -> Path:
         subprocess.SubprocessError: if the compiler fails.
     """
     key = hashlib.sha256(repr((OPTIONS, processor())).encode())
-    for source in SOURCES:
+    for source in sources:
         key.update(source.read_bytes())
     path = folder / f"recurrence-{key.hexdigest()[:16]}.so"
     if path.exists():
@@ -167,7 +179,7 @@ def compiled(folder: Path) -> Path:
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / path.name
-                command = [compiler, *OPTIONS, str(SOURCES[0]), "-o", str(made)]
+                command = [compiler, *OPTIONS, str(sources[0]), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, timeout=300)
                 made.replace(path)
     return path

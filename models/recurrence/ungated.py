@@ -15,8 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from models.recurrence import native_paired
+from models.recurrence.complex_reference import FORMS, PairedActivation
 from models.recurrence.history import empty_history
+from models.recurrence.lanes import on_folded_lanes, spread_input
 from models.recurrence.native import NativeSteps, is_available
+from models.recurrence.paired import PairedSteps
 from models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
 
 CHUNK_BYTES = 2 << 20
@@ -31,7 +35,7 @@ def recur(
     V: Tensor,
     c: Tensor,
     *,
-    activation: Activation,
+    activation: Activation | PairedActivation,
     readout: Literal["all", "last"] = "all",
     h0: Tensor | None = None,
     chunk: int | None = None,
@@ -66,7 +70,7 @@ def recur(
 class How:
     """What is not a tensor."""
 
-    activation: Activation
+    activation: Activation | PairedActivation
     readout: Literal["all", "last"]
     chunk: int | None
     backend: Literal["torch", "native"] | None
@@ -74,12 +78,17 @@ class How:
     """Whether the states of all steps are kept for a backward pass."""
 
     def steps(self, parameters: Parameters) -> Steps:
-        native = self.backend != "torch" and is_available(parameters.W)
+        of_pairs = self.activation in FORMS
+        compiled = native_paired.is_available if of_pairs else is_available
+        native = self.backend != "torch" and compiled(parameters.W)
         if self.backend == "native" and not native:
             raise ValueError(
                 "the native recurrence needs float32 or float64 on a CPU and a C++ compiler; "
                 f"W is {parameters.W.dtype} on {parameters.W.device}"
             )
+        if self.activation == "smoothed_modrelu" or self.activation == "shifted_modrelu":
+            kind = native_paired.NativePairedSteps if native else PairedSteps
+            return kind(parameters, self.activation)
         return (NativeSteps if native else TorchSteps)(parameters, self.activation)
 
     def chunks(self, length: int, state: Tensor) -> Iterator[tuple[int, int]]:
@@ -101,7 +110,8 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor, how: How
     ) -> tuple[Tensor, Tensor, Tensor]:
-        x, (lanes, batch, n), length = _plain(x, W, symbols=U.shape[-1]), h0.shape, x.shape[1]
+        (lanes, batch, n), length = h0.shape, x.shape[1]
+        x = spread_input(x, lanes, symbols=U.shape[-1])
         steps = how.steps(Parameters(U, W, b, V, c))
         kept = length if how.keep else how.chunk_size(length, h0)
         H = empty_history((lanes, kept + 1, batch, steps.row), like=W)
@@ -146,7 +156,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return _on_folded_lanes(_Recurrence, info.batch_size, in_dims, args)
+        return on_folded_lanes(_Recurrence, info.batch_size, in_dims, args)
 
 
 class _Gradients(torch.autograd.Function):
@@ -165,7 +175,7 @@ class _Gradients(torch.autograd.Function):
         how: How,
         of_x: bool,
     ) -> tuple[Tensor, ...]:
-        x, (lanes, batch, n), length = _plain(x, W), dh.shape, x.shape[1]
+        x, (lanes, batch, n), length = spread_input(x, len(W)), dh.shape, x.shape[1]
         steps = how.steps(Parameters(U, W, b, V, V[:, :, 0]))
         read_all, d_logits = how.readout == "all", d_logits.contiguous()
         if not read_all:
@@ -200,40 +210,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return _on_folded_lanes(_Gradients, info.batch_size, in_dims, args)
-
-
-def _on_folded_lanes(
-    function: type[torch.autograd.Function],
-    size: int,
-    in_dims: tuple[int | None, ...],
-    args: tuple[Any, ...],
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Apply `function` once, the mapped axis of each tensor folded into its axis of lanes."""
-
-    def mapped(arg: Any, dim: int | None) -> Any:
-        if not isinstance(arg, Tensor):
-            return arg
-        return arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-
-    x, *rest = map(mapped, args, in_dims)
-    lanes = rest[1].shape[1]
-    shared = in_dims[0] is None and x.shape[1] == 1  # one input for all lanes stays one
-    x = x[:1] if shared else x.expand(size, lanes, *x.shape[2:])
-    folded = [t.flatten(0, 1) if isinstance(t, Tensor) else t for t in (x, *rest)]
-    outputs = function.apply(*folded)  # type: ignore[no-untyped-call]
-    return tuple(o.reshape(size, lanes, *o.shape[1:]) for o in outputs), (0,) * len(outputs)
-
-
-def _plain(x: Tensor, W: Tensor, symbols: int | None = None) -> Tensor:
-    """Return x with a lane for each of W's, every lane contiguous and symbols in range."""
-    if not x.is_floating_point():
-        x = x.long()
-        if symbols is not None and x.device.type == "cpu":
-            low, high = x.aminmax()
-            if low < 0 or high >= symbols:
-                raise IndexError(f"symbols are 0 to {symbols - 1}; x has {low} to {high}")
-    return x.contiguous().expand(len(W), *x.shape[1:])
+        return on_folded_lanes(_Gradients, info.batch_size, in_dims, args)
 
 
 def _check(x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor) -> None:

@@ -9,6 +9,7 @@ REQUIRED = {
     "scornn": {"negative_ones": 3},
     "enrnn": {"short_fraction": 0.4, "negative_fraction": 0.5},
     "asrnn": {"a": 0.5, "b": 2.0},
+    "goru": {"style": "tunable"},
     "ornn": {"reflections": 4},
     "spectral_rnn": {"reflections": 4, "margin": 0.2},
 }

@@ -30,6 +30,8 @@ COUNTS = [
     ("lstm", TIMIT, {"hidden_size": 468}, 1_179_957),
     ("lstm", PTB, {"hidden_size": 350, "encoder": "embedding"}, 1_016_450),
     ("lstm", PTB, {"hidden_size": 1030, "encoder": "embedding"}, 8_594_370),
+    ("gru", COPYING, {"hidden_size": 68}, 3 * 68 * (68 + 10 + 1) + 68 * 9 + 9),
+    ("gru", CHARS, {"hidden_size": 415}, 3 * 415 * (415 + 49 + 1) + 415 * 49 + 49),
     ("exprnn", MNIST, {"hidden_size": 170}, 16_415),
     ("exprnn", MNIST, {"hidden_size": 360}, 68_950),
     ("exprnn", MNIST, {"hidden_size": 512}, 136_970),
@@ -39,6 +41,35 @@ COUNTS = [
     ("lt_rnn", COPYING, {"hidden_size": 80}, 80**2 + 80 * 10 + 80 * 9),
     ("lt_rnn", COPYING, {"hidden_size": 80, "pooling": True}, 80**2 + 80 * 10 + 80 * 9 + 40 * 9),
     ("lt_rnn", ADDING, {"hidden_size": 128}, 128**2 + 128 * 2 + 128 + 128),
+    ("urnn", MNIST, {"hidden_size": 512}, 16_394),
+    ("urnn", COPYING, {"hidden_size": 470}, 22_569),
+    ("full_urnn", ADDING, {"hidden_size": 120}, 15_481),
+    ("full_urnn", COPYING, {"hidden_size": 128}, 21_641),
+    ("eurnn", COPYING, {"hidden_size": 128}, 127 + 128 * 10 + 128 + 128 * 9 + 9),
+    (
+        "eurnn",
+        COPYING,
+        {"hidden_size": 128, "capacity": 128, "complex": True},
+        128**2 + 2 * 128 * 10 + 128 + 128 * 9 + 9,
+    ),
+    (
+        "eurnn",
+        COPYING,
+        {"hidden_size": 512, "style": "fft", "complex": True},
+        512 * 9 + 512 + 2 * 512 * 10 + 512 + 512 * 9 + 9,
+    ),
+    (
+        "goru",
+        CHARS,
+        {"hidden_size": 512, "style": "fft"},
+        3 * 512 * 49 + 2 * 512**2 + 3 * 512 + 256 * 9 + 512 * 49 + 49,
+    ),
+    (
+        "goru",
+        COPYING,
+        {"hidden_size": 90, "capacity": 8},
+        3 * 90 * 10 + 2 * 90**2 + 3 * 90 + 4 * 89 + 90 * 9 + 9,
+    ),
     ("ornn", ADDING, {"hidden_size": 128, "reflections": 16}, 2_569),
     ("ornn", CHARS, {"hidden_size": 512, "reflections": 500}, 182_499),
     ("ornn", CHARS, {"hidden_size": 512, "reflections": 512}, 182_577),
@@ -85,6 +116,14 @@ VARIANTS = [
     ("nnrnn", {"mask": "code"}),
     ("ornn", {}),
     ("spectral_rnn", {"seed": 1}),
+    ("urnn", {}),
+    ("urnn", {"encoder": "embedding"}),
+    ("eurnn", {"capacity": 6}),
+    ("eurnn", {"encoder": "embedding"}),
+    ("eurnn", {"capacity": 10, "complex": True}),
+    ("eurnn", {"hidden_size": 8, "style": "fft", "complex": True, "encoder": "embedding"}),
+    ("goru", {"encoder": "embedding"}),
+    ("goru", {"hidden_size": 8, "style": "fft"}),
     ("lt_rnn", {}),
     ("lt_rnn", {"pooling": True, "readout_bias": True}),
     ("asrnn", {}),
@@ -94,6 +133,8 @@ VARIANTS = [
     ("lstm", {}),
     ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
     ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
+    ("gru", {}),
+    ("gru", {"variant": "cho", "encoder": "embedding"}),
 ]
 
 
@@ -142,10 +183,14 @@ def test_a_resolved_config_survives_json_and_resolves_to_itself(nets, name):
     [
         ("scornn", {"negative_fraction": 0.5}, 191),
         ("lstm", {}, 67),
+        ("gru", {}, 78),
         ("enrnn", {"short_fraction": 0.1}, 190),
         ("exprnn", {}, 191),
         ("asrnn", {}, 138),
         ("nnrnn", {}, 138),
+        ("urnn", {}, 458),
+        ("full_urnn", {}, 129),
+        ("goru", {"style": "fft"}, 64),
     ],
 )
 def test_a_budget_of_22_thousand_gives_about_the_papers_sizes(nets, name, fields, size):
@@ -204,6 +249,20 @@ def test_a_budget_respects_counts_given_beside_it(nets):
         ("ornn", {"hidden_size": 7, "reflections": 8}, "'reflections' is 8; allowed are 1 to 7"),
         ("spectral_rnn", {"hidden_size": 7}, "'reflections' is 16; allowed are 1 to 7"),
         ("nnrnn", {"hidden_size": 7}, "'hidden_size' is 7; allowed are multiples of 2, such as 8"),
+        ("eurnn", {"hidden_size": 7}, "'hidden_size' is 7; allowed are multiples of 2, such as 8"),
+        ("goru", {"hidden_size": 12}, "'hidden_size' is 12; .* powers of two from 2, such as 8"),
+        ("goru", {"hidden_size": 1}, "'hidden_size' is 1; .* powers of two from 2, such as 2"),
+        ("goru", {"hidden_size": 8, "capacity": 4}, "set 'style: tunable' or leave 'capacity' out"),
+        (
+            "eurnn",
+            {"hidden_size": 8, "capacity": 10},
+            "'capacity' is 10; allowed are even numbers from 2 to 8, the hidden size",
+        ),
+        (
+            "eurnn",
+            {"parameters": 10**4, "capacity": 5},
+            "'capacity' is 5; allowed are even numbers from 2 to the hidden size",
+        ),
     ],
 )
 def test_contradicting_fields_are_refused_with_what_is_allowed(nets, name, fields, words):
@@ -215,6 +274,18 @@ def test_an_embedding_of_values_is_refused(nets):
     config = nets.config("lstm", encoder="embedding")
     with pytest.raises(ValueError, match="looks symbols up"):
         config.resolved(nets.shapes(input_kind="values"))
+
+
+def test_a_unitary_matrix_has_n_squared_degrees_of_freedom_and_twice_as_many_numbers(nets):
+    model = nets.build("full_urnn")
+    assert model.count_parameters("stored") == model.count_parameters("free") + 10**2
+
+
+def test_a_capacity_given_beside_a_budget_bounds_the_size_from_below(nets):
+    config = nets.config("eurnn", parameters=2_000, capacity=40).resolved(nets.shapes())
+    assert config.hidden_size == 68
+    with pytest.raises(ValueError, match="with 40 hidden units has 1143 free parameters here"):
+        nets.config("eurnn", parameters=1_000, capacity=40).resolved(nets.shapes())
 
 
 def test_a_built_model_stores_what_its_config_counts(nets):

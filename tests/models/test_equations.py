@@ -35,6 +35,8 @@ CASES = {
     "lstm reads the cell": {"name": "lstm", "readout_from": "cell"},
     "lstm diagonal peephole": {"name": "lstm", "peephole": "diagonal"},
     "lstm full peephole": {"name": "lstm", "peephole": "output_full"},
+    "gru": {"name": "gru"},
+    "gru of cho": {"name": "gru", "variant": "cho"},
 }
 ACTIVATIONS = {
     "tanh_rnn": "tanh",
@@ -110,6 +112,8 @@ def reflected(u, last_sign=None):
 def matrix_of(p, config):
     if "W" in p:
         return p["W"]
+    if config.name == "gru":
+        return p["R"]
     if config.name in ("exprnn", "asrnn"):
         return trivialised(p, config, "recurrent")
     if config.name == "ornn":
@@ -143,6 +147,9 @@ def pairs(h):
 
 
 def simple_cell(p, config, W, U):
+    if config.name == "gru":
+        return lambda x, h: gru_step(p, config, U, x, h)
+
     if config.name == "asrnn":
         W_f = trivialised(p, config, "saturation") @ np.diag(abs(p["s"]) + config.eps)
         return lambda x, h: inv(W_f) @ np.tanh(W_f @ (U @ x + W @ h + p["b"]))
@@ -161,6 +168,14 @@ def simple_cell(p, config, W, U):
         return np.tanh(z) if kind == "tanh" else np.maximum(z, 0)
 
     return step
+
+
+def gru_step(p, config, U, x, h):
+    W, R, b = (dict(zip("rzh", np.split(p_, 3), strict=True)) for p_ in (U, p["R"], p["b"]))
+    r = sigmoid(W["r"] @ x + R["r"] @ h + b["r"])
+    z = sigmoid(W["z"] @ x + R["z"] @ h + b["z"])
+    reset = R["h"] @ (r * h) if config.variant == "cho" else r * (R["h"] @ h)
+    return z * h + (1 - z) * np.tanh(W["h"] @ x + reset + b["h"])
 
 
 def lstm_step(p, config, U, x, h, c):

@@ -2,6 +2,7 @@
 
 import copy
 import runpy
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,9 @@ VARIANTS = [
     ("exprnn", MOVING_BASE),
     ("asrnn", MOVING_BASE),
     ("asrnn", {"constrain_hh": False}),
+    ("full_urnn", {"natgrad_rms": True, "recurrent_init": "polar"}),
+    ("eurnn", {"capacity": 10, "complex": True}),
+    ("goru", {"capacity": 10}),
     ("ornn", {"reflections": 10}),
     ("lt_rnn", {"pooling": True, "orthogonality_penalty": 1.0}),
 ]
@@ -40,10 +44,11 @@ def train(model, optimizers, batches):
 
 
 def optimizers_of(model):
-    return [
-        torch.optim.RMSprop(group.params, lr=LARGE.get(group.name, LARGE["main"]), alpha=0.9)
-        for group in model.param_groups()
-    ]
+    made = []
+    for group in model.param_groups():
+        settings = {"params": group.params, "lr": LARGE.get(group.name, LARGE["main"])}
+        made.append((group.rule or partial(torch.optim.RMSprop, alpha=0.9))([settings]))
+    return made
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -61,11 +66,11 @@ class TestEveryModel:
         whole, end = model(x)
         first, state = model(x[:4])
         second, state = model(x[4:], state)
-        torch.testing.assert_close(torch.cat([first, second]), whole, atol=1e-13, rtol=0)
-        torch.testing.assert_close(state, end, atol=1e-13, rtol=0)
+        torch.testing.assert_close(torch.cat([first, second]), whole, atol=1e-13, rtol=1e-14)
+        torch.testing.assert_close(state, end, atol=1e-13, rtol=1e-14)
         middle = model(x[:4])[1]
         halves = torch.cat([model.states(x[:4]), model.states(x[4:], middle)])
-        torch.testing.assert_close(halves, model.states(x), atol=1e-13, rtol=0)
+        torch.testing.assert_close(halves, model.states(x), atol=1e-13, rtol=1e-14)
 
     def test_prepared_for_many_calls_it_gives_what_forward_gives(self, nets, name):
         model = nets.generic(name)
@@ -166,16 +171,21 @@ def test_the_orthogonal_baseline_starts_where_exprnn_does(nets, init):
 
 
 @pytest.mark.parametrize("init", ["glorot_uniform", "glorot_normal"])
-def test_lstm_starts_with_its_forget_bias_and_kernels_scaled_by_their_fans(nets, init):
+@pytest.mark.parametrize(("name", "gates"), [("lstm", 4), ("gru", 3)])
+def test_kernels_of_gated_networks_are_scaled_by_their_fans(nets, name, gates, init):
     shapes = nets.shapes(input_size=20)
-    fields = {"hidden_size": 60, "recurrent_init": init, "forget_bias": -2}
-    model = nets.build("lstm", shapes, **fields)
-    expected = torch.zeros(4, 60)
-    expected[1] = -2
-    assert torch.equal(model.b.detach(), expected.flatten())
-    outputs = 240 if init == "glorot_uniform" else 60
+    model = nets.build(name, shapes, hidden_size=60, recurrent_init=init)
+    outputs = gates * 60 if init == "glorot_uniform" else 60
     for kernel in (model.U, model.R):
         assert kernel.std().item() == pytest.approx((2 / (80 + outputs)) ** 0.5, rel=0.05)
+
+
+def test_biases_start_at_zero_but_for_the_forget_bias_of_an_lstm(nets):
+    model = nets.build("lstm", forget_bias=-2)
+    expected = torch.zeros(4, 10)
+    expected[1] = -2
+    assert torch.equal(model.b.detach(), expected.flatten())
+    assert not nets.build("gru").b.any()
 
 
 def test_an_installed_package_may_add_a_model_but_not_replace_one(monkeypatch):

@@ -53,6 +53,24 @@ def test_the_pool_does_not_see_rotations_inside_pairs():
     same(pool(h @ torch.block_diag(*rotations)), pool(h))
 
 
+@pytest.mark.parametrize("readout", ["all", "last"])
+def test_pooled_logits_are_read_from_state_and_pool(nets, readout):
+    shapes = nets.shapes(readout=readout)
+    model = nets.generic("lt_rnn", shapes, pooling=True)
+    x = nets.input(shapes)
+    H = model.states(x)
+    h = H if readout == "all" else H[-1]
+    expected = h @ model.V.mT + pool(h) @ model.V_2.mT
+    logits, state = model(x)
+    torch.testing.assert_close(logits, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(state, H[-1], atol=1e-12, rtol=0)
+    gradients = [
+        torch.autograd.grad(y.sin().sum(), [model.W, model.U, model.V, model.V_2])
+        for y in (logits, expected)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
+
+
 def test_the_pool_has_no_slope_at_zero():
     h = torch.zeros(4, requires_grad=True)
     pool(h).sum().backward()

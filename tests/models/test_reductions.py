@@ -175,6 +175,64 @@ def test_an_lstm_with_open_gates_adds_the_marked_values(nets):
     torch.testing.assert_close(found[:, 0], values[4] + values[31], atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("variant", ["pytorch", "cho"])
+class TestGRU:
+    def with_gates(self, nets, variant, reset, keep):
+        """Return a GRU whose gates are held at r = `reset` and z = `keep`, each 0 or 1."""
+        model = nets.generic("gru", variant=variant)
+        n = model.hidden_size
+        with torch.no_grad():
+            model.U[: 2 * n] = 0
+            model.R[: 2 * n] = 0
+            model.b[: 2 * n] = torch.tensor([reset, keep]).repeat_interleave(n) * 200.0 - 100.0
+        return model
+
+    def test_with_r_1_and_z_0_it_is_the_tanh_rnn(self, nets, variant):
+        gru = self.with_gates(nets, variant, reset=1, keep=0)
+        rnn = nets.generic("tanh_rnn")
+        n = gru.hidden_size
+        for name, rows in (("U", gru.U), ("W", gru.R), ("b", gru.b)):
+            getattr(rnn, name).data.copy_(rows[2 * n :])
+        x = nets.input(gru.shapes)
+        torch.testing.assert_close(gru.states(x), rnn.states(x), atol=1e-12, rtol=0)
+
+    def test_with_r_0_the_candidate_does_not_see_the_state(self, nets, variant):
+        gru = self.with_gates(nets, variant, reset=0, keep=0)
+        x = nets.input(gru.shapes)
+        apart = torch.tanh(gru.U.mT[x] + gru.b)[..., 2 * gru.hidden_size :]
+        torch.testing.assert_close(gru.states(x), apart, atol=1e-12, rtol=0)
+
+    def test_with_z_1_it_keeps_its_state(self, nets, variant):
+        gru = self.with_gates(nets, variant, reset=1, keep=1)
+        h0 = torch.randn(3, 10, dtype=torch.float64)
+        _, h = gru(nets.input(gru.shapes), h0)
+        torch.testing.assert_close(h, h0, atol=1e-12, rtol=0)
+
+
+def test_both_variants_of_gru_agree_where_the_reset_gate_is_one_number(nets):
+    """R (r ⊙ h) = r ⊙ R h if all units have the same r."""
+    models = [nets.generic("gru", variant=variant) for variant in ("pytorch", "cho")]
+    n, x = 10, nets.input(models[0].shapes)
+    for model in models:
+        with torch.no_grad():
+            model.U[:n] = model.U[:1]
+            model.R[:n] = model.R[:1]
+            model.b[:n] = model.b[:1]
+    one, two = (model(x)[0] for model in models)
+    torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
+
+
+def test_a_diagonal_peephole_of_zeros_is_none(nets):
+    plain = nets.generic("lstm")
+    seeing = nets.generic("lstm", peephole="diagonal")
+    share(plain, seeing)
+    with torch.no_grad():
+        seeing.peephole_input_forget.zero_()
+        seeing.peephole_output.zero_()
+    x = nets.input(plain.shapes)
+    torch.testing.assert_close(seeing(x)[0], plain(x)[0], atol=1e-14, rtol=0)
+
+
 def test_modrelu_is_zero_at_zero_and_jumps_by_its_threshold(nets):
     z = torch.tensor([-1e-9, 0.0, 1e-9, -2.0, 0.4], requires_grad=True)
     b = torch.tensor([0.5, 0.5, 0.5, -0.5, -0.5], requires_grad=True)

@@ -14,11 +14,16 @@ VARIANTS = [
     ("enrnn", {"short_size": 0, "encoder": "embedding"}),
     ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
     ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
+    ("gru", {"variant": "cho", "encoder": "embedding"}),
     ("scornn", {"encoder": "embedding", "embedding_size": 4}),
     ("nnrnn", {"gamma_penalty": "l1", "mask": "code", "gamma_weight": 0.5}),
     ("lt_rnn", {"pooling": True, "activation_clip": 1.0, "scale_gradient": True}),
     ("lt_rnn", {"orthogonality_penalty": 1.0, "orthogonality_vectors": 3}),
     ("ornn", {"reflections": 10}),
+    ("full_urnn", {"natgrad_rms": True}),
+    ("eurnn", {"capacity": 6, "complex": True}),
+    ("eurnn", {"hidden_size": 8, "style": "fft", "complex": True}),
+    ("goru", {"hidden_size": 8, "style": "fft"}),
     ("exprnn", DYNAMIC),
     ("asrnn", {**DYNAMIC, "form": "direct"}),
     ("asrnn", {"constrain_hh": False}),
@@ -41,7 +46,7 @@ def close(found, expected):
         for key, value in expected.items():
             close(found[key], value)
     else:
-        atol = 1e-12 * max(1.0, expected.double().norm().item())
+        atol = 1e-12 * max(1.0, expected.to(torch.complex128).norm().item())
         torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
@@ -82,6 +87,28 @@ class TestLanes:
         close(stack.call("recurrent_matrix"), torch.stack([n.recurrent_matrix() for n in networks]))
         for key, values in stack.call("constraint_report").items():
             close(values, torch.stack([n.constraint_report()[key] for n in networks]))
+
+
+@pytest.mark.parametrize("natgrad_rms", [False, True])
+def test_a_rule_of_its_own_moves_each_lane_as_a_single_network(nets, natgrad_rms):
+    networks = lanes_of(nets, "full_urnn", {"natgrad_rms": natgrad_rms})
+    stack = Stack(networks)
+    x = nets.input(networks[0].shapes, lanes=(2,))
+
+    def optimizer(model):
+        group = model.param_groups()[0]
+        return group.rule([{"params": group.params, "lr": 0.1}])
+
+    together, alone = optimizer(stack), [optimizer(network) for network in networks]
+    for _ in range(3):
+        together.zero_grad()
+        stack(x)[0].pow(2).sum().backward()
+        together.step()
+        for i, network in enumerate(networks):
+            alone[i].zero_grad()
+            network(x[i])[0].pow(2).sum().backward()
+            alone[i].step()
+            close(stack.parameters["model.W"][i], network.W)
 
 
 def test_one_input_can_be_shared_by_all_lanes(nets):

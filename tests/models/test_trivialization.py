@@ -33,18 +33,32 @@ class TestExponential:
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), by_eigenvalues(A), atol=close, rtol=0)
 
-    @pytest.mark.parametrize("norm", [0.03, 2.0, 20.0])
+    @pytest.mark.parametrize("norm", [1e-3, 0.03, 0.5, 2.0, 20.0])
     @pytest.mark.parametrize("n", [1, 2, 9])
-    def test_its_gradient_is_the_frechet_derivative_at_minus_a(self, n, norm):
+    def test_its_gradient_is_the_skew_part_of_the_frechet_derivative_at_minus_a(self, n, norm):
         A = random_skew(n, norm) if n > 1 else torch.zeros(1, 1, dtype=torch.float64)
         G = torch.randn(n, n, dtype=torch.float64)
         A.requires_grad_()
         (found,) = torch.autograd.grad(exponential(A), A, G)
         expected = frechet(A.detach().mT, G)
+        expected = (expected - expected.mT) / 2
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
-    def test_large_float32_matrices_stay_orthogonal(self):
-        assert orthogonality_error(exponential(random_skew(300, 3.0, torch.float32))) < 1e-5
+    @pytest.mark.parametrize("norm", [1.0, 3.0, 6.0, 50.0])
+    def test_large_float32_matrices_are_orthogonal_and_turn_by_the_right_angles(self, norm):
+        A = random_skew(400, norm, torch.float32)
+        W = exponential(A)
+        assert orthogonality_error(W) < 5e-6
+        torch.testing.assert_close(W.double(), by_eigenvalues(A), atol=1e-6 * max(3, norm), rtol=0)
+
+    @pytest.mark.parametrize("norm", [1.0, 3.0, 6.0, 50.0])
+    def test_float32_gradients_are_those_of_float64(self, norm):
+        A, G = random_skew(100, norm, torch.float32).requires_grad_(), torch.randn(100, 100)
+        double = A.detach().double().requires_grad_()
+        (found,) = torch.autograd.grad(exponential(A), A, G)
+        (expected,) = torch.autograd.grad(exponential(double), double, G.double())
+        scale = expected.abs().max()
+        torch.testing.assert_close(found.double() / scale, expected / scale, atol=3e-5, rtol=0)
 
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])
     def test_what_is_not_finite_gives_nan_and_no_error(self, value):

@@ -1,0 +1,283 @@
+"""The steps of the fast gated recurrences, and their form in PyTorch: any dtype, any device.
+
+A cell carries states from step to step (LSTM: h and the cell c; GRU: h) and keeps, for the way
+back, what its gates gave. Everything has a lane axis in front, M networks side by side:
+
+    S (M, states, τ+1, B, row)   the states, at [:, :, 0] those before the first step
+    A (M, τ, B, kept · row)      what is kept of each step, side by side
+    G (M, τ, B, back · row)      the gradients of the arguments of the gates
+    D (M, τ, B, row)             the gradient that the readout brings to the state that it sees
+
+`row` is n, or more where rows are padded. The first `met` of the kept parts meet the input, and
+`seen` is the number of the state that is read out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+class GatedSteps(ABC):
+    """The steps of one chunk of time, forward and back, and the sums of gradients."""
+
+    states: ClassVar[int]
+    kept: ClassVar[int]
+    back: ClassVar[int]
+    met: ClassVar[int]
+
+    def __init__(self, U: Tensor, b: Tensor, weights: tuple[Tensor, ...], seen: int = 0) -> None:
+        self.U, self.b, self.weights, self.seen = U, b, weights, seen
+        self.lanes, rows, self.m = U.shape
+        self.n = rows // self.met
+        self.row = self.row_of(self.n)
+        self.Ut = self.spread(U).mT
+        self.sums: tuple[Tensor, ...] = ()
+
+    def row_of(self, n: int) -> int:
+        return n
+
+    def spread(self, rows: Tensor, gates: int | None = None) -> Tensor:
+        """Return (M, gates · n, ...) with the rows of each gate padded to `row`."""
+        gates = self.met if gates is None else gates
+        if self.row == self.n:
+            return rows
+        wide = rows.new_zeros(self.lanes, gates, self.row, *rows.shape[2:])
+        wide[:, :, : self.n] = torch.unflatten(rows, 1, (gates, self.n))
+        return wide.flatten(1, 2)
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """Return what `spread` was given."""
+        return torch.unflatten(rows, 1, (-1, self.row))[:, :, : self.n].flatten(1, 2)
+
+    def columns(self, rows: Tensor, first: int, count: int = 1) -> Tensor:
+        """Return `count` of the parts, each `row` wide, that stand side by side in `rows`."""
+        return rows[..., first * self.row : (first + count) * self.row]
+
+    def project(self, x: Tensor, A: Tensor) -> None:
+        """Make U x_t + b in the first parts of A."""
+        made, Ut = self.columns(A, 0, self.met), self.Ut
+        if x.is_floating_point():
+            torch.bmm(x.flatten(1, 2), Ut, out=made.flatten(1, 2))
+            made += self.spread(self.b)[:, None, None]
+        else:
+            table = Ut + self.spread(self.b).unsqueeze(1)
+            for z, rows, symbols in zip(made, table, x, strict=True):
+                z.copy_(rows[symbols])
+
+    @abstractmethod
+    def forward(self, S: Tensor, A: Tensor, x: Tensor) -> None:
+        """Make the states in S[:, :, 1:], starting from S[:, :, 0], and A."""
+
+    @abstractmethod
+    def backward(self, G: Tensor, S: Tensor, A: Tensor, D: Tensor | None, carry: Tensor) -> None:
+        """Make G, from what `forward` made.
+
+        `carry`, (M, states, B, row), comes with the gradients of the states after the chunk, and
+        leaves with those of the states before it.
+        """
+
+    def add_gradients(self, G: Tensor, S: Tensor, A: Tensor, x: Tensor) -> None:
+        """Add the chunk's part to the gradients of U, b and the weights."""
+        if not self.sums:
+            R, *others = self.weights
+            like = (self.Ut, self.spread(self.b), self.spread(R, R.shape[1] // self.n), *others)
+            self.sums = tuple(t.new_zeros(t.shape) for t in like)
+        dz = self.columns(G, 0, self.met).flatten(1, 2)
+        dUt, db, *_ = self.sums
+        self.by_symbols = not x.is_floating_point()
+        if not self.by_symbols:
+            db += dz.sum(1)
+            dUt.baddbmm_(x.flatten(1, 2).mT, dz)
+        else:
+            for table, symbols, rows in zip(dUt, x.flatten(1), dz, strict=True):
+                table.index_add_(0, symbols, rows)
+        self.add_weight_gradients(G, S, A)
+
+    @abstractmethod
+    def add_weight_gradients(self, G: Tensor, S: Tensor, A: Tensor) -> None:
+        """Add the chunk's part to `self.sums[2:]`, the gradients of R and the other weights."""
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """Return the gradients of U, b and the weights."""
+        dUt, db, dR, *others = self.sums
+        if self.by_symbols:  # each row of dz has gone to one symbol
+            db = dUt.sum(1)
+        return (self.gathered(dUt.mT), self.gathered(db), self.gathered(dR), *others)
+
+    def add_product(self, to: Tensor, G: Tensor, H: Tensor) -> None:
+        """Add the sum of g hᵀ over steps and batch to `to`, (M, columns of G, n)."""
+        to.baddbmm_(G.flatten(1, 2).mT, H[..., : self.n].flatten(1, 2))
+
+
+class LSTMSteps(GatedSteps):
+    """i, f, o, g are kept. Weights: R, then the peepholes there are, as in `Peephole`."""
+
+    states, kept, back, met = 2, 4, 4, 4
+
+    @property
+    def peephole(self) -> str:
+        """`none`, `diagonal` or `output_full`."""
+        return ("none", "output_full", "diagonal")[len(self.weights) - 1]
+
+    def forward(self, S: Tensor, A: Tensor, x: Tensor) -> None:
+        self.project(x, A)
+        R, *seen = self.weights
+        Rt, n, kind = R.mT, self.n, self.peephole
+        h, c = S[:, :, 0].unbind(1)
+        for z, later in zip(A.unbind(1), S[:, :, 1:].unbind(2), strict=True):
+            z.baddbmm_(h, Rt)
+            i, f, o, g = torch.split(z, n, -1)
+            g.tanh_()
+            if kind == "diagonal":
+                z[..., : 2 * n].addcmul_(torch.cat((c, c), -1), seen[0].unsqueeze(1))
+            z[..., : (3 if kind == "none" else 2) * n].sigmoid_()
+            h, earlier, c = later[:, 0], c, later[:, 1]
+            torch.mul(f, earlier, out=c)
+            c.addcmul_(i, g)
+            if kind == "diagonal":
+                o.addcmul_(c, seen[1].unsqueeze(1)).sigmoid_()
+            elif kind == "output_full":
+                o.baddbmm_(c, seen[0].mT).sigmoid_()
+            torch.tanh(c, out=h)
+            h *= o
+
+    def backward(self, G: Tensor, S: Tensor, A: Tensor, D: Tensor | None, carry: Tensor) -> None:
+        R, *weights = self.weights
+        n, kind = self.n, self.peephole
+        dh, dc = carry.unbind(1)
+        reached = carry[:, self.seen]
+        i, f, o, g = torch.split(A, n, -1)
+        squashed = S[:, 1, 1:].tanh()
+        to_c = o - o * squashed * squashed
+        for slope, factor, gate in zip(
+            torch.split(G, n, -1)[:3], (g, S[:, 1, :-1], squashed), (i, f, o), strict=True
+        ):
+            torch.mul(factor, gate - gate * gate, out=slope)
+        torch.mul(i, 1 - g * g, out=G[..., 3 * n :])
+        for t in reversed(range(G.shape[1])):
+            z = G[:, t]
+            zi, zf, zo, zg = torch.split(z, n, -1)
+            if D is not None:
+                reached += D[:, t]
+            zo *= dh
+            dc.addcmul_(dh, to_c[:, t])
+            if kind == "diagonal":
+                dc.addcmul_(zo, weights[1].unsqueeze(1))
+            elif kind == "output_full":
+                dc.baddbmm_(zo, weights[0])
+            zi *= dc
+            zf *= dc
+            zg *= dc
+            dc *= f[:, t]
+            if kind == "diagonal":
+                for z_, seen in zip(
+                    (zi, zf), torch.split(weights[0].unsqueeze(1), n, -1), strict=True
+                ):
+                    dc.addcmul_(z_, seen)
+            torch.bmm(z, R, out=dh)
+
+    def add_weight_gradients(self, G: Tensor, S: Tensor, A: Tensor) -> None:
+        dR, *seen = self.sums[2:]
+        self.add_product(dR, G, S[:, 0, :-1])
+        if not seen:
+            return
+        C, o = S[:, 1, ..., : self.n], self.columns(G, 2)[..., : self.n]
+        if self.peephole == "output_full":
+            seen[0].baddbmm_(o.flatten(1, 2).mT, C[:, 1:].flatten(1, 2))
+            return
+        parts = [self.columns(G, k)[..., : self.n] * C[:, :-1] for k in range(2)]
+        seen[0] += torch.cat([part.sum((1, 2)) for part in parts], -1)
+        seen[1] += (o * C[:, 1:]).sum((1, 2))
+
+
+class GRUSteps(GatedSteps):
+    """r, z, the candidate and R_n h are kept: the reset gate is applied to R_n h."""
+
+    states, kept, back, met = 1, 4, 4, 3
+
+    def squash(self, z: Tensor) -> None:
+        """Make the candidate of its argument, in place."""
+        z.tanh_()
+
+    def slope(self, candidate: Tensor) -> Tensor:
+        """Return the slope of `squash` from what it made."""
+        return 1 - candidate * candidate
+
+    def forward(self, S: Tensor, A: Tensor, x: Tensor) -> None:
+        self.project(x, A)
+        n = self.n
+        R, R_n = (M.mT for M in torch.split(self.weights[0], [2 * n, n], 1))
+        h = S[:, 0, 0]
+        for a, later in zip(A.unbind(1), S[:, 0, 1:].unbind(1), strict=True):
+            rz, (r, z, candidate, Rh) = a[..., : 2 * n], torch.split(a, n, -1)
+            rz.baddbmm_(h, R).sigmoid_()
+            torch.bmm(h, R_n, out=Rh)
+            self.squash(candidate.addcmul_(r, Rh))
+            h = torch.lerp(candidate, h, z, out=later)
+
+    def backward(self, G: Tensor, S: Tensor, A: Tensor, D: Tensor | None, carry: Tensor) -> None:
+        n = self.n
+        r, z, candidate, Rh = torch.split(A, n, -1)
+        gr, gz, gn, gq = torch.split(G, n, -1)
+        torch.mul(S[:, 0, :-1] - candidate, z - z * z, out=gz)
+        torch.mul(1 - z, self.slope(candidate), out=gn)
+        torch.mul(gn, r, out=gq)
+        torch.mul(gq * (1 - r), Rh, out=gr)
+        R, R_n = torch.split(self.weights[0], [2 * n, n], 1)
+        dh = carry[:, 0]
+        for t in reversed(range(G.shape[1])):
+            if D is not None:
+                dh += D[:, t]
+            g = G[:, t]
+            torch.unflatten(g, -1, (4, n)).mul_(dh.unsqueeze(-2))
+            dh *= z[:, t]
+            dh.baddbmm_(g[..., : 2 * n], R).baddbmm_(g[..., 3 * n :], R_n)
+
+    def add_weight_gradients(self, G: Tensor, S: Tensor, A: Tensor) -> None:
+        rz, n = torch.split(self.sums[2], [2 * self.row, self.row], 1)
+        self.add_product(rz, self.columns(G, 0, 2), S[:, 0, :-1])
+        self.add_product(n, self.columns(G, 3), S[:, 0, :-1])
+
+
+class ChoGRUSteps(GatedSteps):
+    """r, z and the candidate are kept: the reset gate is applied to h."""
+
+    states, kept, back, met = 1, 3, 3, 3
+
+    def forward(self, S: Tensor, A: Tensor, x: Tensor) -> None:
+        self.project(x, A)
+        n = self.n
+        R, R_n = (M.mT for M in torch.split(self.weights[0], [2 * n, n], 1))
+        h = S[:, 0, 0]
+        for a, later in zip(A.unbind(1), S[:, 0, 1:].unbind(1), strict=True):
+            rz, (r, z, candidate) = a[..., : 2 * n], torch.split(a, n, -1)
+            rz.baddbmm_(h, R).sigmoid_()
+            candidate.baddbmm_(r * h, R_n).tanh_()
+            h = torch.lerp(candidate, h, z, out=later)
+
+    def backward(self, G: Tensor, S: Tensor, A: Tensor, D: Tensor | None, carry: Tensor) -> None:
+        n, H = self.n, S[:, 0, :-1]
+        r, z, candidate = torch.split(A, n, -1)
+        gr, gz, gn = torch.split(G, n, -1)
+        torch.mul(H, r - r * r, out=gr)
+        torch.mul(H - candidate, z - z * z, out=gz)
+        torch.mul(1 - z, 1 - candidate * candidate, out=gn)
+        R, R_n = torch.split(self.weights[0], [2 * n, n], 1)
+        dh = carry[:, 0]
+        for t in reversed(range(G.shape[1])):
+            if D is not None:
+                dh += D[:, t]
+            torch.unflatten(G[:, t, :, n:], -1, (2, n)).mul_(dh.unsqueeze(-2))
+            reset = torch.bmm(gn[:, t], R_n)
+            gr[:, t] *= reset
+            dh.mul_(z[:, t]).addcmul_(reset, r[:, t]).baddbmm_(G[:, t, :, : 2 * n], R)
+
+    def add_weight_gradients(self, G: Tensor, S: Tensor, A: Tensor) -> None:
+        rz, n = torch.split(self.sums[2], [2 * self.row, self.row], 1)
+        H = S[:, 0, :-1]
+        self.add_product(rz, self.columns(G, 0, 2), H)
+        self.add_product(n, self.columns(G, 2), self.columns(A, 0) * H)

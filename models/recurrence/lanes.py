@@ -1,0 +1,49 @@
+"""Networks side by side: what `torch.vmap` of a recurrence becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def on_folded_lanes(
+    function: type[torch.autograd.Function],
+    size: int,
+    in_dims: tuple[int | None, ...],
+    args: tuple[Any, ...],
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Apply `function` once, the mapped axis of each tensor folded into its axis of lanes.
+
+    `args` begins with x, which one lane may stand in for all, and every tensor has lanes in front;
+    so has every output. To be called from the `vmap` rule of `function`.
+    """
+
+    def mapped(arg: Any, dim: int | None) -> Any:
+        if not isinstance(arg, Tensor):
+            return arg
+        return arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+
+    x, *rest = map(mapped, args, in_dims)
+    lanes = rest[0].shape[1]
+    shared = in_dims[0] is None and x.shape[1] == 1
+    x = x[:1] if shared else x.expand(size, lanes, *x.shape[2:])
+    folded = [t.flatten(0, 1) if isinstance(t, Tensor) else t for t in (x, *rest)]
+    outputs = function.apply(*folded)  # type: ignore[no-untyped-call]
+    return tuple(o.reshape(size, lanes, *o.shape[1:]) for o in outputs), (0,) * len(outputs)
+
+
+def spread_input(x: Tensor, lanes: int, symbols: int | None = None) -> Tensor:
+    """Return x with so many lanes, each contiguous, and symbols as int64.
+
+    Raises:
+        IndexError: if `symbols` is given, x is on a CPU, and a symbol is not below `symbols`.
+    """
+    if not x.is_floating_point():
+        x = x.long()
+        if symbols is not None and x.device.type == "cpu":
+            low, high = x.aminmax()
+            if low < 0 or high >= symbols:
+                raise IndexError(f"symbols are 0 to {symbols - 1}; x has {low} to {high}")
+    return x.contiguous().expand(lanes, *x.shape[1:])

@@ -1,0 +1,211 @@
+"""The fast complex and GORU recurrences against the readable ones, on each backend."""
+
+import pytest
+import torch
+
+from models.recurrence import complex as fast
+from models.recurrence import complex_reference as readable
+from models.recurrence import native_gated, native_paired
+from models.recurrence.complex import paired, paired_matrix
+from models.recurrence.goru import goru
+from models.recurrence.goru_reference import goru_states
+
+SIZES = {  # τ, B, n, m, p
+    "odd": (9, 5, 19, 4, 3),
+    "all one": (1, 1, 1, 1, 1),
+    "one sequence": (7, 1, 17, 3, 2),
+    "whole vectors": (6, 14, 32, 16, 16),
+    "many rows": (4, 31, 7, 2, 40),
+    "wide": (3, 17, 135, 5, 2),
+}
+CELLS = [*readable.FORMS, "goru"]
+
+
+@pytest.fixture(params=["torch", "native"])
+def backend(request):
+    libraries = [native_paired.SOURCES, native_gated.SOURCES]
+    if request.param == "native" and None in map(native_paired.load_library, libraries):
+        pytest.skip("no C++ compiler here")
+    return request.param
+
+
+def draw(cell, sizes, inputs="symbols", dtype=torch.float64, lanes=()):
+    """Return x and the leaves U, W, b, V, c, h0; of GORU U, R, b, threshold, V, c, h0."""
+    steps, batch, n, m, p = sizes
+    torch.manual_seed(sum(sizes))
+    if inputs == "symbols":
+        x = torch.randint(0, m, (*lanes, steps, batch))
+    else:
+        x = torch.randn(*lanes, steps, batch, m, dtype=dtype)
+    shapes = [(2 * n, m), (n, n), (n,), (p, 2 * n), (p,), (batch, n)]
+    if cell == "goru":
+        shapes = [(3 * n, m), (3 * n, n), (2 * n,), (n,), (p, n), (p,), (batch, n)]
+    leaves = [torch.randn(*lanes, *shape, dtype=dtype) for shape in shapes]
+    if cell != "goru":
+        for k in (1, 5):
+            leaves[k] = torch.complex(leaves[k], torch.randn(*lanes, *shapes[k], dtype=dtype))
+    leaves[1] = leaves[1] / (1.4 * n**0.5)
+    leaves[-4 if cell != "goru" else 3].mul_(0.3)
+    return x, [leaf.requires_grad_() for leaf in leaves]
+
+
+def run(cell, x, *leaves, **options):
+    """Return (logits, last h) of the fast recurrence."""
+    *parameters, h0 = leaves
+    if cell == "goru":
+        return goru(x, *parameters, h0=h0, **options)
+    return fast.recur(x, *parameters, h0=h0, activation=cell, **options)
+
+
+def run_readable(cell, x, *leaves, readout="all"):
+    *parameters, h0 = leaves
+    if cell != "goru":
+        return readable.recur(x, *parameters, h0=h0, activation=cell, readout=readout)
+    *parameters, V, c = parameters
+    H = goru_states(x, *parameters, h0=h0)
+    return (H if readout == "all" else H[-1]) @ V.mT + c, H[-1]
+
+
+def outcome(function, cell, x, leaves, **options):
+    """Return logits, last h and the gradients of everything that takes one."""
+    logits, h = function(cell, x, *leaves, **options)
+    inputs = [t for t in (x, *leaves) if t.requires_grad]
+    return logits, h, *torch.autograd.grad(score(logits, h), inputs)
+
+
+def score(logits, h):
+    weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
+    h = torch.view_as_real(h) if h.is_complex() else h
+    return (logits.sin() * weights).sum() + (h + 0.3).cos().sum()
+
+
+def close(actual, expected, tolerance=1e-12):
+    """Assert that tensors agree to a tolerance relative to the largest entry of each."""
+    for a, e in zip(actual, expected, strict=True):
+        scale = e.detach().abs().max().clamp(min=1.0).item()
+        torch.testing.assert_close(a, e, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+class TestEachBackend:
+    @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+    @pytest.mark.parametrize("inputs", ["symbols", "values"])
+    @pytest.mark.parametrize("readout", ["all", "last"])
+    def test_values_and_gradients_are_those_of_the_reference(
+        self, backend, cell, readout, inputs, sizes
+    ):
+        x, leaves = draw(cell, sizes, inputs)
+        x.requires_grad_(inputs == "values")
+        expected = outcome(run_readable, cell, x, leaves, readout=readout)
+        for chunk in (None, 1, 4):
+            how = {"readout": readout, "chunk": chunk, "backend": backend}
+            close(outcome(run, cell, x, leaves, **how), expected)
+
+    def test_one_step_in_float32_agrees_from_any_state(self, backend, cell):
+        x, leaves = draw(cell, (1, 13, 45, 6, 4), "values", torch.float32)
+        single = run(cell, x, *leaves, backend=backend)
+        doubles = [
+            leaf.detach().to(torch.promote_types(leaf.dtype, x.double().dtype)) for leaf in leaves
+        ]
+        double = run_readable(cell, x.double(), *doubles)
+        close([t.to(d.dtype) for t, d in zip(single, double, strict=True)], double, 5e-6)
+
+    def test_no_input_need_be_contiguous(self, backend, cell):
+        x, leaves = draw(cell, SIZES["odd"], "values")
+        expected = outcome(run, cell, x, leaves, backend=backend)
+        strided = [t.detach().unsqueeze(-1).expand(*t.shape, 2)[..., 1] for t in (x, *leaves)]
+        crossed = [t.mT.contiguous().mT if t.dim() > 1 else t for t in strided]
+        leaves = [t.requires_grad_() for t in crossed[1:]]
+        assert not any(t.is_contiguous() for t in (crossed[0], *leaves[:2]))
+        close(outcome(run, cell, crossed[0], leaves, backend=backend), expected)
+
+    def test_finite_differences_give_the_same_gradients(self, backend, cell):
+        x, leaves = draw(cell, (4, 2, 3, 2, 2), "values")
+
+        def function(x, *leaves):
+            return run(cell, x, *leaves, backend=backend, chunk=3)
+
+        assert torch.autograd.gradcheck(function, (x.requires_grad_(), *leaves))
+
+    def test_without_gradients_the_result_is_the_same_bit_for_bit(self, backend, cell):
+        x, leaves = draw(cell, SIZES["odd"])
+        kept = run(cell, x, *leaves, backend=backend, chunk=2)
+        with torch.no_grad():
+            close(run(cell, x, *leaves, backend=backend, chunk=2), kept, 0)
+
+    def test_a_nan_or_infinity_is_not_lost(self, backend, cell):
+        x, leaves = draw(cell, (3, 2, 5, 2, 2), "values")
+        for bad in (torch.nan, torch.inf):
+            spoilt = x.clone()
+            spoilt[1, 0] = bad
+            actual = run(cell, spoilt, *leaves, backend=backend)
+            expected = run_readable(cell, spoilt, *leaves)
+            finite = [t.isfinite() for t in (*actual, *expected)]
+            assert all(map(torch.equal, finite[:2], finite[2:]))
+
+    def test_threads_change_nothing(self, backend, cell):
+        x, leaves = draw(cell, (20, 64, 70, 4, 3))
+        alone = outcome(run, cell, x, leaves, backend=backend)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 2)
+        try:
+            close(outcome(run, cell, x, leaves, backend=backend), alone)
+        finally:
+            torch.set_num_threads(threads)
+
+    def test_a_second_derivative_is_refused_with_words(self, backend, cell):
+        x, leaves = draw(cell, SIZES["odd"])
+        logits, _ = run(cell, x, *leaves, backend=backend)
+        (dV,) = torch.autograd.grad(logits.sin().sum(), leaves[-3], create_graph=True)
+        with pytest.raises(RuntimeError, match=r"first derivatives only.*reference"):
+            torch.autograd.grad(dV.sum(), leaves[0])
+
+    @pytest.mark.parametrize("shared", [True, False], ids=["one input", "own inputs"])
+    @pytest.mark.parametrize("inputs", ["symbols", "values"])
+    def test_each_lane_is_the_network_alone(self, backend, cell, inputs, shared):
+        x, leaves = draw(cell, SIZES["odd"], inputs, lanes=(2,))
+        x = (x[0] if shared else x).requires_grad_(inputs == "values")
+
+        def lane(x, *leaves):
+            return run(cell, x, *leaves, backend=backend, chunk=4)
+
+        dims = (None if shared else 0,) + (0,) * len(leaves)
+        stacked = torch.vmap(lane, in_dims=dims)(x, *leaves)
+        alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
+        expected = [torch.stack(two) for two in zip(*alone, strict=True)]
+        close(list(stacked), expected)
+        wanted = [t for t in (x, *leaves) if t.requires_grad]
+        close(*(torch.autograd.grad(score(*both), wanted) for both in (stacked, expected)))
+
+    def test_a_wrong_shape_or_dtype_is_refused_with_what_is_asked_for(self, backend, cell):
+        x, leaves = draw(cell, SIZES["odd"])
+        for position in range(len(leaves)):
+            single = torch.complex64 if leaves[position].is_complex() else torch.float32
+            for bad in (leaves[position][:-1], leaves[position].to(single)):
+                spoilt = [*leaves[:position], bad, *leaves[position + 1 :]]
+                with pytest.raises(ValueError, match=r"is torch.*of \d+ hidden units"):
+                    run(cell, x, *spoilt, backend=backend)
+
+
+@pytest.mark.parametrize("activation", readable.FORMS)
+def test_at_zero_modrelu_of_complex_numbers_is_zero_and_smooth(backend, activation):
+    """Slope at z = 0: (0.01 + b) / 0.01 in EUNN, (√ε + b) / (√ε + ε) with ε = 1e-5 in uRNN."""
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    U = torch.eye(2, dtype=torch.float64)
+    W = h0 = torch.complex(zero, zero)
+    b = torch.tensor([0.05], dtype=torch.float64)
+    x = torch.zeros(1, 1, 2, dtype=torch.float64, requires_grad=True)
+    how = {"activation": activation, "h0": h0, "backend": backend}
+    logits, _ = fast.recur(x, U, W, b, U, torch.zeros(2, dtype=torch.float64), **how)
+    (slope,) = torch.autograd.grad(logits[..., 0].sum(), x)
+    root = 1e-5**0.5
+    expected = 0.06 / 0.01 if activation == "shifted_modrelu" else (root + 0.05) / (root + 1e-5)
+    assert logits.tolist() == [[[0, 0]]]
+    assert slope[0, 0].tolist() == pytest.approx([expected, 0])
+
+
+def test_the_real_matrix_of_pairs_does_to_them_what_the_complex_one_does():
+    W, h = (torch.randn(*shape, dtype=torch.complex128) for shape in ((7, 7), (7,)))
+    composite = torch.cat((h.real, h.imag))
+    found = paired_matrix(W) @ paired(composite)
+    torch.testing.assert_close(found, paired(torch.cat(((W @ h).real, (W @ h).imag))))
