@@ -10,6 +10,7 @@ from tasks.copying import Copying
 from tasks.denoise import Denoise
 from tasks.pixel_mnist import PixelMnist
 from tasks.ptb_chars import PtbChars
+from tasks.speech_frames import SpeechFrames
 from tasks.variable_copying import VariableCopying
 
 TASKS: dict[str, type[Task]] = {
@@ -19,6 +20,7 @@ TASKS: dict[str, type[Task]] = {
     "denoise": Denoise,
     "pixel_mnist": PixelMnist,
     "ptb_chars": PtbChars,
+    "speech_frames": SpeechFrames,
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -41,6 +42,8 @@ class Metric:
     name: str
     unit: str
     better: Literal["lower", "higher"] = "lower"
+    test_only: bool = False
+    """Whether it is scored on test data alone: no search can rank by it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Batch:
     starts: Tensor | None = None
     """bool (B,): rows that begin a new sequence and drop the carried state. None: no state is
     carried and every batch begins anew."""
+    padded_to: int | None = None
+    """Steps that the split's sequences are padded to, where the batch ends with its own longest
+    one and the padding left out is still counted."""
+    rows: Tensor | None = None
+    """int64 (B,): which sequences of the split these are, where scores ask for more than y."""
 
     def to(self, device: str) -> Batch:
         """Return the batch on `device`."""
@@ -64,6 +72,8 @@ class Batch:
             self.y.to(device),
             None if self.mask is None else self.mask.to(device),
             None if self.starts is None else self.starts.to(device),
+            self.padded_to,
+            None if self.rows is None else self.rows.to(device),
         )
 
 
@@ -94,6 +104,28 @@ class TaskConfig(BaseModel):
         raise NotImplementedError
 
     @property
+    def objectives(self) -> tuple[str, ...]:
+        """The names of the metrics that a search can rank by: those of validation data."""
+        return tuple(metric.name for metric in self.metrics if not metric.test_only)
+
+    def objective(self, metric: str | None) -> str:
+        """Return the name of the metric to rank by (default: the loss).
+
+        Raises:
+            ValueError: if the task has no such metric, or has it on test data alone.
+        """
+        names = self.objectives
+        metric = names[0] if metric is None else metric
+        if any(m.test_only and m.name == metric for m in self.metrics):
+            raise ValueError(
+                f"{self.name} scores '{metric}' on test data alone; rank by one of "
+                f"{', '.join(names)}"
+            )
+        if metric not in names:
+            raise ValueError(f"{self.name} has no metric '{metric}'; it has {', '.join(names)}")
+        return metric
+
+    @property
     def sequence_length(self) -> int:
         """Number τ of time steps in a training batch."""
         raise NotImplementedError
@@ -110,7 +142,7 @@ class TaskConfig(BaseModel):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What remembering nothing scores on each metric for which that is known."""
+        """What remembering nothing scores on each metric for which the config alone tells."""
         raise NotImplementedError
 
     def baseline(self, metric: str | None = None) -> float:
@@ -119,10 +151,13 @@ class TaskConfig(BaseModel):
         Raises:
             ValueError: if the task has no such metric or no baseline is known for it.
         """
+        names = [m.name for m in self.metrics]
+        metric = metric or names[0]
+        if metric not in names:
+            raise ValueError(f"{self.name} has no metric '{metric}'; it has {', '.join(names)}")
         known = self.baselines
-        metric = metric or self.metrics[0].name
         if metric not in known:
-            raise ValueError(f"{self.name} has no metric '{metric}'; it has {', '.join(known)}")
+            raise ValueError(f"no baseline of '{metric}' is known from {self.name}'s config alone")
         return known[metric]
 
 
@@ -144,7 +179,19 @@ class Task(ABC):
 
     @classmethod  # noqa: B027 - a generated task needs none
     def check_corpus(cls, config: TaskConfig, data_root: Path | None) -> None:
-        """Raise CorpusMissingError if a corpus this config needs is not there. Reads no file."""
+        """Raise CorpusMissingError if a corpus this config needs is not there.
+
+        Quick: names and sizes of files are looked at, and at most a list of them is read.
+        """
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """What remembering nothing scores on each metric for which that is known."""
+        known = {}
+        for metric in self.config.metrics:
+            with suppress(ValueError):
+                known[metric.name] = self.config.baseline(metric.name)
+        return known
 
     @abstractmethod
     def train_batch(self, step: int, seed: int) -> Batch:
@@ -160,4 +207,7 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-        """Return for each metric (sum, count): added over batches, then divided."""
+        """Return for each metric (sum, count): added over batches, then divided.
+
+        What the batch has nothing for is left out, or has a count of 0.
+        """

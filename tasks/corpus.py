@@ -50,6 +50,21 @@ class Corpus:
         for name in self.files:
             self._find(name, data_root)
 
+    def find(self, data_root: Path | None) -> Path:
+        """Return the folder of the first file; raises as `check` does."""
+        self.check(data_root)
+        return self._find(next(iter(self.files)), data_root)[0].parent
+
+    def verify(self, data_root: Path | None) -> None:
+        """Raise CorpusMissingError unless every file is there with the very contents. Reads all."""
+        for name in self.files:
+            self.read(name, data_root)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all contents."""
+        return sum(size for size, _ in self.files.values())
+
     def read(self, name: str, data_root: Path | None) -> bytes:
         """Return the contents of a file; their digest is checked once in a process.
 
@@ -100,7 +115,10 @@ class Corpus:
 
     def _instruction(self, data_root: Path | None) -> str:
         root = "the folder that it names" if data_root is None else str(data_root)
-        return f"Put {', '.join(self.files)} into '{self.folder}' under {root}: {self.origin}"
+        return (
+            f"`eigensweep data fetch {self.folder}` gets it. "
+            f"Put {', '.join(self.files)} into '{self.folder}' under {root}: {self.origin}"
+        )
 
 
 def unpacked(content: bytes) -> bytes:

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from tasks import treebank
 from tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from tasks.cross_entropy import cross_entropy
 from tasks.lines import Lines
 from tasks.streams import shuffled
 from tasks.treebank import Reading
@@ -176,16 +176,14 @@ class PtbChars(Task):
             yield lines.batch(rows[first : first + B])
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        if batch.mask is None:
-            return cross_entropy(logits.flatten(0, 1), batch.y.flatten())
-        return _total_nats(logits, batch) / batch.mask.sum()
+        return cross_entropy(logits, batch.y, batch.mask)
 
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
         right = logits.argmax(-1) == batch.y
         count = batch.y.numel()
         if batch.mask is not None:
             right, count = right & batch.mask, int(batch.mask.sum())
-        total = _total_nats(logits, batch)
+        total = cross_entropy(logits, batch.y, batch.mask, reduction="sum")
         return {
             "cross_entropy": (total, count),
             "bits_per_char": (total / log(2), count),
@@ -239,12 +237,3 @@ def read_lines(data_root: Path | None) -> dict[str, Lines]:
     """
     streams = treebank.read_streams(data_root, "sentences")
     return {split: Lines.of(stream, treebank.LINE_END) for split, stream in streams.items()}
-
-
-def _total_nats(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the cross-entropy, summed over the scored positions."""
-    flat, y = logits.flatten(0, 1), batch.y.flatten()
-    if batch.mask is None:
-        return cross_entropy(flat, y, reduction="sum")
-    nats = cross_entropy(flat, y, reduction="none")
-    return torch.where(batch.mask.flatten(), nats, 0.0).sum()

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from tasks.cross_entropy import cross_entropy
 from tasks.streams import MAX_SIZE, chunks
 
 BatchSize = Annotated[int, Field(ge=1, le=65_536, description="Sequences in a training batch, B")]
@@ -125,11 +125,11 @@ class Recall(Task):
             yield self._batch(f"{self.config.name}/{split}", rows)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return cross_entropy(logits.flatten(0, 1), batch.y.flatten())
+        return cross_entropy(logits, batch.y)
 
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
         y, strings = batch.y, batch.y.shape[1]
-        total = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum")
+        total = cross_entropy(logits, y, reduction="sum")
         right = logits.argmax(-1) == y
         return {
             "cross_entropy": (total, y.numel()),

@@ -8,8 +8,10 @@ so no stream ever moves another.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.random import Philox
@@ -26,16 +28,36 @@ def draw(stream: str, rows: Sequence[int] | NDArray[np.int64], count: int) -> ND
     [0, r, 0, 0] as its counter. Raw output is used, which NumPy keeps frozen: the numbers are the
     same on every machine. A shorter row is the beginning of a longer one.
     """
-    key = np.frombuffer(hashlib.sha256(stream.encode()).digest()[:16], dtype="<u8")
-    generator = Philox(key=key.astype(np.uint64))
-    state = generator.state
-    counter = state["state"]["counter"]
+    key = hashlib.sha256(stream.encode()).digest()[:16]
+    counter = np.zeros(4, np.uint64)
+    state: Any = {
+        "bit_generator": "Philox",
+        "state": {"counter": counter, "key": np.frombuffer(key, dtype="<u8")},
+        **_NOTHING_AHEAD,
+    }
+    generator = _generator()
     numbers = np.empty((len(rows), count), dtype=np.uint64)
     for i, row in enumerate(rows):
         counter[:] = 0, row, 0, 0
         generator.state = state  # a tenth of the cost of a new generator
         numbers[i] = generator.random_raw(count)
     return numbers
+
+
+_NOTHING_AHEAD = {
+    "buffer": np.zeros(4, np.uint64),
+    "buffer_pos": 4,
+    "has_uint32": 0,
+    "uinteger": 0,
+}
+_of_thread = threading.local()
+
+
+def _generator() -> Philox:
+    """Return this thread's generator, whatever its state."""
+    if not hasattr(_of_thread, "generator"):
+        _of_thread.generator = Philox(0)
+    return _of_thread.generator
 
 
 def uniform(numbers: NDArray[np.uint64]) -> NDArray[np.float32]:

@@ -1,6 +1,8 @@
 import gzip
 import hashlib
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,9 @@ import pytest
 from tasks import mnist, pixel_mnist, treebank
 from tasks.corpus import Form
 from tasks.streams import draw
+
+sys.path.insert(0, str(Path(__file__).parent))
+from recordings import voices
 
 TEXTS = {
     "train": " the cat sat on the mat \n a rat ran \n the hat <unk> \n" * 4,
@@ -21,6 +26,7 @@ def small_corpora(tmp_path, monkeypatch):
     """Put small files where the corpora are expected and return their data root."""
     _put_treebank(tmp_path, monkeypatch)
     _put_mnist(tmp_path, monkeypatch)
+    voices(tmp_path)
     return tmp_path
 
 

@@ -13,8 +13,11 @@ from tasks.copying import Copying, CopyingConfig
 from tasks.denoise import Denoise, DenoiseConfig
 from tasks.pixel_mnist import PixelMnistConfig
 from tasks.ptb_chars import PtbChars, PtbCharsConfig
+from tasks.speech_frames import SpeechFramesConfig
 from tasks.variable_copying import VariableCopying, VariableCopyingConfig
 
+VOICES = "56b31ff3da3c29349f01bc49d2a56a6c71691f8b6c4f708aef28622a57060b76"
+"""Digest of the recordings that the tests make."""
 SMALL = {
     "adding": AddingConfig(length=12, batch_size=4, train_size=8, valid_size=20, test_size=30),
     "copying": CopyingConfig(delay=5, symbols=3, batch_size=4, valid_size=20, test_size=30),
@@ -23,6 +26,7 @@ SMALL = {
     "pixel_mnist": PixelMnistConfig(batch_size=4),
     "ptb_chars": PtbCharsConfig(batch_size=4, eval_batch_size=2, bptt=6),
     "ptb_chars, sentences": PtbCharsConfig(batch_size=4, eval_batch_size=2, reading="sentences"),
+    "speech_frames": SpeechFramesConfig(corpus="voices", digest=VOICES, batch_size=4),
 }
 
 
@@ -36,7 +40,7 @@ def task(request, small_corpora):
 
 def same(one, other):
     return all(
-        (a is None and b is None) or torch.equal(a, b)
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
         for a, b in zip(vars(one).values(), vars(other).values(), strict=True)
     )
 
@@ -62,7 +66,7 @@ class TestEveryTask:
             if batch.mask is None:
                 assert batch.x.shape[0] == config.sequence_length
             else:
-                assert batch.mask.shape == batch.y.shape
+                assert batch.mask.shape[:2] == batch.y.shape[:2]
                 assert batch.mask.dtype == torch.bool
                 assert batch.x.shape[0] <= config.sequence_length
             if shapes.input_kind == "symbols":
@@ -71,7 +75,9 @@ class TestEveryTask:
             else:
                 assert batch.x.dtype == torch.float32
                 assert batch.x.shape[2] == shapes.input_size
-            if shapes.readout == "all":
+            if shapes.readout == "all" and batch.y.dtype == torch.float32:
+                assert batch.y.shape == (*batch.x.shape[:2], shapes.output_size)
+            elif shapes.readout == "all":
                 assert batch.y.shape == batch.x.shape[:2]
                 assert int(batch.y.max()) < shapes.output_size
             elif batch.y.dtype == torch.int64:
@@ -85,12 +91,14 @@ class TestEveryTask:
         batch = task.train_batch(0, 0)
         logits = logits_for(task, batch)
         scores = task.scores(logits, batch)
-        names = [metric.name for metric in task.config.metrics]
+        names = list(task.config.objectives)
         assert list(scores) == names
         total, count = scores[names[0]]
         torch.testing.assert_close(total / count, task.loss(logits, batch))
-        assert task.config.baseline() == task.config.baseline(names[0])
-        assert all(task.config.baseline(name) > 0 for name in names)
+        assert all(task.baselines[name] > 0 for name in names)
+        assert all(
+            task.config.baseline(name) == task.baselines[name] for name in task.config.baselines
+        )
         task.loss(logits, batch).backward()
         assert logits.grad.isfinite().all()
 
@@ -115,6 +123,7 @@ GOLDEN = {
     "pixel_mnist": "5bb3acddb93f513a",
     "ptb_chars": "58ae76fe811715aa",
     "ptb_chars, sentences": "f15e663d4dd8cfb4",
+    "speech_frames": "e2fc95a518bcef03",
 }
 
 
@@ -151,6 +160,11 @@ def test_the_same_seed_gives_the_same_bits_on_every_machine(small_corpora):
         (PixelMnistConfig, {"permutation": 5}, "permutation"),
         (PixelMnistConfig, {"split": "heldout"}, "split"),
         (PixelMnistConfig, {"batch_size": 60_001}, "batch_size"),
+        (SpeechFramesConfig, {"corpus": "../voices"}, "corpus"),
+        (SpeechFramesConfig, {"digest": "12"}, "digest"),
+        (SpeechFramesConfig, {"normalisation": "mean"}, "normalisation"),
+        (SpeechFramesConfig, {"mask": "all"}, "mask"),
+        (SpeechFramesConfig, {"pad_frames": 3}, "pad_frames"),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(make, config, field):
@@ -167,6 +181,7 @@ def test_a_field_out_of_range_is_refused_by_name(make, config, field):
         (PtbCharsConfig(bptt=39_199), "'bptt' of at most 39198; it is 39199"),
         (PtbCharsConfig(reading="sentences", bptt=50), "'bptt' is 518 or left out; it is 50"),
         (PixelMnistConfig(batch_size=55_001), "55000 training images; 'batch_size' is 55001"),
+        (SpeechFramesConfig(batch_size=3_697), "3696 training recordings; 'batch_size' is 3697"),
     ],
 )
 def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(config, words):

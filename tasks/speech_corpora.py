@@ -1,0 +1,263 @@
+"""Corpora of speech under the data root: TIMIT, spoken digits, or any folder with a manifest.
+
+Source: the parts of TIMIT are those of Wisdom et al., NeurIPS 2016, which Helfrich & Ye, AAAI 2020,
+take over: 462 speakers to train on, 50 to validate on, 24 to test on (the core test set), each with
+eight sentences; the two that all speakers say are left out. Nothing is downloaded here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.corpus import CorpusMismatchError, CorpusMissingError
+from tasks.speech_files import RATE, read_recording
+
+Part = Literal["train", "valid", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+MANIFEST = "manifest.txt"
+LONGEST_SECONDS = 60
+COUNTS: dict[str, dict[Part, int]] = {
+    "timit": {"train": 3_696, "valid": 400, "test": 192},
+    "fsdd": {"train": 600, "valid": 300, "test": 300},
+}
+"""Recordings of each part, for the corpora that are known."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+VALID_SPEAKERS = _names(
+    """faks0 fdac1 fjem0 mgwt0 mjar0 mmdb1 mmdm2 mpdf0 fcmh0 fkms0 mbdg0 mbwm0 mcsh0 fadg0 fdms0
+    fedw0 mgjf0 mglb0 mrtk0 mtaa0 mtdt0 mthc0 mwjg0 fnmr0 frew0 fsem0 mbns0 mmjr0 mdls0 mdlf0 mdvc0
+    mers0 fmah0 fdrw0 mrcs0 mrjm4 fcal1 mmwh0 fjsj0 majc0 mjsw0 mreb0 fgjd0 fjmg0 mroa0 mteb0 mjfc0
+    mrjr0 fmml0 mrws1"""
+)
+TEST_SPEAKERS = _names(
+    """mdab0 mwbt0 felc0 mtas1 mwew0 fpas0 mjmp0 mlnt0 fpkt0 mlll0 mtls0 fjlm0 mbpm0 mklt0 fnlp0
+    mcmj0 mjdh0 fmgd0 mgrt0 mnjm0 fdhc0 mjln0 mpam0 fmld0"""
+)
+TIMIT_ORIGIN = (
+    "put the folders TRAIN and TEST of LDC93S1 (https://catalog.ldc.upenn.edu/LDC93S1) into a "
+    "folder 'timit' under the data root"
+)
+
+FSDD_FOLDERS = ("fsdd/recordings", "speech/recordings", "free-spoken-digit-dataset/recordings")
+FSDD_SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
+FSDD_DIGEST = "1d4e78283c4eafdd1d6d226ee767a6f0cf5d05c4536d620d541f57246b395503"
+FSDD_ORIGIN = (
+    "`eigensweep data fetch fsdd` gets it; by hand, put the folder 'recordings' of "
+    "https://github.com/Jakobovski/free-spoken-digit-dataset into a "
+    "folder 'fsdd' under the data root; recordings 0 to 19 of each digit and speaker are used"
+)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Where the recordings of each part are, in order, and what they are expected to be."""
+
+    paths: dict[Part, list[Path]]
+    origin: str
+    sha256: dict[Path, str] | None = None
+    """Of each file, where it is known."""
+    together: str | None = None
+    """The SHA-256 of the lines that `sha256sum` prints of all files in the order of names."""
+
+
+def find_recordings(corpus: str, digest: str | None, data_root: Path | None) -> Listed:
+    """Return where a corpus's recordings are: of `timit`, `fsdd`, or of a folder of that name.
+
+    No recording is read. A folder has a manifest: lines of a part (train, valid, test), a SHA-256
+    and a path inside the folder. `digest` is the SHA-256 of the manifest.
+
+    Raises:
+        CorpusMissingError: if it is not there, not complete, or not the one that is asked for.
+    """
+    if data_root is None:
+        raise CorpusMissingError(
+            f"the corpus '{corpus}' is needed and no data root is set (EIGENSWEEP_DATA_ROOT)"
+        )
+    if corpus == "timit":
+        return _timit(data_root)
+    if corpus == "fsdd":
+        return _fsdd(data_root)
+    return _folder(corpus, digest, data_root)
+
+
+def read_recordings(listed: Listed) -> dict[Part, list[NDArray[np.int16]]]:
+    """Return the samples of every recording, at 8 kHz.
+
+    Raises:
+        CorpusMismatchError: if a file cannot be read, or is another one than expected.
+    """
+    found: dict[Part, list[NDArray[np.int16]]] = {}
+    digests: dict[Path, str] = {}
+    for part, paths in listed.paths.items():
+        found[part] = []
+        for path in paths:
+            content = path.read_bytes()
+            if listed.sha256 is not None or listed.together is not None:
+                digests[path] = hashlib.sha256(content).hexdigest()
+            if listed.sha256 is not None and digests[path] != listed.sha256[path]:
+                raise CorpusMismatchError(
+                    f"{path} has SHA-256 {digests[path]}; expected {listed.sha256[path]}"
+                )
+            try:
+                samples = read_recording(content)
+            except ValueError as error:
+                raise CorpusMismatchError(f"{path} {error}") from error
+            if len(samples) > LONGEST_SECONDS * RATE:
+                raise CorpusMismatchError(
+                    f"{path} is {len(samples) / RATE:.0f} s long; expected at most "
+                    f"{LONGEST_SECONDS}"
+                )
+            found[part].append(samples)
+    if listed.together is not None:
+        names = {f"{path.parent.name}/{path.name}": digest for path, digest in digests.items()}
+        lines = "".join(f"{names[name]}  {name}\n" for name in sorted(names))
+        together = hashlib.sha256(lines.encode()).hexdigest()
+        if together != listed.together:
+            raise CorpusMismatchError(
+                f"the recordings in {path.parent} have SHA-256 {together} together; expected "
+                f"{listed.together}. {listed.origin}"
+            )
+    return found
+
+
+def _timit(data_root: Path) -> Listed:
+    """Return TIMIT's recordings, sorted by speaker and sentence; names may be in either case."""
+    root = _inside(data_root, "timit")
+    root = _inside(root, "timit") or root
+    train, test = _inside(root, "train"), _inside(root, "test")
+    if train is None or test is None:
+        raise CorpusMissingError(
+            f"there is no folder {'TRAIN' if train is None else 'TEST'} in "
+            f"{root or data_root / 'timit'}. {TIMIT_ORIGIN}"
+        )
+    found: dict[Part, list[Path]] = {
+        "train": _sentences(train, None),
+        "valid": _sentences(test, VALID_SPEAKERS),
+        "test": _sentences(test, TEST_SPEAKERS),
+    }
+    for part, expected in COUNTS["timit"].items():
+        if len(found[part]) != expected:
+            raise CorpusMismatchError(
+                f"{root} has {len(found[part]):,} sentences to {_verb(part)}; expected "
+                f"{expected:,}. {TIMIT_ORIGIN}"
+            )
+    return Listed(found, TIMIT_ORIGIN)
+
+
+def _sentences(folder: Path, speakers: frozenset[str] | None) -> list[Path]:
+    """Return a file of each sentence of these speakers, None: of all, sorted by both.
+
+    Of a sentence that is there in two files the first one by name is taken.
+    """
+    found: dict[tuple[str, str], Path] = {}
+    for region in _matching(folder, r"dr[1-8]"):
+        for speaker in _matching(region, r"[fm]\w{3}\d"):
+            name = speaker.name.lower()
+            if speakers is not None and name not in speakers:
+                continue
+            for path in _matching(speaker, r"(sx|si)\d+\.wav(\.wav)?"):
+                found.setdefault((name, path.name.lower().partition(".")[0]), path)
+    return [found[key] for key in sorted(found)]
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if re.fullmatch(pattern, p.name, re.IGNORECASE))
+
+
+def _inside(folder: Path | None, name: str) -> Path | None:
+    """Return the folder of that name in another, in whichever case, None if there is none."""
+    if folder is None:
+        return None
+    return next((path for path in _matching(folder, re.escape(name)) if path.is_dir()), None)
+
+
+def _fsdd(data_root: Path) -> Listed:
+    """Return the spoken digits: of 20 recordings of each, 0-4 test, 5-9 validate, 10-19 train."""
+    folder = next((f for name in FSDD_FOLDERS if (f := data_root / name).is_dir()), None)
+    if folder is None:
+        raise CorpusMissingError(f"there is no {data_root / FSDD_FOLDERS[0]}. {FSDD_ORIGIN}")
+    there = {path.name for path in folder.iterdir()}
+    ranges: dict[Part, range] = {"train": range(10, 20), "valid": range(5, 10), "test": range(5)}
+    paths: dict[Part, list[Path]] = {}
+    for part, numbers in ranges.items():
+        spoken = product(range(10), FSDD_SPEAKERS, numbers)
+        names = sorted(f"{digit}_{speaker}_{number}.wav" for digit, speaker, number in spoken)
+        missing = [name for name in names if name not in there]
+        if missing:
+            raise CorpusMissingError(
+                f"{folder} lacks {missing[0]} and {len(missing) - 1} more of the recordings to "
+                f"{_verb(part)}. {FSDD_ORIGIN}"
+            )
+        paths[part] = [folder / name for name in names]
+    return Listed(paths, FSDD_ORIGIN, together=FSDD_DIGEST)
+
+
+def _folder(name: str, digest: str | None, data_root: Path) -> Listed:
+    """Return what the manifest of a folder lists, in its order."""
+    manifest = data_root / name / MANIFEST
+    origin = (
+        f"a folder of recordings has a '{MANIFEST}' with lines such as "
+        "'train <sha256> speaker/sentence.wav', as `sha256sum` prints them after the part"
+    )
+    if not manifest.is_file():
+        raise CorpusMissingError(f"there is no {manifest}; {origin}")
+    content = manifest.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if digest != found:
+        given = "none is given" if digest is None else f"it is {digest}"
+        raise CorpusMismatchError(
+            f"results on '{name}' belong to the very recordings that {manifest} lists: 'digest' "
+            f"must be its SHA-256, {found}; {given}"
+        )
+    paths: dict[Part, list[Path]] = {part: [] for part in PARTS}
+    sha256: dict[Path, str] = {}
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        words = line.split(maxsplit=2)
+        refused = _refused(words)
+        if refused is not None:
+            raise CorpusMismatchError(f"{manifest}, line {number}: {refused}; {origin}")
+        path = data_root / name / words[2].strip()
+        if path in sha256:
+            raise CorpusMismatchError(f"{manifest}, line {number}: '{words[2]}' is there twice")
+        if not path.is_file():
+            raise CorpusMissingError(f"{manifest}, line {number}: there is no {path}")
+        sha256[path] = words[1].lower()
+        paths[next(part for part in PARTS if part == words[0])].append(path)
+    for part in PARTS:
+        if not paths[part]:
+            raise CorpusMismatchError(f"{manifest} lists no recording to {_verb(part)}; {origin}")
+    return Listed(paths, origin, sha256)
+
+
+def _refused(words: list[str]) -> str | None:
+    """Return what is wrong with a manifest's line, None if nothing is."""
+    if len(words) != 3:
+        return "expected a part, a SHA-256 and a path"
+    part, sha256, path = words
+    if part not in PARTS:
+        return f"'{part}' is none of the parts {', '.join(PARTS)}"
+    if not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        return f"'{sha256}' is no SHA-256 of 64 hex digits"
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        return f"'{path}' leads out of the folder"
+    return None
+
+
+def _verb(part: str) -> str:
+    return {"train": "train on", "valid": "validate on", "test": "test on"}[part]

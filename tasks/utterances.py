@@ -1,0 +1,125 @@
+"""Recordings of unequal length as frames, side by side in one batch: padded at the end, masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasks.base import Batch
+from tasks.spectra import BINS, SILENCE_DB, frame_count, log_magnitudes, spectrum
+
+Mask = Literal["lengths", "lengths-1"]
+
+
+@dataclass(frozen=True, eq=False)
+class Utterances:
+    """Recordings whose frames are to be predicted, each one from those before it."""
+
+    frames: NDArray[np.float32]
+    """(all frames + 1, p): log magnitudes, end to end. The last row is silence, and so is the first
+    frame of each recording: behind the end of every recording lies silence."""
+    lengths: NDArray[np.int64]
+    """Frames of each recording."""
+    begins: NDArray[np.int64]
+    """Where in `frames` each recording begins."""
+
+    @classmethod
+    def of(cls, recordings: Sequence[NDArray[np.int16]]) -> Utterances:
+        """Return recordings as frames of log magnitudes."""
+        lengths = [frame_count(len(samples)) for samples in recordings]
+        utterances = cls.silent(lengths, BINS)
+        for samples, begin, length in zip(recordings, utterances.begins, lengths, strict=True):
+            utterances.frames[begin : begin + length] = log_magnitudes(spectrum(samples))
+        return utterances
+
+    @classmethod
+    def silent(cls, lengths: Sequence[int], bins: int) -> Utterances:
+        """Return silence of as many frames in each recording, to be filled."""
+        each = np.array(lengths, np.int64)
+        frames = np.full((each.sum() + 1, bins), SILENCE_DB, np.float32)
+        return cls(frames, each, each.cumsum() - each)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """Frames of the longest recording."""
+        return int(self.lengths.max())
+
+    def by_length(self) -> NDArray[np.int64]:
+        """Return the numbers of all recordings, the shortest first."""
+        return np.argsort(self.lengths, kind="stable")
+
+    def batch(
+        self,
+        rows: NDArray[np.int64],
+        mask: Mask,
+        padded_to: int | None = None,
+        with_rows: bool = False,
+    ) -> Batch:
+        """Return recordings side by side: x and y (τ, B, p), mask (τ, B, 1).
+
+        τ is the length of the longest one, and y one frame ahead of x. The target of a recording's
+        last frame is the silence behind it, which `lengths` scores and `lengths-1` does not.
+        """
+        lengths = self.lengths[rows]
+        step = np.arange(lengths.max() + 1)[:, None]
+        places = np.where(step < lengths, self.begins[rows] + step, len(self.frames) - 1)
+        seen = torch.from_numpy(self.frames.take(places, axis=0))
+        scored = step[:-1] < (lengths if mask == "lengths" else lengths - 1)
+        return Batch(
+            seen[:-1],
+            seen[1:],
+            torch.from_numpy(scored[..., None]),
+            padded_to=padded_to,
+            rows=torch.from_numpy(rows.copy()) if with_rows else None,
+        )
+
+    def pairs(self, mask: Mask) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """Yield x and y of each recording, where it is scored: (frames, p)."""
+        for begin, length in zip(self.begins, self.lengths, strict=True):
+            end = begin + (length if mask == "lengths" else length - 1)
+            yield self.frames[begin:end], self.frames[begin + 1 : end + 1]
+
+    def mean_target(self, mask: Mask) -> NDArray[np.float64]:
+        """Return the mean of what is to be predicted, (p,)."""
+        total = sum(y.sum(0, dtype=np.float64) for _, y in self.pairs(mask))
+        return total / self.scored(mask)
+
+    def mean_error(self, mask: Mask, answer: NDArray[np.float64]) -> float:
+        """Return the mean squared error of always answering `answer`, (p,)."""
+        total = sum(float(((y - answer) ** 2).sum()) for _, y in self.pairs(mask))
+        return total / self.scored(mask) / self.frames.shape[1]
+
+    def repeating_error(self, mask: Mask) -> float:
+        """Return the mean squared error of answering with the frame that is seen."""
+        total = sum(float(np.square(y - x, dtype=np.float64).sum()) for x, y in self.pairs(mask))
+        return total / self.scored(mask) / self.frames.shape[1]
+
+    def scored(self, mask: Mask) -> int:
+        """Return how many frames are scored."""
+        return int(self.lengths.sum()) - (0 if mask == "lengths" else len(self))
+
+
+def squared_error(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the sum of the squared errors of all scored frames."""
+    assert batch.mask is not None
+    return torch.where(batch.mask, logits - batch.y, 0.0).square().sum()
+
+
+def divisor(metric: str, batch: Batch) -> Tensor | int:
+    """Return how many numbers a mean squared error is a mean over."""
+    steps, B, bins = batch.y.shape
+    if metric == "padded_mse":
+        return B * (batch.padded_to or steps) * bins
+    if metric == "batch_padded_mse":
+        return B * steps * bins
+    assert batch.mask is not None
+    return batch.mask.sum() * bins
