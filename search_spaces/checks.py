@@ -89,13 +89,13 @@ def _task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecError]:
         found = CorpusError("task", str(error))
         found.__cause__ = error
         yield found
-    names = [metric.name for metric in task.metrics]
-    metric = spec.objective.metric
-    if metric is not None and metric not in names:
+    names, metric = list(task.objectives), spec.objective.metric
+    try:
+        task.objective(None if metric is None else str(shown(metric)))
+    except ValueError as error:
         yield UnknownMetricError(
             "objective.metric",
-            f"{task.name} has no metric '{shown(metric)}'; it has {', '.join(names)}"
-            f"{did_you_mean(metric, names)}",
+            f"{error}{did_you_mean(str(metric), names)}",
             expected="a metric of the task",
             got=shown(metric),
             available=names,

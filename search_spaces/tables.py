@@ -41,15 +41,15 @@ def markdown() -> str:
     tasks: dict[str, type[BaseModel]] = {
         name: cls.Config for name, cls in TASKS.items() if _is_ours(cls)
     }
-    lines = ["#### The spec", "", *_table(ExperimentSpec)]
-    lines += ["", "#### Each of `arms`", "", *_table(Arm)]
-    lines += ["", "#### Every `model`", "", *_shared(models.values())]
+    lines = ["## The spec", "", *_table(ExperimentSpec)]
+    lines += ["", "## Each of `arms`", "", *_table(Arm)]
+    lines += ["", "## Every `model`", "", *_shared(models.values())]
     for name, config in models.items():
-        lines += ["", f"#### `model: {name}`", "", *_table(config, _shared(models.values()))]
+        lines += ["", f"## `model: {name}`", "", *_table(config, _shared(models.values()))]
     for name, config in tasks.items():
-        lines += ["", f"#### `task: {name}`", "", *_table(config)]
+        lines += ["", f"## `task: {name}`", "", *_table(config)]
     for name, config in SECTIONS.items():
-        lines += ["", f"#### `{name}`", "", *_table(config)]
+        lines += ["", f"## `{name}`", "", *_table(config)]
     return "\n".join(lines) + "\n"
 
 

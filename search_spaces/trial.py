@@ -27,12 +27,22 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+UpdateRule = Literal["adam", "rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1"]
+ScheduleName = Literal["none", "exponential", "halve_on_plateau"]
+FACTORS: dict[ScheduleName, float] = {"exponential": 0.99, "halve_on_plateau": 0.5}
+"""What a schedule multiplies the learning rates with, where nothing else is said."""
+
+
 class OptimizerConfig(Strict):
     """How parameters are updated; `name_orth` and `lr_orth` are for the group `orth`, if any."""
 
-    name: Literal["adam", "rmsprop", "adagrad"] = Field("adam", description="Update rule")
+    name: UpdateRule = Field(
+        "adam",
+        description="Update rule; those of TensorFlow 1 start their sums of squares at 1 "
+        "(RMSprop) and 0.1 (Adagrad), as programs of that time did",
+    )
     lr: float = Field(1e-3, gt=0, le=100, description="Learning rate")
-    name_orth: Literal["adam", "rmsprop", "adagrad"] | None = Field(
+    name_orth: UpdateRule | None = Field(
         None, description="Optimizer of the orthogonal group; default: `name`"
     )
     lr_orth: float | None = Field(
@@ -48,13 +58,58 @@ class OptimizerConfig(Strict):
         None, gt=0, description="Clip the global L2 norm of the gradient"
     )
     clip_value: float | None = Field(None, gt=0, description="Clip each entry of the gradient")
+    schedule: ScheduleName = Field(
+        "none",
+        description="How both learning rates fall: never; by a factor at regular steps; or at "
+        "evaluations without a new best",
+    )
+    schedule_factor: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="What the rates are multiplied with; default: 0.99 if `exponential`, else 0.5",
+    )
+    schedule_every: int | None = Field(
+        None, ge=1, description="Exponential: steps between two falls; default: one epoch"
+    )
+    schedule_patience: int | None = Field(
+        None,
+        ge=1,
+        description="On plateaus: evaluations running without a new best before each fall; "
+        "default: 1",
+    )
 
     def checked(self) -> None:
-        """Raise ValueError if both clippings are given."""
+        """Raise ValueError if both clippings are given, or a field of another schedule is."""
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError(
                 "optimizer takes 'clip_norm' or 'clip_value' or neither; both are given"
             )
+        taken: dict[str, tuple[ScheduleName, ...]] = {
+            "schedule_factor": ("exponential", "halve_on_plateau"),
+            "schedule_every": ("exponential",),
+            "schedule_patience": ("halve_on_plateau",),
+        }
+        for field, schedules in taken.items():
+            if getattr(self, field) is not None and self.schedule not in schedules:
+                raise ValueError(
+                    f"optimizer takes '{field}' with schedule {' or '.join(schedules)}; "
+                    f"the schedule is {self.schedule}"
+                )
+
+    def resolved(self, task: TaskConfig) -> Self:
+        """Return the config with every default filled in."""
+        filled: dict[str, Any] = {
+            "name_orth": self.name_orth or self.name,
+            "lr_orth": self.lr_orth or self.lr,
+        }
+        if self.schedule != "none":
+            filled["schedule_factor"] = self.schedule_factor or FACTORS[self.schedule]
+        if self.schedule == "exponential":
+            filled["schedule_every"] = self.schedule_every or task.steps_per_epoch
+        elif self.schedule == "halve_on_plateau":
+            filled["schedule_patience"] = self.schedule_patience or 1
+        return self.model_copy(update=filled)
 
 
 class TrainingConfig(Strict):
@@ -70,6 +125,17 @@ class TrainingConfig(Strict):
         None,
         ge=1,
         description="Stop after this many evaluations without a new best; default: never",
+    )
+    test_every_evaluation: bool = Field(
+        False,
+        description="Score the test data at each evaluation too, and report the best and the last "
+        "of these scores, as some papers do, beside those of the selected point",
+    )
+
+    spectra: bool = Field(
+        False,
+        description="Keep the eigenvalues and singular values of the recurrent matrix at each "
+        "evaluation, for the analysis `spectra`; no result depends on it",
     )
 
     def resolved(self, task: TaskConfig) -> Self:
@@ -130,16 +196,26 @@ class TrialConfig(Strict):
 
         (hash, seed, step reached) names a result for ever: a longer budget continues it.
         """
+        text = json.dumps(self.hashed_content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def hashed_content(self) -> dict[str, Any]:
+        """Return what `content_hash` covers. Younger fields are in it only where they are used."""
         content = self.model_dump(mode="json", exclude={"seed", "replicates"})
-        for budget in ("steps", "epochs", "log_every"):
-            content["training"].pop(budget, None)
+        for changes_nothing in ("steps", "epochs", "log_every", "spectra"):
+            content["training"].pop(changes_nothing, None)
+        if not self.training.test_every_evaluation:
+            del content["training"]["test_every_evaluation"]
+        if self.optimizer.schedule == "none":
+            unused = [name for name in content["optimizer"] if name.startswith("schedule")]
+            for name in unused:
+                del content["optimizer"][name]
         content["result_version"] = {
             "model": MODELS[self.model.name].result_version,
             "task": TASKS[self.task.name].result_version,
             "trainer": TRAINER_RESULT_VERSION,
         }
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return content
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
@@ -156,22 +232,11 @@ class TrialConfig(Strict):
         """
         self.task.checked()
         self.optimizer.checked()
-        names = [m.name for m in self.task.metrics]
-        metric = self.objective.metric or names[0]
-        if metric not in names:
-            raise ValueError(
-                f"{self.task.name} has no metric '{metric}'; it has {', '.join(names)}"
-            )
-        optimizer = self.optimizer.model_copy(
-            update={
-                "name_orth": self.optimizer.name_orth or self.optimizer.name,
-                "lr_orth": self.optimizer.lr_orth or self.optimizer.lr,
-            }
-        )
+        metric = self.task.objective(self.objective.metric)
         return self.model_copy(
             update={
                 "model": self.model.resolved(self.task.shapes),
-                "optimizer": optimizer,
+                "optimizer": self.optimizer.resolved(self.task),
                 "training": self.training.resolved(self.task),
                 "objective": ObjectiveConfig(metric=metric),
             }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workers.driver import DriverOptions as DriverOptions
     from workers.driver import run_experiment as run_experiment
     from workers.durable_files import StorageError as StorageError
+    from workers.durable_files import write_whole as write_whole
     from workers.ledger import Finished as Finished
     from workers.ledger import Ledger as Ledger
     from workers.ledger import StaleWriteError as StaleWriteError
@@ -40,6 +41,7 @@ _HOME = {
     "DriverOptions": "driver",
     "run_experiment": "driver",
     "StorageError": "durable_files",
+    "write_whole": "durable_files",
     "Finished": "ledger",
     "Ledger": "ledger",
     "StaleWriteError": "ledger",

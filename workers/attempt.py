@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 import torch
 
 from search_spaces.trial import TrialConfig
+from workers import spectrum_files
 from workers.checkpoints import CurvePoint, Store
 from workers.durable_files import write_whole
 from workers.ledger import OBJECTIVE
 from workers.results import summarise
 from workers.training import Training
+
+logger = logging.getLogger(__name__)
 
 GLANCE_SECONDS = 1.0
 """How often a training in progress looks whether it is still wanted."""
@@ -60,12 +64,14 @@ class Attempt:
         torch.set_num_threads(max(1, int(order["resources"]["CPU"])))
         self.config = config = TrialConfig.from_dict(order["config"])
         store = Store(order["storage"])
+        donor = order["donor"]
         mark = cancel_mark(order["storage"], order["experiment"])
         self.replicates = [
             Replicate(
                 Training(config, seed, data_root=order["data_root"], device=device),
                 store,
                 replicate_key(order["experiment"], order["number"], seed),
+                replicate_key(donor[0], donor[1], seed) if donor else None,
                 order["attempt"],
                 order["checkpoint_seconds"],
                 mark.exists,
@@ -129,9 +135,12 @@ class Attempt:
         return {OBJECTIVE: fmean(bests), **means}
 
     def _by_replicate(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        kept = ("outcome", "value", "best_step", "step", "valid", "test", "seconds")
+        dropped = {"parameters", "baseline", "constraint"}
         pairs = zip(self.config.seeds, results, strict=True)
-        return [{"seed": seed, **{name: r[name] for name in kept}} for seed, r in pairs]
+        return [
+            {"seed": seed, **{name: r[name] for name in r if name not in dropped}}
+            for seed, r in pairs
+        ]
 
 
 class Replicate:
@@ -142,6 +151,7 @@ class Replicate:
         training: Training,
         store: Store,
         key: str,
+        donor: str | None,
         attempt: int,
         checkpoint_seconds: float,
         unwanted: Callable[[], bool],
@@ -153,6 +163,8 @@ class Replicate:
         self.evaluations: list[tuple[int, dict[str, float]]] = []
         """Step and metrics of every evaluation so far."""
         store.begin(key, attempt)
+        if donor is not None and store.copy(donor, key):
+            logger.info("going on from a smaller budget donor=%s key=%s", donor, key)
         snapshot = store.newest(key)
         if snapshot is not None:
             training.load_state_dict(snapshot.state)
@@ -201,6 +213,8 @@ class Replicate:
 
     def _commit(self) -> None:
         training, began = self.training, time.monotonic()
+        for step, spectra in training.drain_spectra():
+            spectrum_files.write(self._store.root / self._key, step, spectra)
         points = training.drain()
         self._store.commit(self._key, self._attempt, training.step, training.state_dict(), points)
         self._remember(points)

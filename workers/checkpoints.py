@@ -162,6 +162,10 @@ class Store:
                     return Snapshot(checkpoint.step, state, self.points(key))
         return None
 
+    def has_checkpoint(self, key: str) -> bool:
+        """Return whether anything was committed at `key`; reads no checkpoint."""
+        return bool(self._head(self._folder(key)).checkpoints)
+
     def points(self, key: str, since: int = 0) -> list[CurvePoint]:
         """Return the committed points of `key` from the index `since` on."""
         folder = self._folder(key)

@@ -200,6 +200,7 @@ def _orders(
             "experiment": experiment,
             "number": entry.number,
             "attempt": job.attempt,
+            "donor": job.donor and [job.donor.experiment_id, job.donor.number],
             "config": entry.config,
             "rungs": spec.rung_steps(TrialConfig.from_dict(entry.config)),
             "reported": max(entry.reports, default=0),

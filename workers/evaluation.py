@@ -13,36 +13,34 @@ from tasks.base import Split, Task
 
 @torch.no_grad()
 def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> dict[str, float]:
-    """Return each metric over the whole split, counting what is scored; may be not finite."""
+    """Return each metric over the whole split, counting what is scored; may be not finite.
+
+    A metric of which nothing was scored is left out.
+    """
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     state: State | None = None
     run = model.prepared()
     for batch in task.evaluation(split):
-        state = carried_into(batch.starts, state)
+        state = carried_into(model, batch.starts, state)
         batch = batch.to(device)
         logits, state = run(batch.x, state)
         for name, (total, count) in task.scores(logits, batch).items():
             sums[name] = sums.get(name, 0.0) + total.double()
             counts[name] = counts.get(name, 0) + count
-    return {name: float(total) / counts[name] for name, total in sums.items()}
+    return {name: float(total) / counts[name] for name, total in sums.items() if counts[name]}
 
 
-def carried_into(starts: Tensor | None, state: State | None) -> State | None:
+def carried_into(model: Model, starts: Tensor | None, state: State | None) -> State | None:
     """Return the state that a batch begins with: None is the model's own initial state.
 
-    Rows that begin a new sequence beside others that go on begin at zero.
+    Rows that begin a new sequence beside others that go on begin with it, too.
     """
     if state is None or starts is None or bool(starts.all()):
         return None
     if not bool(starts.any()):
         return state
-
-    def kept(part: Tensor) -> Tensor:
-        rows = starts.to(part.device).reshape(-1, *[1] * (part.dim() - 1))
-        return torch.where(rows, torch.zeros_like(part), part)
-
-    return tuple(map(kept, state)) if isinstance(state, tuple) else kept(state)
+    return model.restarted(state, starts)
 
 
 def detached(state: State) -> State:

@@ -53,7 +53,7 @@ class TrialEntry:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished result with the same hash, seeds and budget, in any experiment."""
+    """A finished result with the same hash and seeds, in any experiment."""
 
     experiment_id: str
     number: int
@@ -103,6 +103,9 @@ class Ledger(Protocol):
 
     def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
         """Return a `completed` result of the same configuration, seeds and budget, if any."""
+
+    def shorter(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+        """Return the longest `completed` result of the same with a budget below `steps`, if any."""
 
     def set_run(self, number: int | None, run_id: str) -> None:
         """Record the MLflow run of a trial, or of the experiment (number None)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -151,6 +151,11 @@ class Runs:
     def keep_file(self, run_id: str, path: Path, folder: str) -> None:
         """Keep a file as an artifact."""
         _kept(lambda: self._client.log_artifact(run_id, str(path), folder), path.name)
+
+    def keep_all(self, run_id: str, paths: Iterable[Path], folder: str) -> None:
+        """Keep files as artifacts; unlike `keep_file` this raises where one is refused."""
+        for path in paths:
+            _asked(partial(self._client.log_artifact, run_id, str(path), folder))
 
     def _log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
         _asked(lambda: self._client.log_batch(run_id, metrics, params, tags, synchronous=True))

@@ -1,13 +1,14 @@
-"""How parameters are updated: torch's optimizers, two learning rates, and clipping.
+"""How parameters are updated: the optimizers, two learning rates, and clipping.
 
 Group `orth` takes `name_orth` and `lr_orth` and never the optimizer's weight decay; every other
-group takes `name` and `lr`. Source: `models` name their groups, papers tune the two apart.
+group takes `name` and `lr`. A group with a rule of its own takes the rate only. Source: `models`
+name their groups, papers tune the two apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 from torch.optim import RMSprop
@@ -16,7 +17,8 @@ from torch.optim.adam import Adam
 from torch.optim.optimizer import Optimizer
 
 from models.base import Model, ParamGroup, trainable
-from search_spaces.trial import OptimizerConfig
+from search_spaces.trial import OptimizerConfig, UpdateRule
+from workers.tf1_optimizers import RMSpropTF1, adagrad_tf1
 
 
 class Optimizers:
@@ -27,15 +29,25 @@ class Optimizers:
         self.params = [p for g in groups for p in trainable(g.params)]
         _check_complete(model, self.params)
         self.learning_rates: dict[str, float] = {g.name: _rate(g, config) for g in groups}
-        """Of each group, by its name."""
+        """Of each group, by its name; what `scale` made of them."""
+        self._first_rates, self._factor = dict(self.learning_rates), 1.0
         self._clip = _clipping(config)
         kinds: dict[str, list[dict[str, Any]]] = {}
         for group in groups:
             if params := trainable(group.params):
-                name = (config.name_orth or config.name) if group.name == "orth" else config.name
-                settings = {"lr": _rate(group, config), "weight_decay": _decay(group, config)}
+                name: str = config.name
+                if group.rule is not None:
+                    name = f"rule of {group.name}"
+                elif group.name == "orth":
+                    name = config.name_orth or config.name
+                rate = _rate(group, config)
+                settings = {"lr": rate, "first_lr": rate, "weight_decay": _decay(group, config)}
                 kinds.setdefault(name, []).append({"params": params, **settings})
-        self._optimizers = {name: _build(name, part, config) for name, part in kinds.items()}
+        rules = {f"rule of {g.name}": g.rule for g in groups if g.rule is not None}
+        self._optimizers = {
+            name: rules[name](part) if name in rules else _build(name, part, config)
+            for name, part in kinds.items()
+        }
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -45,6 +57,16 @@ class Optimizers:
     def gradient_norm(self) -> Tensor:
         """Return the global L2 norm of the gradient before clipping; not finite if an entry is."""
         return nn.utils.get_total_norm([p.grad for p in self.params if p.grad is not None])
+
+    def scale(self, factor: float) -> None:
+        """Let the next steps take the config's learning rates times `factor`."""
+        if factor == self._factor:
+            return
+        self._factor = factor
+        self.learning_rates = {name: lr * factor for name, lr in self._first_rates.items()}
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["first_lr"] * factor
 
     def step(self, norm: Tensor) -> None:
         """Clip the gradient, whose global norm is `norm`, and update the parameters."""
@@ -73,7 +95,11 @@ def _build(name: str, groups: list[dict[str, Any]], config: OptimizerConfig) -> 
             return RMSprop(groups, alpha=config.alpha, momentum=config.momentum)
         case "adagrad":
             return Adagrad(groups, fused=on_cpu or None)
-    raise ValueError(f"there is no optimizer '{name}'; there are adam, rmsprop and adagrad")
+        case "rmsprop_tf1":
+            return RMSpropTF1(groups, config.lr, config.alpha, config.momentum)
+        case "adagrad_tf1":
+            return adagrad_tf1(groups, fused=on_cpu or None)
+    raise ValueError(f"there is no optimizer '{name}'; there are {', '.join(get_args(UpdateRule))}")
 
 
 def _rate(group: ParamGroup, config: OptimizerConfig) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from search_spaces.trial import TrialConfig
+from workers import spectrum_files
 from workers.checkpoints import CurvePoint, Store
 from workers.results import summarise
 from workers.training import Training
@@ -96,7 +97,10 @@ def _train_replicate(
 
     def commit() -> None:
         points = training.drain()
+        spectra = training.drain_spectra()
         if store is not None:
+            for step, content in spectra:
+                spectrum_files.write(store.root / key, step, content)
             store.commit(key, attempt, training.step, training.state_dict(), points)
         for point in points:
             curve.append(point)

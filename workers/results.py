@@ -21,7 +21,7 @@ def summarise(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     spread = {"value": values}
     for metric, numbers in _columns([r["test"] for r in results]).items():
         spread[f"test/{metric}"] = numbers
-    return {
+    summary = {
         "outcome": _outcome([r["outcome"] for r in results]),
         "value": fmean(values) if values else None,
         "best_step": _mean_step([r["best_step"] for r in results]),
@@ -36,6 +36,10 @@ def summarise(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "standard_error": {name: standard_error(numbers) for name, numbers in spread.items()},
         "interval": {name: interval(numbers) for name, numbers in spread.items()},
     }
+    for name in ("best_test", "last_test"):
+        if all(name in r for r in results):
+            summary[name] = _means([r[name] for r in results])
+    return summary
 
 
 def standard_error(values: Sequence[float]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from search_spaces.trial import TrialConfig
+from tasks.base import Metric
 
 End = Literal["completed", "diverged"]
 """How a training ends by itself."""
@@ -34,12 +35,12 @@ class Selection:
     point and for nothing else, and is forgotten when a longer budget continues the training.
     """
 
-    def __init__(self, config: TrialConfig) -> None:
+    def __init__(self, config: TrialConfig, baselines: Mapping[str, float]) -> None:
         self.metric = next(m for m in config.task.metrics if m.name == config.objective.metric)
         self.loss = config.task.metrics[0].name
-        self.baseline = _baseline(config, self.metric.name)
+        self.baseline = baselines.get(self.metric.name)
         """What remembering nothing scores on the objective's metric, None if that is not known."""
-        self._baseline_loss = _baseline(config, self.loss)
+        self._baseline_loss = baselines.get(self.loss)
         self._patience = config.training.patience
         self._rule = config.divergence
         self._scheduled: Best | None = None
@@ -76,6 +77,11 @@ class Selection:
         return "completed" if self.is_out_of_patience else None
 
     @property
+    def stale(self) -> int:
+        """Evaluations running that brought no new best; the one at a budget's end is no such."""
+        return self._stale
+
+    @property
     def is_out_of_patience(self) -> bool:
         """Whether as many evaluations as `patience` allows have gone by without a new best."""
         return self._patience is not None and self._stale >= self._patience
@@ -109,14 +115,45 @@ class Selection:
         return self._high >= self._rule.evaluations
 
 
+class ReportedTests:
+    """The best and the last test scores of one training, as some papers report them.
+
+    The best of each metric may be of another evaluation, and was chosen by the test data itself: it
+    stands beside such papers' numbers and selects nothing. As in `Selection`, what only the end of
+    a budget asked for is forgotten when a longer one continues.
+    """
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._better = {m.name: min if m.better == "lower" else max for m in metrics}
+        self.best: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        self._scheduled = self.best, self.last
+
+    def see(self, scores: dict[str, float], scheduled: bool) -> None:
+        """Take in the test scores of an evaluation, finite numbers only."""
+        self.best = {
+            name: better(known)
+            for name, better in self._better.items()
+            if (known := [s[name] for s in (self.best, scores) if name in s])
+        }
+        self.last = scores
+        if scheduled:
+            self._scheduled = self.best, self.last
+
+    def continue_beyond_budget(self) -> None:
+        """Forget the evaluation that only the end of a shorter budget asked for."""
+        self.best, self.last = self._scheduled
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "last": self.last, "scheduled": list(self._scheduled)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.last = state["best"], state["last"]
+        best, last = state["scheduled"]
+        self._scheduled = best, last
+
+
 def selected_weights(state: dict[str, Any]) -> Weights | None:
     """Return the weights of the selected point in a state of `Training`, None if there is none."""
     best = state["selection"]["final"] or state["selection"]["scheduled"]
     return best["weights"] if best else None
-
-
-def _baseline(config: TrialConfig, metric: str) -> float | None:
-    try:
-        return config.task.baseline(metric)
-    except ValueError:
-        return None

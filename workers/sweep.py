@@ -16,6 +16,7 @@ from search_spaces.spec import ExperimentSpec
 from search_spaces.trial import TrialConfig
 from workers.ledger import (
     ExperimentEnd,
+    Finished,
     Ledger,
     Outcome,
     StaleWriteError,
@@ -38,6 +39,8 @@ class Job:
 
     entry: TrialEntry
     attempt: int
+    donor: Finished | None = None
+    """The same configuration, finished with a smaller budget: what the trial goes on from."""
 
 
 class Sweep:
@@ -107,7 +110,7 @@ class Sweep:
             if entry.attempt == 0 and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
-            return Job(entry, entry.attempt + 1)
+            return Job(entry, entry.attempt + 1, self._known(self.ledger.shorter, entry))
         return None
 
     def begin(self, number: int, attempt: int) -> None:
@@ -253,11 +256,7 @@ class Sweep:
 
     def _reuse(self, entry: TrialEntry) -> bool:
         """Take over a finished result of the same configuration, seeds and budget, if any."""
-        config = TrialConfig.from_dict(entry.config)
-        assert config.training.steps is not None
-        found = self.ledger.finished(
-            entry.config_hash, config.seed, config.replicates, config.training.steps
-        )
+        found = self._known(self.ledger.finished, entry)
         if found is None:
             return False
         source = {
@@ -267,6 +266,14 @@ class Sweep:
         }
         self.end(entry.number, "reused", {**found.result, "reused_from": source})
         return True
+
+    @staticmethod
+    def _known(
+        find: Callable[[str, int, int, int], Finished | None], entry: TrialEntry
+    ) -> Finished | None:
+        config = TrialConfig.from_dict(entry.config)
+        assert config.training.steps is not None
+        return find(entry.config_hash, config.seed, config.replicates, config.training.steps)
 
     def _put(self, entry: TrialEntry) -> None:
         self.entries[entry.number] = entry

@@ -287,8 +287,9 @@ def _add_result(content: Content, result: dict[str, Any], timestamp_ms: int) -> 
         "seconds": result.get("seconds"),
         "parameters": result.get("parameters", {}).get("free"),
         **{f"best/{name}": value for name, value in result.get("valid", {}).items()},
-        **{f"test/{name}": value for name, value in result.get("test", {}).items()},
     }
+    for kind in ("test", "best_test", "last_test"):
+        numbers |= {f"{kind}/{name}": value for name, value in result.get(kind, {}).items()}
     finite = {k: float(v) for k, v in numbers.items() if v is not None and isfinite(v)}
     if finite:
         content.points.append(CurvePoint(result.get("step", 0), finite, timestamp_ms))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -17,13 +18,16 @@ from typing import Any
 import torch
 
 from models import MODELS
+from models.analysis.spectra import recurrent_spectra
 from models.base import State
 from search_spaces.trial import TrialConfig
 from tasks import TASKS
+from workers import spectrum_files
 from workers.checkpoints import CurvePoint
 from workers.evaluation import carried_into, detached, evaluate, finite
 from workers.optimizers import Optimizers
-from workers.selection import End, Selection, Weights
+from workers.schedules import Schedule
+from workers.selection import End, ReportedTests, Selection, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +58,9 @@ class Training:
             model = MODELS[config.model.name](config.model, config.task.shapes)
         self.model = model.to(device)
         self.optimizers = Optimizers(self.model, config.optimizer)
-        self.selection = Selection(config)
+        self.schedule = Schedule(config.optimizer)
+        self.selection = Selection(config, self.task.baselines)
+        self.reported_tests = ReportedTests(config.task.metrics)
         assert config.training.steps is not None
         assert config.training.evaluate_every is not None
         self.steps: int = config.training.steps
@@ -69,6 +75,7 @@ class Training:
         self._constraint: dict[str, float] = {}
         self._test: dict[str, float] = {}
         self._points: list[CurvePoint] = []
+        self._spectra: list[tuple[int, dict[str, Any]]] = []
         self._last_point = -1
         self._seconds = 0.0
         self._started: float | None = None
@@ -116,10 +123,18 @@ class Training:
         points, self._points = self._points, []
         return points
 
+    def drain_spectra(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the spectra kept since the last call, by step, and forget them."""
+        spectra, self._spectra = self._spectra, []
+        return spectra
+
     def result(self) -> dict[str, Any]:
-        """Return what is known so far, finite numbers only; `test` is of the selected point."""
+        """Return what is known so far, finite numbers only; `test` is of the selected point.
+
+        `best_test` and `last_test` are there where the config asks for a test at each evaluation.
+        """
         best = self.selection.best
-        return {
+        result = {
             "outcome": self.outcome,
             "value": best.value if best else None,
             "best_step": best.step if best else None,
@@ -134,6 +149,9 @@ class Training:
             "baseline": self.selection.baseline,
             "constraint": self._constraint,
         }
+        if self.config.training.test_every_evaluation:
+            result |= {"best_test": self.reported_tests.best, "last_test": self.reported_tests.last}
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all that going on needs: tensors, on the CPU, and plain values."""
@@ -145,7 +163,9 @@ class Training:
                 "outcome": self.outcome,
                 "model": dict(self.model.state_dict()),
                 "optimizers": self.optimizers.state_dict(),
+                "schedule_falls": self.schedule.falls,
                 "selection": self.selection.state_dict(),
+                "reported_tests": self.reported_tests.state_dict(),
                 "carried": self._carried,
                 "window": self._window,
                 "constraint": self._constraint,
@@ -176,6 +196,9 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         self.selection.load_state_dict(state["selection"])
+        if "schedule_falls" in state:  # older checkpoints know neither
+            self.schedule.falls = state["schedule_falls"]
+            self.reported_tests.load_state_dict(state["reported_tests"])
         self.step, self.outcome = state["step"], state["outcome"]
         self._carried, self._window = _copied(state["carried"], self.device), state["window"]
         self._constraint, self._test = state["constraint"], state["test"]
@@ -185,6 +208,7 @@ class Training:
         if budget_is_longer and not self.selection.is_out_of_patience:
             self.outcome, self._test = None, {}
             self.selection.continue_beyond_budget()
+            self.reported_tests.continue_beyond_budget()
 
     def _begin(self) -> None:
         """Evaluate the untrained model: the first value of every curve."""
@@ -210,6 +234,10 @@ class Training:
             scores, evaluated = self._evaluate()
             metrics |= evaluated
             self.outcome = self.selection.see(self.step, scores, self.weights, scheduled)
+            if scheduled:
+                self.schedule.see(self.selection.stale)
+            if self.config.training.test_every_evaluation:
+                metrics |= self._test_now(scheduled)
         self._record(metrics)
         if last and self.outcome is None:
             self.outcome = "completed"
@@ -220,7 +248,7 @@ class Training:
     def _update(self) -> bool:
         """Take one optimizer step; return False, and change nothing, if it is not finite."""
         batch = self.task.train_batch(self.step, self.seed)
-        state = carried_into(batch.starts, self._carried)
+        state = carried_into(self.model, batch.starts, self._carried)
         if self.device != "cpu":
             batch = batch.to(self.device)
         self.optimizers.zero_grad()
@@ -233,6 +261,7 @@ class Training:
         numbers = torch.stack((objective.detach(), loss.detach(), norm)).tolist()  # the one sync
         if not all(map(isfinite, numbers)):
             return False
+        self.optimizers.scale(self.schedule.factor(self.step))
         self.optimizers.step(norm)
         with torch.no_grad():
             self.model.after_update(self.optimizers.learning_rates)
@@ -245,7 +274,11 @@ class Training:
         steps, loss, norm = self._window
         if not steps:
             return {}
-        return {f"train/{self.selection.loss}": loss / steps, "train/gradient_norm": norm / steps}
+        means = {f"train/{self.selection.loss}": loss / steps, "train/gradient_norm": norm / steps}
+        if not self.schedule.is_none:
+            for group, rate in self.optimizers.learning_rates.items():
+                means["train/lr_orth" if group == "orth" else "train/lr"] = rate
+        return means
 
     def _evaluate(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the scores on the validation data, and what the curve shows of them."""
@@ -257,6 +290,10 @@ class Training:
         metrics |= {f"constraint/{name}": value for name, value in self._constraint.items()}
         if self.selection.baseline is not None:
             metrics["baseline"] = self.selection.baseline
+        if self.config.training.spectra:
+            with suppress(ValueError):  # a gated model has no spectrum
+                spectra = spectrum_files.as_content(recurrent_spectra(self.model))
+                self._spectra.append((self.step, spectra))
         return scores, metrics
 
     def _record(self, metrics: dict[str, float]) -> None:
@@ -265,6 +302,11 @@ class Training:
         if metrics and self.step > self._last_point:
             self._points.append(CurvePoint(self.step, metrics, time.time_ns() // 1_000_000))
             self._last_point = self.step
+
+    def _test_now(self, scheduled: bool) -> dict[str, float]:
+        scores = finite(evaluate(self.model, self.task, "test", self.device))
+        self.reported_tests.see(scores, scheduled)
+        return {f"test_now/{name}": value for name, value in scores.items()}
 
     def _test_selected(self) -> dict[str, float]:
         best = self.selection.best

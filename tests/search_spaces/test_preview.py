@@ -82,4 +82,4 @@ def test_the_field_tables_name_every_field_and_its_default():
     assert "| `negative_fraction` | number, null, ≥ 0, ≤ 1 |  |" in text
     assert "| `delay` | integer, ≥ 1, ≤ 1e+06 | `2000` |" in text
     for section in ("model: lstm", "task: adding", "optimizer", "scheduler", "limits"):
-        assert f"#### `{section}`" in text
+        assert f"## `{section}`" in text

@@ -40,7 +40,7 @@ def post(**changes):
         ExperimentSpec.model_validate(content).checked(None)
     except (ValidationError, SpecError) as error:
         found = problems(error)
-        assert time.process_time() - start < 0.1
+        assert time.process_time() - start < 1.0
         json.dumps(found, allow_nan=False)
         return found, type(error)
     return [], None
@@ -81,7 +81,11 @@ def test_a_good_spec_has_no_problems():
         ),
         ({"model": {**LSTM, "hidden_size": 0}}, "model.hidden_size", "equal to 1; got 0"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr", "finite number; got 'nan'"),
-        ({"optimizer": {"name": "sgd"}}, "optimizer.name", "'adam', 'rmsprop' or 'adagrad'"),
+        (
+            {"optimizer": {"name": "sgd"}},
+            "optimizer.name",
+            "'adam', 'rmsprop', 'adagrad', 'rmsprop_tf1' or 'adagrad_tf1'",
+        ),
         (
             {"search": grid(optimizer__clip_norm=[1.0, float("inf")])},
             "search.space.optimizer.clip_norm.choices.1",

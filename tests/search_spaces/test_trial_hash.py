@@ -52,10 +52,33 @@ def test_the_hash_is_the_same_where_the_results_are(changes):
         {"training": {"steps": 100, "patience": 5}},
         {"objective": {"metric": "recall_accuracy"}},
         {"divergence": {"factor": 50}},
+        {"optimizer": {"name": "rmsprop_tf1", "lr": 0.001}},
+        {"optimizer": {"name": "rmsprop", "lr": 0.001, "schedule": "exponential"}},
+        {"optimizer": {"name": "rmsprop", "lr": 0.001, "schedule": "halve_on_plateau"}},
+        {"training": {"steps": 100, "test_every_evaluation": True}},
     ],
 )
 def test_the_hash_is_another_where_results_may_differ(changes):
     assert trial(**changes).content_hash() != HASH
+
+
+def test_what_is_hashed_of_a_trial_without_schedule_is_what_it_was_before_there_were_any():
+    content = trial().hashed_content()
+    assert list(content["training"]) == ["evaluate_every", "patience"]
+    assert list(content["optimizer"]) == [
+        *("name", "lr", "name_orth", "lr_orth", "alpha", "betas", "momentum", "weight_decay"),
+        *("clip_norm", "clip_value"),
+    ]
+
+
+def test_a_schedule_is_hashed_with_its_defaults_filled_in():
+    short = trial(optimizer={"lr": 0.1, "schedule": "exponential"})
+    every = short.task.steps_per_epoch
+    whole = {"lr": 0.1, "schedule": "exponential", "schedule_factor": 0.99, "schedule_every": every}
+    assert short.content_hash() == trial(optimizer=whole).content_hash()
+    halved = {"lr": 0.1, "schedule": "halve_on_plateau"}
+    whole = {**halved, "schedule_factor": 0.5, "schedule_patience": 1}
+    assert trial(optimizer=halved).content_hash() == trial(optimizer=whole).content_hash()
 
 
 def test_a_raised_result_version_gives_another_hash(monkeypatch):

@@ -25,6 +25,7 @@ def order(folder: Path, attempt: int = 1, reported: int = 0, **fields: Any) -> d
         "experiment": "e1",
         "number": 3,
         "attempt": attempt,
+        "donor": None,
         "config": config.model_dump(mode="json"),
         "rungs": parsed.rung_steps(config),
         "reported": reported,
@@ -45,6 +46,32 @@ def to_the_end(attempt: Attempt) -> list[dict[str, Any]]:
 def without_time(report: dict[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in report["result"].items() if k not in ("seconds", "by_replicate")}
     return {**report, "result": kept}
+
+
+class TestLongerBudget:
+    def test_it_goes_on_from_the_shorter_one_as_if_that_had_not_ended(self, tmp_path):
+        to_the_end(Attempt(order(tmp_path / "two"), "cpu"))
+        longer = {"training": {"steps": 33, "evaluate_every": 5}}
+        going_on = order(tmp_path / "two", **longer)
+        going_on |= {"experiment": "e2", "donor": ["e1", 3]}
+        attempt = Attempt(going_on, "cpu")
+        assert attempt.reached == 20
+
+        reports = to_the_end(attempt)
+
+        whole = to_the_end(Attempt(order(tmp_path / "one", **longer), "cpu"))
+        told = [
+            [(r["step"], r["metrics"], r["outcome"]) for r in told] for told in (reports, whole)
+        ]
+        assert told[0] == told[1]
+        assert without_time(reports[-1]) == without_time(whole[-1])
+        keys = [(tmp_path / "two", "e2/00003/0"), (tmp_path / "one", "e1/00003/0")]
+        curves = [[(p.step, p.metrics) for p in Store(f).points(k)] for f, k in keys]
+        assert curves[0] == curves[1]
+
+    def test_a_donor_that_is_gone_costs_no_more_than_its_training(self, tmp_path):
+        reports = to_the_end(Attempt(order(tmp_path) | {"donor": ["e0", 3]}, "cpu"))
+        assert reports[-1]["outcome"] == "completed"
 
 
 class TestRungs:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from models.base import ParamGroup
 from search_spaces.trial import OptimizerConfig
 from workers.optimizers import Optimizers
 
-KINDS = ("adam", "rmsprop", "adagrad")
+KINDS = ("adam", "rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1")
 
 
 class TwoGroups(nn.Module):
@@ -40,9 +42,12 @@ def gradients(count, seed=0):
     return np.random.default_rng(seed).normal(size=(count, 2, 3))
 
 
+FIRST_SUMS = {"rmsprop_tf1": 1.0, "adagrad_tf1": 0.1}
+
+
 def textbook(kind, w, steps, lr):
-    """Return the weights after each of `steps` gradients, from the papers' formulas."""
-    m, v, out = np.zeros(3), np.zeros(3), []
+    """Return the weights after `steps` gradients, from the papers' and TensorFlow 1's formulas."""
+    m, v, out = np.zeros(3), np.full(3, FIRST_SUMS.get(kind, 0.0)), []
     for t, g in enumerate(steps, start=1):
         if kind == "adam":
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
@@ -50,6 +55,12 @@ def textbook(kind, w, steps, lr):
         elif kind == "rmsprop":
             v = 0.9 * v + 0.1 * g**2
             w = w - lr * g / (np.sqrt(v) + 1e-8)
+        elif kind == "rmsprop_tf1":
+            v = 0.9 * v + 0.1 * g**2
+            w = w - lr * g / np.sqrt(v + 1e-10)
+        elif kind == "adagrad_tf1":
+            v = v + g**2
+            w = w - lr * g / np.sqrt(v)
         else:
             v = v + g**2
             w = w - lr * g / (np.sqrt(v) + 1e-10)
@@ -68,6 +79,48 @@ def test_each_group_follows_its_own_optimizer_and_rate(name, name_orth):
     np.testing.assert_allclose(model.A.detach(), textbook(name_orth, A, steps[:, 0], 0.3), 1e-9)
     np.testing.assert_allclose(model.U.detach(), textbook(name, U, steps[:, 1], 0.01), 1e-9)
     assert optimizers.learning_rates == {"orth": 0.3, "main": 0.01}
+
+
+def test_tensorflow_s_momentum_holds_the_rates_of_its_time():
+    model, steps = TwoGroups(), gradients(6)
+    config = OptimizerConfig(name="rmsprop_tf1", lr=0.01, alpha=0.8, momentum=0.5)
+    w, v, u = model.U.detach().numpy().copy(), np.ones(3), np.zeros(3)
+    optimizers = Optimizers(model, config)
+    for t, gradient in enumerate(steps):
+        optimizers.scale(0.5**t)
+        take_steps(model, optimizers, [gradient])
+        v = 0.8 * v + 0.2 * gradient[1] ** 2
+        u = 0.5 * u + 0.01 * 0.5**t * gradient[1] / np.sqrt(v + 1e-10)
+        w = w - u
+    np.testing.assert_allclose(model.U.detach(), w, 1e-12)
+
+
+@pytest.mark.parametrize(("size", "steps"), [(0.03, 65), (1e-3, 130)])
+def test_tensorflow_s_first_steps_are_small_until_the_one_it_began_with_is_forgotten(size, steps):
+    model = TwoGroups()
+    optimizers = Optimizers(model, OptimizerConfig(name="rmsprop_tf1", lr=0.01))
+    before = model.U.detach().clone()
+    take_steps(model, optimizers, np.full((1, 2, 3), size))
+    first = (before - model.U.detach())[0].item()
+    take_steps(model, optimizers, np.full((steps, 2, 3), size))
+    before = model.U.detach().clone()
+    take_steps(model, optimizers, np.full((1, 2, 3), size))
+    assert first == pytest.approx(0.01 * size / 0.9**0.5, rel=1e-3)
+    assert (before - model.U.detach())[0].item() == pytest.approx(0.01 / 2**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scaled_rates_are_those_of_a_smaller_config(kind):
+    scaled, smaller, steps = TwoGroups(), TwoGroups(), gradients(4)
+    optimizers = Optimizers(scaled, OptimizerConfig(name=kind, lr=0.02, lr_orth=0.4))
+    optimizers.scale(0.25)
+    take_steps(scaled, optimizers, steps)
+    take_steps(
+        smaller, Optimizers(smaller, OptimizerConfig(name=kind, lr=0.005, lr_orth=0.1)), steps
+    )
+    assert torch.equal(scaled.A, smaller.A)
+    assert torch.equal(scaled.U, smaller.U)
+    assert optimizers.learning_rates == {"orth": 0.1, "main": 0.005}
 
 
 def test_without_settings_of_its_own_the_orthogonal_group_does_as_the_others():
@@ -92,6 +145,42 @@ def test_a_group_may_set_its_own_weight_decay():
     model = TwoGroups(weight_decay=0.5)
     take_steps(model, Optimizers(model, OptimizerConfig(lr=0.01)), np.zeros((1, 2, 3)))
     assert (model.A.abs() < torch.tensor([1.0, 2.0, 3.0])).all()
+
+
+class OwnRule(TwoGroups):
+    """Its orthogonal group brings an optimizer along."""
+
+    def param_groups(self):
+        orth, main = super().param_groups()
+        return [replace(orth, rule=partial(torch.optim.SGD, momentum=0.5)), main]
+
+
+def test_a_group_with_a_rule_of_its_own_takes_the_rate_and_the_clipping_only():
+    model, steps = OwnRule(), gradients(2)
+    A, U = model.A.detach().numpy().copy(), model.U.detach().numpy().copy()
+    config = OptimizerConfig(lr=0.01, lr_orth=0.3, weight_decay=0.5, clip_value=0.4)
+    optimizers = Optimizers(model, config)
+    take_steps(model, optimizers, steps)
+    first, second = np.clip(steps[:, 0], -0.4, 0.4)
+    np.testing.assert_allclose(model.A.detach(), A - 0.3 * (first + 0.5 * first + second), 1e-12)
+    assert abs(model.U.detach().numpy() - U).min() > 0
+    assert optimizers.learning_rates == {"orth": 0.3, "main": 0.01}
+    optimizers.scale(0.5)
+    A, memory = model.A.detach().numpy().copy(), 0.5 * first + second
+    take_steps(model, optimizers, steps[:1])
+    np.testing.assert_allclose(model.A.detach(), A - 0.15 * (0.5 * memory + first), 1e-12)
+
+
+def test_what_a_rule_of_its_own_remembers_survives_a_checkpoint():
+    whole, cut = OwnRule(), OwnRule()
+    config, steps = OptimizerConfig(), gradients(4)
+    take_steps(whole, Optimizers(whole, config), steps)
+    optimizers = Optimizers(cut, config)
+    take_steps(cut, optimizers, steps[:2])
+    again = Optimizers(cut, config)
+    again.load_state_dict(optimizers.state_dict())
+    take_steps(cut, again, steps[2:])
+    assert torch.equal(cut.A, whole.A)
 
 
 def test_an_option_that_no_optimizer_has_is_refused():

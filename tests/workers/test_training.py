@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import subprocess
 import sys
 import time
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
-from pydantic import Field
-from torch import nn
+from toys import Line, Lines, Text, TextConfig, exact, reloaded, trained, trial
 
 from models import MODELS
-from models.base import Model, ModelConfig, ParamGroup
-from search_spaces.trial import TrialConfig
 from tasks import TASKS
-from tasks.base import Batch, Metric, Shapes, Task, TaskConfig
 from workers.checkpoints import Store
 from workers.evaluation import carried_into, evaluate
 from workers.replicates import train
@@ -32,188 +26,11 @@ from workers.training import Training
 ROOT = Path(__file__).parents[2]
 
 
-class LineConfig(ModelConfig):
-    name: str = "line"
-    hidden_size: int | None = 1
-    broken: bool = False
-
-    def free_parameters(self, shapes):
-        return 3
-
-
-class Line(Model):
-    """y = w x + b. Its state is the sum of all inputs; its second output counts the updates."""
-
-    Config = LineConfig
-
-    def __init__(self, config, shapes):
-        super().__init__(config, shapes)
-        self.w, self.b = nn.Parameter(torch.randn(())), nn.Parameter(torch.randn(()))
-        self.register_buffer("updates", torch.tensor(0.0))
-        self.rates = None
-
-    def forward(self, x, state=None):
-        if self.config.broken:
-            raise ZeroDivisionError("a bug in the model")
-        state = x.new_zeros(x.shape[1], 1) if state is None else state
-        y = self.w * x + self.b
-        return torch.cat((y, self.updates.expand_as(y)), -1), state + x.sum(0)
-
-    def states(self, x, state=None):
-        raise NotImplementedError
-
-    def recurrent_matrix(self):
-        raise NotImplementedError
-
-    def param_groups(self):
-        return [ParamGroup("orth", [self.w]), ParamGroup("main", [self.b])]
-
-    def after_update(self, learning_rates):
-        self.rates = dict(learning_rates)
-        self.updates += 1
-
-    def penalty(self):
-        return 0.0 * self.w
-
-    def constraint_report(self):
-        return {"slope": self.w, "infinite": self.w + inf}
-
-
-class LinesConfig(TaskConfig):
-    name: str = "lines"
-    batch_size: int = 4
-    curve: dict[int, float] = Field({})
-    """Validation loss after so many updates, in place of the true one."""
-    better: str = "lower"
-    bad_step: int | None = None
-    """At this step an input is infinite, or the gradient is not a number and the loss is finite."""
-    bad_gradient: bool = False
-
-    shapes: ClassVar = Shapes(1, "values", 2, "all")
-    sequence_length: ClassVar = 3
-    steps_per_epoch: ClassVar = 10
-    default_evaluate_every: ClassVar = 10
-
-    @property
-    def metrics(self):
-        return (Metric("error", ""), Metric("score", "", self.better))
-
-    def baseline(self, metric=None):
-        if metric == "score":
-            raise ValueError("not known")
-        return 5.0
-
-
-class Lines(Task):
-    """Learn y = 2 x + 1 from random x."""
-
-    Config = LinesConfig
-
-    def train_batch(self, step, seed):
-        x = torch.randn(3, 4, 1, generator=torch.Generator().manual_seed(seed * 1000 + step))
-        bad = step == self.config.bad_step
-        if bad and not self.config.bad_gradient:
-            x[0, 0] = inf
-        return Batch(x, 2 * x + 1, mask=torch.tensor(True) if bad else None)
-
-    def evaluation(self, split):
-        x = torch.linspace(-1, 1, 12).reshape(3, 4, 1)
-        yield Batch(x, 2 * x + 1)
-
-    def loss(self, logits, batch):
-        loss = (logits[..., :1] - batch.y).square().mean()
-        return loss if batch.mask is None else loss + (0 * logits[..., :1]).sqrt().sum()
-
-    def scores(self, logits, batch):
-        updates = int(logits[0, 0, 1])
-        loss = torch.tensor(self.config.curve.get(updates, float(self.loss(logits, batch))))
-        return {"error": (3 * loss, 3), "score": (torch.tensor(float(updates)), 1)}
-
-
-class TextConfig(TaskConfig):
-    name: str = "text"
-    piece: int = 5
-    reset: bool = False
-    """Whether lane 1 begins a new text at every second piece."""
-
-    shapes: ClassVar = Shapes(6, "symbols", 6, "all")
-    metrics: ClassVar = (Metric("cross_entropy", "nats"),)
-    sequence_length: ClassVar = 5
-    steps_per_epoch: ClassVar = 4
-    default_evaluate_every: ClassVar = 4
-
-    def baseline(self, metric=None):
-        return 1.79
-
-
-class Text(Task):
-    """Three lanes of a text of 20 symbols, in pieces, the state carried on: as Penn Treebank is."""
-
-    Config = TextConfig
-
-    def _piece(self, number):
-        text = torch.randint(6, (21, 3), generator=torch.Generator().manual_seed(1))
-        start = number * self.config.piece
-        starts = torch.full((3,), number == 0)
-        if self.config.reset and number % 2:
-            starts[1] = True
-        rows = text[start : start + self.config.piece + 1]
-        return Batch(rows[:-1], rows[1:], starts=starts)
-
-    def train_batch(self, step, seed):
-        return self._piece(step % 4)
-
-    def evaluation(self, split):
-        for number in range(20 // self.config.piece):
-            yield self._piece(number)
-
-    def loss(self, logits, batch):
-        return nn.functional.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
-
-    def scores(self, logits, batch):
-        return {"cross_entropy": (self.loss(logits, batch) * batch.y.numel(), batch.y.numel())}
-
-
 @pytest.fixture(autouse=True)
-def toys(monkeypatch):
+def _toys(monkeypatch):
     monkeypatch.setitem(MODELS, "line", Line)
     monkeypatch.setitem(TASKS, "lines", Lines)
     monkeypatch.setitem(TASKS, "text", Text)
-
-
-def trial(task=None, model=None, optimizer=None, **rest):
-    content = {
-        "task": {"name": "lines", **(task or {})},
-        "model": {"name": "line", **(model or {})},
-        "optimizer": {"lr": 0.05, **(optimizer or {})},
-        "training": {"steps": 40, "evaluate_every": 10, "log_every": 4, **rest.pop("training", {})},
-    }
-    return TrialConfig.from_dict({**content, **rest})
-
-
-def trained(config, seed=0, until=None):
-    training = Training(config, seed)
-    training.run(until)
-    return training
-
-
-def reloaded(training, config):
-    """Return a new Training that goes on from a checkpoint of another, through a file."""
-    file = io.BytesIO()
-    torch.save(training.state_dict(), file)
-    file.seek(0)
-    other = Training(config, training.seed)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    return other
-
-
-def exact(tree):
-    """Return a tree with tensors as bytes and without wall-clock times, to be compared with ==."""
-    if isinstance(tree, torch.Tensor):
-        return tree.dtype, tree.shape, tree.numpy().tobytes()
-    if isinstance(tree, dict):
-        return {k: exact(v) for k, v in tree.items() if k not in ("seconds", "timestamp_ms")}
-    return [exact(v) for v in tree] if isinstance(tree, list | tuple) else tree
 
 
 MODEL_SIZES = {
@@ -221,11 +38,17 @@ MODEL_SIZES = {
     "lstm": {"hidden_size": 6},
     "scornn": {"hidden_size": 6, "negative_ones": 2},
     "enrnn": {"hidden_size": 8, "short_size": 4, "negative_ones": 2},
+    "full_urnn": {"hidden_size": 4},
 }
 SMALL_TASKS = {
     "copying": {"delay": 3, "symbols": 2, "batch_size": 4, "valid_size": 20, "test_size": 20},
     "text": {"reset": True},
 }
+
+
+def network_of(model):
+    task = {"name": "copying", **SMALL_TASKS["copying"]}
+    return Training(trial(task=task, model={"hidden_size": 2, **model}), 0).model
 
 
 class TestGoingOn:
@@ -382,12 +205,22 @@ class TestCarriedState:
         assert in_pieces == pytest.approx(at_once, rel=1e-5)
 
     def test_rows_that_begin_anew_drop_their_state_and_the_others_keep_it(self):
-        state = (torch.ones(3, 2), torch.full((3, 4), 2.0))
-        h, c = carried_into(torch.tensor([False, True, False]), state)
+        model = network_of({"name": "lstm"})
+        state = (torch.ones(3, 2), torch.full((3, 2), 2.0))
+        h, c = carried_into(model, torch.tensor([False, True, False]), state)
         assert h.tolist() == [[1, 1], [0, 0], [1, 1]]
         assert c[:, 0].tolist() == [2, 0, 2]
-        assert carried_into(torch.tensor([True] * 3), state) is None
-        assert carried_into(None, state) is None
+        assert carried_into(model, torch.tensor([True] * 3), state) is None
+        assert carried_into(model, None, state) is None
+
+    @pytest.mark.parametrize("model", [{"name": "ornn", "reflections": 2}, {"name": "urnn"}])
+    def test_rows_that_begin_anew_begin_where_the_model_was_trained_to(self, model):
+        network = network_of(model)
+        first = network.initial_state(torch.zeros(1, 1))[0]
+        state = torch.full((2, 2), 7).to(first)
+        carried = carried_into(network, torch.tensor([False, True]), state)
+        assert torch.equal(carried, torch.stack([state[0], first]))
+        assert first.abs().min() > 0
 
     def test_training_carries_the_state_on_without_its_gradient(self):
         model = {"name": "tanh_rnn", "hidden_size": 6}

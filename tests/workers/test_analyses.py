@@ -1,0 +1,362 @@
+"""Analyses of real small trainings: numbers, tables, pictures, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.analysis.gradient_norms import gradient_norms
+from search_spaces.trial import TrialConfig
+from workers import spectrum_files
+from workers.analyses import ANALYSES
+from workers.analyses.__main__ import FILES, Order, Outcome, main
+from workers.analyses.base import ExperimentSubject, Place, TrialOptions, TrialSubject
+from workers.analyses.delivery import NotDeliveredError, deliver
+from workers.analyses.weights import snapshot, trained
+from workers.attempt import Attempt
+
+BASE: dict[str, Any] = {
+    "task": {"name": "adding", "length": 9, "batch_size": 6, "train_size": 60},
+    "model": {"name": "enrnn", "hidden_size": 8, "short_size": 3, "negative_ones": 1},
+    "training": {"steps": 12, "evaluate_every": 4},
+    "optimizer": {"lr": 1e-2},
+}
+SMALL = {"valid_size": 20, "test_size": 20}
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    content = {name: {**section} for name, section in BASE.items()}
+    content["task"] |= SMALL
+    for path, value in changes.items():
+        section, _, field = path.partition("__")
+        if field:
+            content[section][field] = value
+        else:
+            content[section] = value
+    return TrialConfig.from_dict(content).resolved().model_dump(mode="json")
+
+
+def train(storage: Path, number: int, **changes: Any) -> TrialSubject:
+    """Train a configuration to its end in the store, and return it as a subject."""
+    config = config_of(**changes)
+    order = {
+        "experiment": "e1",
+        "number": number,
+        "attempt": 1,
+        "donor": None,
+        "config": config,
+        "rungs": [12],
+        "reported": 0,
+        "storage": str(storage),
+        "data_root": None,
+        "checkpoint_seconds": 10.0,
+        "resources": {"CPU": 1},
+    }
+    report = Attempt(order, "cpu").advance()
+    assert report["outcome"] == "completed"
+    return TrialSubject(
+        experiment="e1",
+        number=number,
+        arm=config["model"]["name"],
+        state="completed",
+        config=config,
+        place=f"e1/{number:05d}",
+        value=report["result"]["value"],
+        step=12,
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("storage"))
+
+
+@pytest.fixture(scope="module")
+def enrnn(place: Place) -> TrialSubject:
+    return train(place.storage, 0, training__spectra=True)
+
+
+@pytest.fixture(scope="module")
+def sizes(place: Place, enrnn: TrialSubject) -> ExperimentSubject:
+    others = [
+        train(place.storage, 1, model__short_size=0),
+        train(place.storage, 2, model__short_size=8, model__negative_ones=0, replicates=2),
+        train(place.storage, 3, model__short_size=0, optimizer={"lr": 1e-9}),
+    ]
+    return ExperimentSubject(
+        experiment="e1",
+        name="sizes",
+        metric="mse",
+        unit="squared error",
+        better="lower",
+        baseline=1 / 6,
+        trials=[enrnn, *others],
+    )
+
+
+def found(name: str, subject: Any, place: Place, **options: Any) -> dict[str, Any]:
+    """Return what an analysis says, as it comes back from JSON."""
+    analysis = ANALYSES[name]
+    parsed = analysis.Options.model_validate(options)
+    analysis.check(parsed, subject)
+    content = analysis.run(parsed, subject, place).content
+    return json.loads(json.dumps(content, allow_nan=False))
+
+
+class TestWeights:
+    def test_the_last_weights_are_the_checkpoint_s_in_double_precision(self, enrnn, place):
+        network = trained(TrialOptions(), enrnn, place)
+        state = snapshot(enrnn, 0, place.storage).state["model"]
+        assert network.step == 12
+        for name, value in network.model.state_dict().items():
+            torch.testing.assert_close(value, state[name].to(value.dtype), rtol=0, atol=0)
+        assert network.model.U.dtype == torch.float64
+
+    def test_the_initial_weights_are_those_the_training_began_with(self, enrnn, place):
+        one = trained(TrialOptions(weights="initial"), enrnn, place)
+        again = trained(TrialOptions(weights="initial"), enrnn, place)
+        last = trained(TrialOptions(), enrnn, place)
+        assert one.step == 0
+        assert torch.equal(one.model.U, again.model.U)
+        assert not torch.equal(one.model.U, last.model.U)
+
+    def test_the_best_weights_are_of_an_evaluation(self, enrnn, place):
+        assert trained(TrialOptions(weights="best"), enrnn, place).step in (4, 8, 12)
+
+    def test_a_replicate_that_is_not_there_is_refused(self, enrnn, place):
+        with pytest.raises(ValueError, match="has 1 replicate"):
+            trained(TrialOptions(replicate=1), enrnn, place)
+
+    def test_a_trial_that_left_nothing_is_refused(self, enrnn, place):
+        gone = enrnn.model_copy(update={"place": "e9/00000"})
+        with pytest.raises(ValueError, match="no checkpoint of trial 0"):
+            trained(TrialOptions(), gone, place)
+
+
+class TestGradientNorms:
+    def test_the_map_is_of_the_batch_that_training_would_meet_next(self, enrnn, place):
+        content = found("gradient_norms", enrnn, place)
+        network = trained(TrialOptions(), enrnn, place)
+        x = network.task.train_batch(12, 0).x
+        expected = gradient_norms(network.model, x.double())
+        assert list(content["norms"]) == ["long", "short"]
+        for name, norms in expected.items():
+            told = torch.tensor(content["norms"][name], dtype=torch.float64)
+            torch.testing.assert_close(told, norms.mean(-1), rtol=1e-5, atol=1e-12)
+
+    def test_the_short_state_keeps_theorem_3_1(self, enrnn, place):
+        theorem = found("gradient_norms", enrnn, place)["theorem_3_1"]
+        assert list(theorem) == ["short"]  # the long one is fed by the short one
+        assert theorem["short"]["holds"]
+
+    def test_one_sequence_is_one_of_the_batch(self, enrnn, place):
+        every = [
+            torch.tensor(found("gradient_norms", enrnn, place, sequence=k)["norms"]["long"])
+            for k in range(6)
+        ]
+        mean = torch.tensor(found("gradient_norms", enrnn, place)["norms"]["long"])
+        torch.testing.assert_close(torch.stack(every).mean(0), mean, rtol=1e-4, atol=1e-7)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"sequence": 6}, "has 6 sequences"),
+            ({"replicate": 3}, "has 1 replicate"),
+        ],
+    )
+    def test_what_the_batch_has_not_is_refused(self, enrnn, place, options, words):
+        with pytest.raises(ValueError, match=words):
+            found("gradient_norms", enrnn, place, **options)
+
+    def test_a_map_that_takes_days_is_refused_with_what_to_set(self, enrnn):
+        config = config_of(task__length=1000, model__hidden_size=2048, model__short_size=100)
+        large = enrnn.model_copy(update={"config": config})
+        options = ANALYSES["gradient_norms"].Options.model_validate({})
+        with pytest.raises(ValueError, match="set 'sequences' below 6 or 'length' below 1000"):
+            ANALYSES["gradient_norms"].check(options, large)
+
+
+class TestHiddenStates:
+    def test_the_marked_steps_are_those_of_the_two_values(self, enrnn, place):
+        content = found("hidden_states", enrnn, place, sequence=2)
+        network = trained(TrialOptions(), enrnn, place)
+        x = network.task.train_batch(12, 0).x
+        assert content["marks"] == x[:, 2, 1].nonzero().flatten().tolist()
+        expected = network.model.states(x.double())[:, 2]
+        told = torch.tensor(content["states"], dtype=torch.float64)
+        torch.testing.assert_close(told, expected.detach(), rtol=1e-5, atol=1e-9)
+        assert len(content["movement_between_marks"]) == 3
+
+    def test_on_copying_the_marker_is_marked(self, place):
+        task = {"name": "copying", "delay": 6, "symbols": 2, "batch_size": 4, **SMALL}
+        model = {"name": "lstm", "hidden_size": 5}
+        trial = train(place.storage, 7, task=task, model=model)
+        assert found("hidden_states", trial, place)["marks"] == [7]
+
+
+class TestSpectra:
+    def test_a_trial_told_to_keep_them_has_one_at_each_evaluation(self, enrnn, place):
+        content = found("spectra", enrnn, place)
+        assert content["over_training"]
+        assert content["note"] is None
+        assert content["steps"] == [0, 4, 8, 12]
+        assert list(content["matrices"]) == ["whole", "long", "short"]
+        for values in content["matrices"]["long"]["singular_values"]:
+            assert values == pytest.approx([1.0] * 5, abs=1e-5)
+        W = trained(TrialOptions(), enrnn, place).model.recurrent_matrix()
+        last = content["matrices"]["whole"]["singular_values"][-1]
+        assert last == pytest.approx(torch.linalg.svdvals(W).tolist(), rel=1e-4)
+
+    def test_any_other_shows_first_best_and_last_and_says_so(self, sizes, place):
+        content = found("spectra", sizes.trials[1], place)
+        assert not content["over_training"]
+        assert "training.spectra=true" in content["note"]
+        assert content["steps"][0] == 0
+        assert content["steps"][-1] == 12
+
+    def test_keeping_them_changes_no_result(self, enrnn, place):
+        plain = train(place.storage, 8)
+        assert plain.value == enrnn.value
+        hashes = [TrialConfig.from_dict(t.config).content_hash() for t in (plain, enrnn)]
+        assert hashes[0] == hashes[1]
+
+    def test_what_was_kept_beyond_the_last_commit_does_not_count(self, enrnn, place):
+        folder = place.storage / enrnn.place / "0"
+        kept = spectrum_files.read(folder)
+        spectrum_files.write(folder, 999, kept[-1][1])
+        assert found("spectra", enrnn, place)["steps"][-1] == 12
+        (folder / "spectra" / "000000999.json").unlink()
+
+    def test_a_gated_model_is_refused(self, enrnn):
+        config = config_of(model={"name": "lstm", "hidden_size": 4})
+        lstm = enrnn.model_copy(update={"config": config})
+        analysis = ANALYSES["spectra"]
+        with pytest.raises(ValueError, match="lstm has no one square matrix"):
+            analysis.check(analysis.Options(), lstm)
+
+
+class TestSizeStudy:
+    def test_each_size_is_shown_by_its_best_trial(self, sizes, place):
+        content = found("size_study", sizes, place)
+        assert content["parameter"] == "model.short_size"
+        assert [one["size"] for one in content["sizes"]] == [0, 3, 8]
+        assert [one["trial"] for one in content["sizes"]] == [1, 0, 2]
+        assert content["sizes"][0]["trials_of_this_size"] == 2
+        assert content["sizes"][0]["step"] == [0, 4, 8, 12]
+        assert content["sizes"][0]["epoch"] == pytest.approx([0, 0.4, 0.8, 1.2])
+        assert content["data"] == "validation"
+        worst = max(content["sizes"], key=lambda one: one["final"])["size"]
+        assert content["best_to_worst"][-1] == worst
+
+    def test_replicates_are_a_mean_within_their_range(self, sizes, place):
+        both = found("size_study", sizes, place)["sizes"][2]
+        assert both["replicates"] == 2
+        for low, mean, high in zip(both["low"], both["value"], both["high"], strict=True):
+            assert low < mean < high
+            assert mean == pytest.approx((low + high) / 2, rel=1e-4)
+
+    def test_another_number_can_be_the_size(self, sizes, place):
+        content = found("size_study", sizes, place, parameter="optimizer.lr")
+        assert [one["size"] for one in content["sizes"]] == [1e-9, 1e-2]
+
+    def test_a_size_that_varies_nowhere_is_refused_with_those_that_do(self, sizes):
+        analysis = ANALYSES["size_study"]
+        options = analysis.Options.model_validate({"parameter": "model.width"})
+        with pytest.raises(ValueError, match=r"model\.short_size, optimizer\.lr"):
+            analysis.check(options, sizes)
+        same = sizes.model_copy(update={"trials": sizes.trials[:1]})
+        with pytest.raises(ValueError, match="which number is the size"):
+            analysis.check(analysis.Options(), same)
+
+    def test_a_metric_the_task_has_not_is_refused(self, sizes):
+        analysis = ANALYSES["size_study"]
+        with pytest.raises(ValueError, match="the task has mse"):
+            analysis.check(analysis.Options.model_validate({"metric": "accuracy"}), sizes)
+
+
+class TestMatrices:
+    def test_one_value_stands_for_a_list_of_one(self):
+        options = ANALYSES["fisher_memory"].Options.model_validate({"d": 0.1, "alpha": 1})
+        assert (options.d, options.alpha) == ((0.1,), (1.0,))
+
+    def test_a_state_that_overflows_is_refused(self, place):
+        with pytest.raises(ValueError, match="overflows"):
+            found("transient_norms", None, place, alpha=2, beta=2, size=1000, steps=300, vectors=2)
+
+    def test_counts_that_take_hours_are_refused(self):
+        analysis = ANALYSES["copying_solution"]
+        options = analysis.Options.model_validate({"runs": 10_000})
+        with pytest.raises(ValueError, match="fewer runs"):
+            analysis.check(options, None)
+
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "transient_norms": {"size": 10, "steps": 12, "vectors": 5},
+    "fisher_memory": {"size": 10, "steps": 15},
+    "copying_solution": {"planes": [8], "alphabet": [4], "symbols": [2, 4], "runs": 5},
+}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_every_analysis_leaves_numbers_a_table_and_two_pictures(
+    name, enrnn, sizes, place, tmp_path
+):
+    of = ANALYSES[name].of
+    order = Order(
+        id="0123",
+        name=name,
+        options=SMALLER.get(name, {}),
+        trial=enrnn if of == "trial" else None,
+        experiment=sizes if of == "experiment" else None,
+        storage=str(place.storage),
+    )
+
+    main(tmp_path, order.model_dump_json())
+
+    outcome = Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes())
+    assert (outcome.error, outcome.mlflow_problem) == (None, "this service has no MLflow")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*FILES, "outcome.json"])
+    content = json.loads((tmp_path / "result.json").read_bytes())
+    assert (content["analysis"], content["id"]) == (name, "0123")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert rows
+    assert {len(row) for row in rows} == {len(head)}
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert b"</svg>" in (tmp_path / "figure.svg").read_bytes()
+
+
+def test_a_request_that_cannot_be_met_is_told_in_words(enrnn, tmp_path):
+    order = Order(id="0", name="spectra", options={}, trial=enrnn, storage=str(tmp_path / "none"))
+    main(tmp_path, order.model_dump_json())
+    outcome = Outcome.model_validate_json((tmp_path / "outcome.json").read_bytes())
+    assert outcome.error is not None
+    assert outcome.error.startswith("the store has no checkpoint of trial 0 of e1")
+
+
+def test_a_bug_keeps_its_traceback(enrnn, place, tmp_path, monkeypatch):
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(ANALYSES["spectra"], "run", broken)
+    order = Order(id="0", name="spectra", options={}, trial=enrnn, storage=str(place.storage))
+    main(tmp_path, order.model_dump_json())
+    text = (tmp_path / "outcome.json").read_text()
+    assert "Traceback" in text
+    assert "ZeroDivisionError: no" in text
+
+
+class TestDelivery:
+    def test_an_mlflow_that_is_away_is_told(self, tmp_path, monkeypatch, free_port):
+        monkeypatch.setattr("workers.analyses.delivery.PAUSES", ())
+        with pytest.raises(NotDeliveredError, match="MLflow is away"):
+            deliver(f"http://127.0.0.1:{free_port()}", "0", "spectra", {}, "run", False, [tmp_path])
+
+    def test_a_trial_without_a_run_waits_for_one(self):
+        with pytest.raises(NotDeliveredError, match="no run of it yet"):
+            deliver("http://127.0.0.1:9", "0", "spectra", {}, None, False, [])

@@ -1,0 +1,164 @@
+"""Eigenvalues and singular values of the recurrent matrix in the course of a training."""
+
+from __future__ import annotations
+
+from math import hypot
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import Field
+
+from models import MODELS
+from models.analysis.spectra import recurrent_spectra
+from search_spaces.trial import TrialConfig
+from workers import spectrum_files
+from workers.analyses import figures
+from workers.analyses.base import (
+    Analysis,
+    Findings,
+    Options,
+    Place,
+    TrialOptions,
+    TrialSubject,
+    rounded,
+)
+from workers.analyses.weights import seed_of, snapshot, trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEAST_SPAN = 0.1
+"""Height of an axis of moduli, so that rounding errors of an orthogonal matrix stay a line."""
+MOST_POINTS = 60
+"""Points of a training that are told: of more, some at equal distances."""
+
+
+class SpectraOptions(Options):
+    """What may be set."""
+
+    replicate: int = Field(0, ge=0, le=999, description="Which replicate, from 0")
+
+
+class Spectra(Analysis):
+    """Eigenvalues and singular values of the recurrent matrix over training.
+
+    A trial trained with `training.spectra` kept them at every evaluation; of any other only the
+    untrained, the best and the last weights are known. Where the state has parts, each part's own
+    block is shown too.
+
+    Source: for W of nnRNN Kerg et al., NeurIPS 2019; for the short block Helfrich & Ye, AAAI 2020.
+    """
+
+    of = "trial"
+    Options = SpectraOptions
+
+    def check(self, options: SpectraOptions, subject: TrialSubject) -> None:
+        seed_of(TrialOptions(replicate=options.replicate), subject)
+        config = TrialConfig.from_dict(subject.config).resolved()
+        if not _has_one_matrix(config):
+            raise ValueError(
+                f"{config.model.name} has no one square matrix that carries its state to the next, "
+                "so there is no spectrum to show; a gated model has one matrix for each gate"
+            )
+
+    def run(self, options: SpectraOptions, subject: TrialSubject, place: Place) -> Findings:
+        chosen = TrialOptions(replicate=options.replicate)
+        seed = seed_of(chosen, subject)
+        last = snapshot(subject, seed, place.storage).step
+        kept = spectrum_files.read(place.storage / subject.place / str(seed))
+        points = [(step, content) for step, content in kept if step <= last]
+        if not points:
+            points = self._ends(options, subject, place)
+        thinned = points[:: max(1, -(-len(points) // MOST_POINTS))]
+        points = thinned if thinned[-1] is points[-1] else [*thinned, points[-1]]
+        content: dict[str, Any] = {
+            "over_training": bool(kept),
+            "note": None
+            if kept
+            else "the trial kept no spectra, so only the untrained, the best and the last weights "
+            "are shown; train with training.spectra=true to see all evaluations",
+            "steps": [step for step, _ in points],
+            "matrices": {
+                name: {
+                    "eigenvalues": [
+                        [[rounded(a), rounded(b)] for a, b in spectra[name]["eigenvalues"]]
+                        for _, spectra in points
+                    ],
+                    "singular_values": [
+                        [rounded(s) for s in spectra[name]["singular_values"]]
+                        for _, spectra in points
+                    ],
+                }
+                for name in points[0][1]
+            },
+        }
+        rows = (
+            (name, step, place_, *eigenvalue, rounded(hypot(*eigenvalue)), singular)
+            for name, told in content["matrices"].items()
+            for step, eigenvalues, singular_values in zip(
+                content["steps"], told["eigenvalues"], told["singular_values"], strict=True
+            )
+            for place_, (eigenvalue, singular) in enumerate(
+                zip(eigenvalues, singular_values, strict=True)
+            )
+        )
+        columns = ("matrix", "step", "place", "real", "imaginary", "modulus", "singular_value")
+        return Findings(content, columns, rows)
+
+    def _ends(
+        self, options: SpectraOptions, subject: TrialSubject, place: Place
+    ) -> list[tuple[int, dict[str, Any]]]:
+        found: dict[int, dict[str, Any]] = {}
+        for weights in ("initial", "best", "last"):
+            if weights == "best" and subject.value is None:
+                continue
+            chosen = TrialOptions(weights=weights, replicate=options.replicate)
+            network = trained(chosen, subject, place)
+            found[network.step] = spectrum_files.as_content(recurrent_spectra(network.model))
+        return sorted(found.items())
+
+    def plot(self, content: dict[str, Any]) -> Figure:
+        steps, matrices = content["steps"], content["matrices"]
+        figure, axes = figures.panels(len(matrices), 3, 4.0, 3.4)
+        colours = figures.shades(len(steps))
+        for row, (name, told) in zip(axes, matrices.items(), strict=True):
+            plane, moduli, singular = row
+            what = "W" if name == "whole" else f"W, {name} block"
+            _circle(plane)
+            for values, colour in zip(told["eigenvalues"], colours, strict=True):
+                real, imaginary = zip(*values, strict=True)
+                plane.scatter(real, imaginary, s=9, color=colour, alpha=0.7, linewidth=0)
+            plane.set(title=f"eigenvalues of {what}", xlabel="real", ylabel="imaginary")
+            plane.set_aspect("equal", adjustable="datalim")
+            radii = [[hypot(*z) for z in values] for values in told["eigenvalues"]]
+            for panel, numbers, title in (
+                (moduli, radii, "moduli of the eigenvalues"),
+                (singular, told["singular_values"], "singular values"),
+            ):
+                marker = "o" if len(steps) < 5 else None
+                panel.axhline(1.0, color="0.6", linewidth=0.8, linestyle="--")
+                panel.plot(
+                    steps, numbers, color=figures.COLOURS[0], alpha=0.45, linewidth=0.8,
+                    marker=marker, markersize=3,
+                )  # fmt: skip
+                panel.set(title=title, xlabel="optimizer steps")
+                low, high = panel.get_ylim()
+                if high - low < LEAST_SPAN:
+                    panel.set_ylim(low - LEAST_SPAN / 2, high + LEAST_SPAN / 2)
+        last = f"dark to light: step {steps[0]:,} to {steps[-1]:,}"
+        axes[0][0].text(0.02, 0.02, last, transform=axes[0][0].transAxes, fontsize=7, color="0.3")
+        if content["note"]:
+            figure.supxlabel(content["note"], fontsize=7, color="0.3")
+        return figure
+
+
+def _circle(panel: Any) -> None:
+    from matplotlib.patches import Circle
+
+    panel.add_patch(Circle((0, 0), 1.0, fill=False, color="0.6", linewidth=0.8))
+
+
+def _has_one_matrix(config: TrialConfig) -> bool:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = MODELS[config.model.name](config.model, config.task.shapes)
+        return model.recurrent_matrix().shape == (model.hidden_size,) * 2
