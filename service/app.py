@@ -11,13 +11,14 @@ from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 
 from service.access import Access
+from service.analyses import Analyses
 from service.dispatcher import Dispatcher
 from service.errors import answer_errors
 from service.events import Tailer
 from service.limits import BodyLimits
 from service.parts import Service
 from service.record import Record
-from service.routes import catalogue, experiments, health, streams, trials
+from service.routes import analyses, catalogue, experiments, health, streams, trials
 from service.schemas import Views
 from service.settings import Settings
 
@@ -26,6 +27,7 @@ Post an experiment, follow it, read its ranked trials. Each trial is a run in ML
 
 * `POST /v1/experiments` takes an `ExperimentSpec`; `/v1/presets` has examples of it.
 * `GET /v1/experiments/{id}/events` streams what happens until the experiment is over.
+* `POST /v1/analyses` looks into a trained trial; `/v1/analysis-kinds` says how.
 * Every error is an `application/problem+json` that names field, expectation and what exists.
 """
 
@@ -45,6 +47,10 @@ def create_app(
         openapi_tags=[
             {"name": "experiments", "description": "Post, follow, cancel."},
             {"name": "trials", "description": "One configuration each."},
+            {
+                "name": "analyses",
+                "description": "Gradients, spectra, memory: numbers and pictures.",
+            },
             {"name": "catalogue", "description": "Models, tasks and presets that specs name."},
             {"name": "health", "description": "For those who watch over the service."},
         ],
@@ -55,10 +61,16 @@ def create_app(
         dispatcher=dispatcher,
         tailer=Tailer(record),
         views=Views(settings.mlflow_pages or mlflow_uri),
+        analyses=Analyses(
+            settings.home / "analyses",
+            settings.storage_folder,
+            str(settings.corpora),
+            mlflow_uri,
+        ),
         mlflow_uri=mlflow_uri,
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
-    for routes in (experiments, trials, streams, catalogue):
+    for routes in (experiments, trials, streams, analyses, catalogue):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
     app.add_api_route("/", _home, include_in_schema=False)

@@ -10,14 +10,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from service import summaries, terminal
+from service import data_command, summaries, terminal
+from service.analysis_client import Analysis, AnalysisFailedError
 from service.client import Client, Experiment, RefusedError, ServiceAwayError
-from service.spec_file import InputError, parse_settings
+from service.spec_file import InputError, parse_options, parse_settings, parse_trial
 
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -51,6 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_command.data)
 
 
 def main() -> None:
@@ -204,6 +207,58 @@ def cancel(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Cancel an experiment: what runs stops, what is finished stays."""
     with connected(url, as_json) as client:
         _tell(client.experiment(experiment).cancel().content, summaries.summary, as_json)
+
+
+@app.command()
+def analyse(
+    name: Annotated[str, typer.Argument(help="What to look at: `eigensweep analyses` lists it.")],
+    trials: Annotated[
+        list[str] | None,
+        typer.Option("--trial", metavar="EXPERIMENT/NUMBER", help="A finished trial; repeatable."),
+    ] = None,
+    experiments: Annotated[
+        list[str] | None,
+        typer.Option("--experiment", metavar="EXPERIMENT", help="A finished one; repeatable."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="One of its options, as YAML."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the numbers (JSON, CSV) and pictures.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look into what was trained: gradients, states, spectra, sizes; or into matrices."""
+    with connected(url, as_json) as client:
+        subjects = [parse_trial(trial) for trial in trials or []]
+        subjects += [{"experiment": experiment} for experiment in experiments or []]
+        settings = parse_options(options or [])
+        asked = [client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
+        for analysis in asked:
+            _wait_for(analysis)
+            paths = [] if out is None else analysis.save(out)
+            words = summaries.analysed(analysis.content, paths)
+            typer.echo(json.dumps(analysis.content) if as_json else words)
+        if any(analysis.state == "failed" for analysis in asked):
+            raise typer.Exit(FAILURE)
+
+
+def _wait_for(analysis: Analysis) -> None:
+    try:
+        analysis.wait()
+    except AnalysisFailedError:
+        pass  # its content tells
+    except KeyboardInterrupt:
+        typer.echo(f"it goes on: see /v1/analyses/{analysis.id}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
+def analyses(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
+    """List kinds of analyses, or show what may be set on one."""
+    _catalogue("analysis-kinds", name, url, as_json)
 
 
 @app.command()

@@ -23,11 +23,20 @@ from urllib.parse import quote, urlsplit
 import httpx2
 from platformdirs import user_data_path
 
+from service.analysis_client import Analysis
 from service.answers import ENDED, Event, RefusedError, ServiceAwayError, content_of
 from service.spec_file import InputError, looks_like_a_file, read, with_settings
 from service.trial_table import TrialTable
 
-__all__ = ["Client", "Event", "Experiment", "InputError", "RefusedError", "ServiceAwayError"]
+__all__ = [
+    "Analysis",
+    "Client",
+    "Event",
+    "Experiment",
+    "InputError",
+    "RefusedError",
+    "ServiceAwayError",
+]
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 PATIENCE_SECONDS = 60.0
@@ -105,6 +114,33 @@ class Client:
         """Return experiments, newest first: all, or those with a `state`, `project` or `name`."""
         return self.items("/v1/experiments", limit, **filters)
 
+    def analyse(
+        self,
+        name: str,
+        *,
+        experiment: str | None = None,
+        trial: int | None = None,
+        **options: Any,
+    ) -> Analysis:
+        """Ask for an analysis of a finished trial, an experiment, or of matrices of its own.
+
+        `analyse("gradient_norms", experiment=id, trial=3, norm="frobenius").wait().save("out")`.
+        The same request gives the same analysis, finished at once where it was made before.
+
+        Raises:
+            RefusedError: if it cannot be met; the words say why.
+        """
+        body = {"name": name, "experiment": experiment, "trial": trial, "options": options}
+        return Analysis(self, self.request("POST", "/v1/analyses", json=body))
+
+    def analysis(self, analysis_id: str) -> Analysis:
+        """Return an analysis that was asked for before."""
+        return Analysis(self, self.get(f"/v1/analyses/{quote(analysis_id, safe='')}"))
+
+    def download(self, path: str) -> bytes:
+        """Return the bytes at a path of the API."""
+        return self._answered("GET", path).read()
+
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         """Return the JSON at a path of the API."""
         asked = {name: value for name, value in query.items() if value is not None}
@@ -128,11 +164,16 @@ class Client:
             RefusedError: if the answer is a problem.
             ServiceAwayError: if there is no answer.
         """
+        return content_of(self._answered(method, path, **options))
+
+    def _answered(self, method: str, path: str, **options: Any) -> httpx2.Response:
         try:
             response = self._http.request(method, path, **options)
         except httpx2.TransportError as error:
             raise self._away(error) from error
-        return content_of(response)
+        if not response.is_success:
+            content_of(response)  # raises
+        return response
 
     def events(self, experiment_id: str, after: str | None = None) -> Iterator[Event]:
         """Yield an experiment's events, from the first (or from `after`, an event's id) to its end.

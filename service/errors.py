@@ -19,9 +19,12 @@ from starlette.responses import Response
 from search_spaces.errors import SpecError, UnknownPresetError, shown
 from search_spaces.problems import problems
 from search_spaces.spec import ExperimentSpec
+from service.analyses import AnalysisNotFoundError
+from service.analysis_requests import NotAnalysableError
 from service.database import is_away
 from service.queries import ExperimentNotFoundError, TrialNotFoundError
 from service.record import AlreadyEndedError, IdempotencyKeyReusedError
+from workers.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +46,13 @@ STATUS: Final[dict[type[Exception], int]] = {
     ExperimentNotFoundError: 404,
     TrialNotFoundError: 404,
     NotInCatalogueError: 404,
+    AnalysisNotFoundError: 404,
     UnknownPresetError: 404,
     AlreadyEndedError: 409,
+    NotAnalysableError: 409,
     IdempotencyKeyReusedError: 422,
     SpecError: 422,
+    StorageError: 503,
 }
 
 
@@ -153,13 +159,13 @@ def _known(request: Request, error: Exception) -> Response:
 
 def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = _body_problems(error) or [_parameter_problem(one) for one in error.errors()]
+    found = _body_problems(request, error) or [_parameter_problem(one) for one in error.errors()]
     return problem(422, _counted(found), found)
 
 
-def _body_problems(error: RequestValidationError) -> Sequence[Mapping[str, Any]]:
+def _body_problems(request: Request, error: RequestValidationError) -> Sequence[Mapping[str, Any]]:
     """Return what is wrong with a posted spec, in the words of `search_spaces`."""
-    if isinstance(error.body, dict):
+    if isinstance(error.body, dict) and request.url.path.startswith("/v1/experiments"):
         try:
             ExperimentSpec.model_validate(error.body)
         except ValidationError as invalid:
@@ -178,6 +184,8 @@ def _parameter_problem(error: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"path": "", "message": message, "expected": "JSON"}
     if kind == "extra_forbidden":
         return {"path": path, "message": f"there is no parameter '{shown(path)}' here"}
+    if kind == "missing" and path:
+        return {"path": path, "message": f"'{shown(path)}' is missing"}
     if kind == "missing" and place[0] == "body":
         return {"path": "", "message": "the body is empty", "expected": "a spec, as JSON"}
     wish = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")

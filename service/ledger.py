@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from service import database
@@ -178,19 +178,33 @@ class RecordLedger:
         self._write(work)
 
     def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+        ended = [Trial.steps == steps, Trial.result.is_not(None)]
+        return self._completed(config_hash, seed, replicates, *ended, first=Trial.ended_at)
+
+    def shorter(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+        budget = Trial.steps < steps
+        return self._completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
+
+    def _completed(
+        self,
+        config_hash: str,
+        seed: int,
+        replicates: int,
+        *conditions: ColumnElement[bool],
+        first: Any,
+    ) -> Finished | None:
         def work(session: Session) -> Finished | None:
             same = select(Trial).where(
                 Trial.config_hash == config_hash,
                 Trial.state == "completed",
                 Trial.seed == seed,
                 Trial.replicates == replicates,
-                Trial.steps == steps,
-                Trial.result.is_not(None),
+                *conditions,
             )
-            oldest = session.scalars(same.order_by(Trial.ended_at).limit(1)).first()
-            if oldest is None or oldest.result is None:
+            found = session.scalars(same.order_by(first).limit(1)).first()
+            if found is None:
                 return None
-            return Finished(oldest.experiment_id, oldest.number, oldest.result, oldest.run_id)
+            return Finished(found.experiment_id, found.number, found.result or {}, found.run_id)
 
         return database.read(self.database_url, work, self.patience)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from service.analyses import Analyses
 from service.dispatcher import Dispatcher
 from service.events import Tailer
 from service.record import Record
@@ -23,6 +24,7 @@ class Service:
     dispatcher: Dispatcher
     tailer: Tailer
     views: Views
+    analyses: Analyses
     mlflow_uri: str | None
     """Where the service itself asks whether MLflow lives; None: there is none."""
 

@@ -192,7 +192,7 @@ class Views:
                 trials=f"{here}/trials",
                 events=f"{here}/events",
                 cancel=f"{here}/cancel",
-                mlflow=self._run(row.run_id),
+                mlflow=self.run(row.run_id),
             ),
         )
 
@@ -247,11 +247,12 @@ class Views:
             "ended_at": _maybe_moment(row.ended_at),
             "links": TrialLinks(
                 self=f"/v1/experiments/{row.experiment_id}/trials/{row.number}",
-                mlflow=self._run(row.run_id),
+                mlflow=self.run(row.run_id),
             ),
         }
 
-    def _run(self, run_id: str | None) -> str | None:
+    def run(self, run_id: str | None) -> str | None:
+        """Return where MLflow's pages show a run, None where there is none."""
         if run_id is None or self._mlflow is None:
             return None
         return f"{self._mlflow}/#/runs/{run_id}"  # MLflow finds the run's experiment itself

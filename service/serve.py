@@ -113,6 +113,9 @@ def serve(settings: Settings) -> None:
         )
         launcher = stack.enter_context(_cluster(settings))
         dispatcher.start(launcher, _driver_options(settings, mlflow_uri))
+        analyses = app.state.service.analyses
+        analyses.start()
+        stack.callback(analyses.stop)
         logger.info("ready for experiments at_once=%d", settings.max_experiments)
         stopping.is_starting = False
         while not stopping.wait(1.0):
@@ -181,7 +184,7 @@ def _driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOptions
     return DriverOptions(
         mlflow_uri=mlflow_uri,
         storage=settings.storage_folder,
-        data_root=None if settings.data_root is None else str(settings.data_root),
+        data_root=str(settings.corpora),
         optuna=settings.optuna,
         retries=settings.retries,
         checkpoint_seconds=settings.checkpoint_seconds,

@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     """Bearer token that every request under /v1 must carry; None: none is asked for."""
     data_root: Folder | None = None
-    """Folder of the corpora; None: tasks that need one are refused."""
+    """Folder of the corpora; None: in the home folder."""
     database_url: str | None = None
     """SQLAlchemy URL of the record; None: SQLite in the home folder."""
     mlflow_uri: str | None = None
@@ -82,6 +82,11 @@ class Settings(BaseSettings):
                 "secret of your choice, or EIGENSWEEP_HOST to 127.0.0.1"
             )
         return self
+
+    @property
+    def corpora(self) -> Path:
+        """Folder of the corpora."""
+        return self.data_root or self.home / "data"
 
     @property
     def database(self) -> str:

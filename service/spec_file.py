@@ -103,6 +103,35 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     return parsed
 
 
+def parse_options(options: list[str]) -> dict[str, Any]:
+    """Return `name=value` texts as a dict; values are YAML.
+
+    >>> parse_options(["alpha=[0.95, 1]", "norm=frobenius"])
+    {'alpha': [0.95, 1], 'norm': 'frobenius'}
+    """
+    parsed = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or not name.strip():
+            raise InputError(
+                f"--option {option}: write name=value, such as --option norm=frobenius"
+            )
+        parsed[name.strip()] = parse(value, f"--option {name}")
+    return parsed
+
+
+def parse_trial(text: str) -> dict[str, Any]:
+    """Return the experiment and the number in `experiment/number`.
+
+    >>> parse_trial("1m7xnz0qe2nqc/3")
+    {'experiment': '1m7xnz0qe2nqc', 'trial': 3}
+    """
+    experiment, _, number = text.rpartition("/")
+    if not experiment or not number.isdecimal():
+        raise InputError(f"--trial {text}: write EXPERIMENT/NUMBER, such as 1m7xnz0qe2nqc/3")
+    return {"experiment": experiment, "trial": int(number)}
+
+
 def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `spec` in which each dotted path holds its value.
 

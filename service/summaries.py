@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -137,3 +138,23 @@ def field(name: str, schema: Json) -> tuple[str, str, str, str]:
     default = schema.get("default")
     text = "-" if default is None else str(default)
     return name, " ".join([kind, ", ".join(bounds)]).strip(), text, schema.get("description", "")
+
+
+def analysed(analysis: Json, paths: Sequence[Path]) -> str:
+    """Return how an analysis ended, and where its files and its run are."""
+    of = "".join(
+        f"{analysis[part]}/" for part in ("experiment", "trial") if analysis[part] is not None
+    )
+    lines = [
+        f"{analysis['name']} {of.rstrip('/')} {analysis['state']} {analysis['id']}".replace(
+            "  ", " "
+        )
+    ]
+    if analysis["error"]:
+        lines.append(f"  {str(analysis['error']).strip()}")
+    lines += [f"  {path}" for path in paths or analysis["links"]["files"].values()]
+    if analysis["links"]["mlflow"]:
+        lines.append(f"  MLflow {analysis['links']['mlflow']}")
+    if analysis["mlflow_problem"]:
+        lines.append(f"  not in MLflow: {analysis['mlflow_problem']}")
+    return "\n".join(lines)

@@ -66,12 +66,18 @@ class ModelEntry(Listing):
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of `model` in a spec")
 
 
+class TaskMetric(Metric):
+    """A number that a task reports."""
+
+    test_only: bool = Field(description="Scored on test data alone: no search ranks by it")
+
+
 class TaskEntry(TaskListing):
     """A task in full."""
 
     description: str
     result_version: int = Field(description="Raised when its batches change")
-    metrics: list[Metric] = Field(description="The loss first")
+    metrics: list[TaskMetric] = Field(description="The loss first")
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of `task` in a spec")
 
 
@@ -85,7 +91,7 @@ class PresetEntry(Listing):
 @router.get("/models", summary="List models", responses=documented(401))
 def list_models() -> Models:
     """Return the models, those that installed packages add among them."""
-    return Models(items=[Listing(**_about(name, cls)) for name, cls in MODELS.items()])
+    return Models(items=[Listing(**about(name, cls)) for name, cls in MODELS.items()])
 
 
 @router.get("/models/{name}", summary="Look at a model", responses=documented(401, 404))
@@ -95,7 +101,7 @@ def get_model(name: Name) -> ModelEntry:
     if cls is None:
         raise NotInCatalogueError("model", name, list(MODELS))
     return ModelEntry(
-        **_about(name, cls),
+        **about(name, cls),
         description=inspect.getdoc(sys.modules[cls.__module__]) or "",
         result_version=cls.result_version,
         schema=_schema(cls.Config),
@@ -107,7 +113,7 @@ def list_tasks() -> Tasks:
     """Return the tasks, those that installed packages add among them."""
     items = [
         TaskListing(
-            **_about(name, cls), baseline=_baseline(cls.Config.model_validate({"name": name}))
+            **about(name, cls), baseline=_baseline(cls.Config.model_validate({"name": name}))
         )
         for name, cls in TASKS.items()
     ]
@@ -122,11 +128,11 @@ def get_task(name: Name) -> TaskEntry:
         raise NotInCatalogueError("task", name, list(TASKS))
     config = cls.Config.model_validate({"name": name})
     return TaskEntry(
-        **_about(name, cls),
+        **about(name, cls),
         baseline=_baseline(config),
         description=inspect.getdoc(cls) or "",
         result_version=cls.result_version,
-        metrics=[Metric(name=m.name, unit=m.unit, better=m.better) for m in config.metrics],
+        metrics=[TaskMetric(**vars(m)) for m in config.metrics],
         schema=_schema(cls.Config),
     )
 
@@ -148,7 +154,8 @@ def get_preset(name: Name) -> PresetEntry:
     )
 
 
-def _about(name: str, cls: type) -> dict[str, Any]:
+def about(name: str, cls: type) -> dict[str, Any]:
+    """Return a name with the first line of a class's docstring and the paper it cites."""
     words = inspect.getdoc(cls) or ""
     module = inspect.getdoc(sys.modules[cls.__module__]) or ""
     source = re.search(r"^Source: (.+?)(?:\n\s*\n|\Z)", f"{words}\n\n{module}", re.M | re.S)

@@ -60,7 +60,7 @@ def post_experiment(
     ] = None,
 ) -> ExperimentNow:
     """Check a spec and queue it. What could not run is refused here, and nothing is queued."""
-    spec.checked(service.settings.data_root)
+    spec.checked(service.settings.corpora)
     experiment, is_new = service.record.add(queued(spec, idempotency_key))
     service.dispatcher.wake()
     answer = service.views.experiment(service.record.experiment(experiment.id))
@@ -77,7 +77,7 @@ def post_experiment(
 )
 def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
     """Check a spec as a post does, count its trials and sizes, guess its cost; queue nothing."""
-    spec.checked(service.settings.data_root)
+    spec.checked(service.settings.corpora)
     return preview(spec)
 
 

@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from service.ledger import RecordLedger
 from service.migrations import migrate
 from service.record import Record
 from service.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # of the module beside the tests
 
 SPEC: dict[str, Any] = {
     "name": "two rates",

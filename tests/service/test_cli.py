@@ -114,7 +114,7 @@ def test_bad_input_is_exit_code_2_and_names_the_field(
         (("submit", "no-such-file.yaml"), "no-such-file.yaml: No such file"),
         (("show", "e7"), "there is no experiment 'e7'"),
         (("show", "../models"), "there is nothing at /v1/experiments/../models"),
-        (("models", "gru"), "there is no model 'gru'"),
+        (("models", "grn"), "there is no model 'grn'"),
         (("list", "--state", "happy"), "state"),
         (("submit",), "Missing argument"),
     ],

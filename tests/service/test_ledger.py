@@ -109,6 +109,18 @@ class TestEveryLedger:
         ):
             assert ledger.finished(*other) is None
 
+    def test_a_longer_budget_finds_the_longest_shorter_one(self, ledger):
+        for number, steps in enumerate([20, 60, 100]):
+            config = {**CONFIG, "training": {**CONFIG["training"], "steps": steps}}
+            ledger.open(number, "scornn", {}, config, "abc")
+            ledger.begin(number)
+            ledger.finish(number, 1, "completed" if steps < 100 else "pruned", RESULT)
+        found = ledger.shorter("abc", 3, 1, 100)
+        assert found is not None
+        assert found.number == 1
+        assert ledger.shorter("abc", 3, 1, 20) is None
+        assert ledger.shorter("abd", 3, 1, 100) is None
+
     def test_what_is_not_finite_is_stored_as_unknown(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,46 @@ def test_the_benchmark_of_overhead_measures_trials_and_reads(tmp_path):
     assert once["driver_start_seconds"] > 0
     assert measured["plain_trials_a_second"] > 0
     assert all(milliseconds > 0 for milliseconds in measured["reads_ms"].values())
+
+
+def run_small(module, numbers, *arguments):
+    """Run a benchmark in its small form and return what it wrote."""
+    command = [sys.executable, "-m", module, "--quick", "--rounds=2", f"--json={numbers}"]
+    subprocess.run([*command, *arguments], cwd=Path(__file__).parents[2], check=True)
+    return json.loads(numbers.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_models_compares_each_with_loop_lstm_and_limit(tmp_path):
+    picture = tmp_path / "cost"
+    models = ["--models", "exprnn", "lstm", "--plot-models", "exprnn", f"--plot={picture}"]
+    workloads = ["--workloads", "copying-20", "mnist-128", "ptb-32"]
+    measured = run_small("bench.models", tmp_path / "numbers.json", *models, *workloads)
+    assert measured["environment"]["threads"] == 1
+    assert [w["workload"] for w in measured["workloads"]] == workloads[1:]
+    assert picture.with_suffix(".png").stat().st_size > 0
+    assert picture.with_suffix(".svg").stat().st_size > 0
+    sweeps = [w for points in measured["sweeps"].values() for w in points]
+    assert len(sweeps) == 4
+    for workload in measured["workloads"] + sweeps:
+        for row in workload["rows"]:
+            times = [row[f"{kind}_ms"] for kind in ("ours", "loop", "lstm", "limit")]
+            ratios = [row[f"{kind}_ratio"] for kind in ("loop", "lstm", "limit")]
+            assert all(0 < number < inf for number in times + ratios)
+    for workload in measured["workloads"]:
+        assert [row["model"] for row in workload["rows"]] == ["exprnn", "lstm"]
+        with_memory = [row["model"] for row in workload["rows"] if "ours_mb" in row]
+        assert with_memory == (["exprnn", "lstm"] if workload["floor"] else [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_drawing_tells_the_share_of_each_task(tmp_path):
+    measured = run_small("bench.drawing", tmp_path / "numbers.json")
+    assert {"adding", "copying", "denoise"} <= {row["case"] for row in measured["cases"]}
+    assert len(measured["cases"]) + len(measured["left_out"]) == 9
+    for row in measured["cases"]:
+        assert 0 < row["draw_ms"] < inf
+        assert 0 < row["step_ms"] < inf
+        assert row["within_floor"] is (row["share_percent"] <= 5)

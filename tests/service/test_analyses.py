@@ -1,0 +1,360 @@
+"""Analyses through the API and the command line: what is refused, kept, carried out, served."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from search_spaces.space import Point
+from search_spaces.spec import ExperimentSpec
+from service.analyses import Analyses
+from service.app import create_app
+from service.cli import app as command_line
+from service.client import Client
+from service.ledger import RecordLedger
+from service.settings import Settings
+from workers.analyses import ANALYSES
+from workers.analyses.__main__ import Outcome
+from workers.analyses.__main__ import main as carry_out
+from workers.checkpoints import Store
+from workers.training import Training
+
+SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
+
+
+def post(client: TestClient, **request: Any) -> Any:
+    return client.post("/v1/analyses", json=request)
+
+
+def told(answer: Any) -> str:
+    """Return what a refusal says, path and words."""
+    problem = answer.json()
+    return " ".join(
+        [f"{e['path']}: {e['message']}" for e in problem["errors"]] or [problem["detail"]]
+    )
+
+
+@pytest.fixture
+def analyses(client: TestClient) -> Analyses:
+    """The analyses of the application, which tests carry out themselves."""
+    return client.app.state.service.analyses  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def finished(client, record, settings, spec) -> Callable[..., str]:
+    """Return a function that posts an experiment with one trial, ended as told, and its store."""
+
+    def make(
+        state: str = "completed", ended: bool = True, stored: bool = True, **changes: Any
+    ) -> str:
+        changes = {"search/space": {}, "training/steps": 4, **changes}
+        id = client.post("/v1/experiments", json=spec(**changes)).json()["id"]
+        posted = ExperimentSpec.model_validate(spec(**changes))
+        config = posted.trial(Point(posted.model.name, {})).resolved()
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        ledger.open(0, "scornn", {}, config.model_dump(mode="json"), config.content_hash())
+        attempt = ledger.begin(0)
+        if state != "running":
+            ledger.finish(0, attempt, state, {"value": 0.5, "step": 4})
+        if stored:
+            store, key = Store(settings.storage_folder), f"{id}/00000/0"
+            store.begin(key, 1)
+            training = Training(config, 0)
+            store.commit(key, 1, 0, training.state_dict(), training.drain())
+        if ended:
+            ledger.end("completed")
+        return id
+
+    return make
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("request_", "status", "words"),
+        [
+            ({"name": "transient_norm"}, 422, "name: there is no analysis 'transient_norm'"),
+            ({"name": "transient_norm"}, 422, "did you mean 'transient_norms'?"),
+            ({}, 422, "name: 'name' is missing"),
+            ({"name": "spectra"}, 422, "experiment: spectra looks at one trial"),
+            ({"name": "spectra", "experiment": "e"}, 422, "trial: spectra looks at one trial"),
+            ({"name": "size_study", "experiment": "e", "trial": 0}, 422, "experiment as a whole"),
+            ({"name": "fisher_memory", "experiment": "e"}, 422, "leave 'experiment' out"),
+            ({"name": "spectra", "experiment": "e", "trial": 0}, 404, "no experiment 'e'"),
+            ({"name": "spectra", "trial": -1, "experiment": "e"}, 422, "trial"),
+            ({**SMALL, "options": {"siz": 3}}, 422, "options.siz: transient_norms has no option"),
+            ({**SMALL, "options": {"siz": 3}}, 422, "did you mean 'size'?"),
+            ({**SMALL, "options": {"size": 1}}, 422, "options.size"),
+            ({**SMALL, "options": {"alpha": [0.5, 9]}}, 422, "options.alpha"),
+            ({"name": "copying_solution", "options": {"runs": 10_000}}, 422, "take fewer runs"),
+            ({**SMALL, "where": "/etc"}, 422, "where"),
+        ],
+    )
+    def test_bad_input_is_refused_with_what_would_work(self, client, request_, status, words):
+        answer = client.post("/v1/analyses", json=request_)
+        assert answer.status_code == status, answer.text
+        assert words in told(answer)
+        assert client.get("/v1/analyses").json()["items"] == []
+
+    @pytest.mark.parametrize("state", ["running", "failed"])
+    def test_a_trial_that_is_not_over_or_left_nothing_is_refused(self, client, finished, state):
+        id = finished(state, ended=False, stored=state == "running")
+        answer = post(client, name="spectra", experiment=id, trial=0)
+        assert answer.status_code == 409
+        assert f"trial 0 of {id} is {state}" in told(answer)
+
+    def test_a_trial_that_was_never_opened_is_not_found(self, client, finished):
+        answer = post(client, name="spectra", experiment=finished(), trial=7)
+        assert (answer.status_code, "has no trial 7" in told(answer)) == (404, True)
+
+    def test_an_experiment_that_is_not_over_is_refused(self, client, finished):
+        answer = post(client, name="size_study", experiment=finished(ended=False))
+        assert (answer.status_code, "is running" in told(answer)) == (409, True)
+
+    def test_a_model_without_what_is_needed_is_refused(self, client, finished):
+        id = finished(model={"name": "lstm", "hidden_size": 3})
+        answer = post(client, name="spectra", experiment=id, trial=0)
+        assert answer.status_code == 422
+        assert "lstm has no one square matrix" in told(answer)
+
+    def test_a_replicate_the_trial_has_not_is_refused(self, client, finished):
+        request = {"name": "hidden_states", "experiment": finished(), "trial": 0}
+        answer = post(client, **request, options={"replicate": 2})
+        assert (answer.status_code, "has 1 replicate" in told(answer)) == (422, True)
+
+
+class TestQueue:
+    def test_an_analysis_is_queued_and_found_where_the_answer_says(self, client):
+        answer = client.post("/v1/analyses", json=SMALL)
+        assert answer.status_code == 201
+        content = client.get(answer.headers["Location"]).json()
+        assert (content["state"], content["name"]) == ("queued", "transient_norms")
+        assert content["options"]["seed"] == 4
+        assert content["options"]["beta"] == [0.0]
+        assert client.get("/v1/analyses").json()["items"] == [content]
+
+    def test_the_same_request_is_the_same_analysis(self, client):
+        first = client.post("/v1/analyses", json=SMALL).json()
+        written_out = {**SMALL, "options": {**SMALL["options"], "seed": 4, "beta": [0.0]}}
+        again = client.post("/v1/analyses", json=written_out)
+        assert (again.status_code, again.json()["id"]) == (200, first["id"])
+        other = client.post("/v1/analyses", json={**SMALL, "options": {"size": 7}})
+        assert other.json()["id"] != first["id"]
+
+    def test_one_that_failed_is_tried_again_when_asked_for_again(
+        self, client, analyses, monkeypatch
+    ):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome(error="out of luck"))
+        assert analyses.tick()
+        failed = client.get(f"/v1/analyses/{id}").json()
+        assert (failed["state"], failed["error"]) == ("failed", "out of luck")
+        again = client.post("/v1/analyses", json=SMALL)
+        assert (again.status_code, again.json()["state"]) == (201, "queued")
+        assert again.json()["error"] is None
+
+    def test_one_that_mlflow_has_not_got_is_delivered_when_asked_for_again(
+        self, client, analyses, monkeypatch
+    ):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        analyses.mlflow_uri = "http://127.0.0.1:5000"
+        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome(mlflow_problem="away"))
+        analyses.tick()
+        finished = client.get(f"/v1/analyses/{id}").json()
+        assert (finished["state"], finished["mlflow_problem"]) == ("finished", "away")
+        assert client.post("/v1/analyses", json=SMALL).status_code == 201
+        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome(mlflow_run="r"))
+        analyses.tick()
+        assert client.post("/v1/analyses", json=SMALL).status_code == 200
+
+    def test_what_a_killed_service_was_at_is_begun_again_by_the_next(
+        self, client, analyses, monkeypatch
+    ):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        monkeypatch.setattr(analyses, "_outcome", lambda _: None)  # the service ends meanwhile
+        analyses.tick()
+        assert analyses.get(id).state == "running"
+        next_one = Analyses(analyses.folder, analyses.storage)
+        assert next_one.get(id).state == "queued"
+        monkeypatch.setattr(next_one, "_outcome", lambda _: Outcome())
+        assert next_one.tick()
+        assert Analyses(analyses.folder, analyses.storage).get(id).state == "finished"
+
+    def test_a_child_that_dies_fails_its_analysis_with_its_last_words(
+        self, client, analyses, monkeypatch, tmp_path
+    ):
+        program = tmp_path / "python"
+        program.write_text("#!/bin/sh\necho out of memory >&2\nexit 9\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(program))
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        analyses.tick()
+        error = client.get(f"/v1/analyses/{id}").json()["error"]
+        assert error == "its process ended with status 9\nout of memory"
+
+    def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_queued(self, client, analyses):
+        analyses.folder.parent.mkdir(exist_ok=True)
+        analyses.folder.write_text("a file in its place")
+        answer = client.post("/v1/analyses", json=SMALL)
+        assert (answer.status_code, "cannot make" in told(answer)) == (503, True)
+        assert client.get("/v1/analyses").json()["items"] == []
+
+    def test_one_whose_folder_was_removed_fails_and_the_queue_goes_on(self, client, analyses):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        (analyses.folder / id / "request.json").unlink()
+        assert analyses.tick()
+        assert analyses.get(id).state == "failed"
+        assert "request.json" in (analyses.get(id).error or "")
+        assert not analyses.tick()
+
+    def test_a_list_is_filtered_and_paged(self, client, finished, analyses, monkeypatch):
+        of = finished()
+        ids = [
+            client.post("/v1/analyses", json={**SMALL, "options": {"size": n}}).json()["id"]
+            for n in (5, 6, 7)
+        ]
+        mine = post(client, name="hidden_states", experiment=of, trial=0).json()["id"]
+        for query, expected in (
+            ("", [mine, *ids[::-1]]),
+            (f"?experiment={of}", [mine]),
+            ("?name=transient_norms&state=queued", ids[::-1]),
+            ("?state=finished", []),
+        ):
+            items = client.get(f"/v1/analyses{query}").json()["items"]
+            assert [item["id"] for item in items] == expected, query
+        first = client.get("/v1/analyses?limit=3").json()
+        rest = client.get(f"/v1/analyses?limit=3&cursor={first['next_cursor']}").json()
+        assert [i["id"] for i in first["items"] + rest["items"]] == [mine, *ids[::-1]]
+        assert rest["next_cursor"] is None
+
+
+class TestFiles:
+    def test_a_real_analysis_of_a_trial_serves_its_numbers_and_pictures(
+        self, client, finished, analyses
+    ):
+        request = {"name": "hidden_states", "experiment": finished(), "trial": 0}
+        here = post(client, **request).json()["links"]["self"]
+        assert client.get(f"{here}/files/result.json").status_code == 404
+
+        analyses.tick()
+
+        content = client.get(here).json()
+        assert (content["state"], content["error"]) == ("finished", None)
+        assert content["mlflow_problem"] == "this service has no MLflow"
+        files = {name: client.get(link) for name, link in content["links"]["files"].items()}
+        assert {name: f.headers["Content-Type"].split(";")[0] for name, f in files.items()} == {
+            "result.json": "application/json",
+            "table.csv": "text/csv",
+            "figure.png": "image/png",
+            "figure.svg": "image/svg+xml",
+        }
+        result = files["result.json"].json()
+        assert result["experiment"] == request["experiment"]
+        assert len(result["states"]) == 9  # delay 5 and twice two symbols
+        assert files["figure.png"].content.startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize("name", ["state.json", "log", "..%2Fstate.json", "%2Fetc%2Fpasswd"])
+    def test_no_name_becomes_a_path(self, client, analyses, monkeypatch, name):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome())
+        analyses.tick()
+        assert client.get(f"/v1/analyses/{id}/files/{name}").status_code == 404
+        assert client.get(f"/v1/analyses/..%2F{id}").status_code == 404
+
+
+class TestKinds:
+    def test_the_catalogue_describes_every_kind_from_the_code(self, client):
+        listed = client.get("/v1/analysis-kinds").json()["items"]
+        assert [item["name"] for item in listed] == list(ANALYSES)
+        for item in listed:
+            entry = client.get(f"/v1/analysis-kinds/{item['name']}").json()
+            assert item["source"]
+            assert set(entry["schema"]["properties"]) == set(
+                ANALYSES[item["name"]].Options.model_fields
+            )
+
+    def test_an_unknown_one_is_told_with_those_there_are(self, client):
+        answer = client.get("/v1/analysis-kinds/heat")
+        assert (answer.status_code, "gradient_norms" in answer.text) == (404, True)
+
+
+@pytest.mark.usefixtures("_no_environment")
+class TestCommandLine:
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> Iterator[str]:
+        """The real service without drivers, its analyses carried out in their thread."""
+        import uvicorn
+
+        from service.dispatcher import Dispatcher
+        from service.migrations import migrate
+        from service.record import Record
+
+        settings = Settings(home=tmp_path / "home")
+        settings.home.mkdir()
+        migrate(settings.database)
+        record = Record(settings.database)
+        app = create_app(settings, record, Dispatcher(record))
+        analyses = app.state.service.analyses
+        analyses._run_child = lambda folder, order: carry_out(folder, order.model_dump_json())
+        analyses.start()
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=server.run, args=([listener],))
+            thread.start()
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            server.should_exit = True
+            thread.join()
+        analyses.stop()
+
+    def test_one_line_draws_a_figure(self, url, tmp_path):
+        done = CliRunner().invoke(
+            command_line,
+            [
+                *("analyse", "fisher_memory", "--url", url, "--out", str(tmp_path / "out")),
+                *("--option", "size=8", "--option", "steps=9", "--option", "d=0.1"),
+            ],
+        )
+        assert done.exit_code == 0, done.output
+        assert "fisher_memory finished" in done.stdout
+        assert "not in MLflow: this service has no MLflow" in done.stdout
+        assert {path.suffix for path in (tmp_path / "out").iterdir()} == {
+            ".json",
+            ".csv",
+            ".png",
+            ".svg",
+        }
+        with Client(url) as client:
+            again = client.analyse("fisher_memory", size=8, steps=9, d=0.1)
+            assert again.state == "finished"
+            assert [curve["d"] for curve in again.result["curves"]] == [0.1] * 6
+
+    @pytest.mark.parametrize(
+        ("args", "words"),
+        [
+            (("fisher_memori",), "did you mean 'fisher_memory'?"),
+            (("spectra", "--trial", "e7"), "write EXPERIMENT/NUMBER"),
+            (("spectra", "--trial", "e7/1"), "there is no experiment 'e7'"),
+            (("fisher_memory", "--option", "d"), "write name=value"),
+            (("fisher_memory", "--option", "d=2"), "options.d"),
+        ],
+    )
+    def test_bad_input_is_exit_code_2_and_says_what_would_work(self, url, args, words):
+        done = CliRunner().invoke(command_line, ["analyse", *args, "--url", url])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert words in done.stderr
+
+    def test_the_kinds_are_listed_and_shown(self, url):
+        listed = CliRunner().invoke(command_line, ["analyses", "--url", url])
+        shown = CliRunner().invoke(
+            command_line, ["analyses", "gradient_norms", "--url", url, "--json"]
+        )
+        assert "transient_norms" in listed.stdout
+        assert "norm" in json.loads(shown.stdout)["schema"]["properties"]

@@ -1,0 +1,521 @@
+"""`eigensweep data` against corpora of a few bytes and a server of our own."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import re
+import tarfile
+import wave
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_server import CorpusServer, serving
+from rich.console import Console
+from starlette.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from service import fetching
+from service.app import create_app
+from service.cli import app
+from service.settings import Settings
+from tasks import corpora
+from tasks.corpora import KnownCorpus, Together
+from tasks.corpus import Corpus, CorpusMissingError, Form, unpacked
+from workers import StorageError
+
+pytestmark = pytest.mark.usefixtures("_no_environment")
+
+FILES = {"a.txt": b"all of it " * 500, "b.bin": bytes(range(256)) * 8}
+TONES = {f"{n}.wav": bytes([n]) * 100 for n in range(5)}
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+LETTERS = Corpus(
+    folder="letters",
+    files={name: (len(content), digest(content)) for name, content in FILES.items()},
+    origin="they are nowhere",
+    other_forms={
+        "a.txt": (
+            Form("letters/a.txt.gz", None, unpacked),
+            Form("letters/loud.txt", len(FILES["a.txt"]), bytes.lower),
+        )
+    },
+)
+
+
+def check_tones(data_root: Path) -> Path:
+    folder = data_root / "tones"
+    if not all((folder / name).is_file() for name in TONES):
+        raise CorpusMissingError(f"{folder} is not whole")
+    return folder
+
+
+def known(**changes: Any) -> KnownCorpus:
+    letters = KnownCorpus(
+        name="letters",
+        title="A few letters",
+        licence="anybody's",
+        page="http://letters.example",
+        size=LETTERS.size,
+        folder="letters",
+        find=LETTERS.find,
+        verify=LETTERS.verify,
+        contents=LETTERS,
+    )
+    return replace(letters, **changes)
+
+
+LINES = "".join(f"{digest(TONES[name])}  tones/{name}\n" for name in sorted(TONES))
+TOGETHER = known(
+    name="tones",
+    folder="tones",
+    find=check_tones,
+    verify=check_tones,
+    contents=Together("tones", re.compile(r"\d\.wav"), len(TONES), digest(LINES.encode())),
+)
+LICENSED = known(
+    name="paid",
+    find=partial(corpora._find_speech, "timit"),
+    verify=partial(corpora._find_speech, "timit"),
+    contents=None,
+    how="buy it at https://paid.example and put it into 'paid'",
+)
+
+
+@pytest.fixture
+def server() -> Iterator[CorpusServer]:
+    with serving() as made:
+        made.files = {f"/{name}": content for name, content in FILES.items()}
+        yield made
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(tmp_path / "root"))
+    know(monkeypatch, known())
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that says by which addresses the letters are fetched."""
+    return lambda *ways: know(monkeypatch, known(ways=ways))
+
+
+def know(monkeypatch: pytest.MonkeyPatch, letters: KnownCorpus) -> None:
+    all_known = {corpus.name: corpus for corpus in (letters, TOGETHER, LICENSED)}
+    monkeypatch.setattr(corpora, "CORPORA", all_known)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["data", *words])
+
+
+def files_in(root: Path) -> list[str]:
+    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+
+
+def put(root: Path, **contents: bytes) -> None:
+    (root / "letters").mkdir(parents=True, exist_ok=True)
+    for name, content in {**FILES, **contents}.items():
+        (root / "letters" / name).write_bytes(content)
+
+
+def addresses(base: str) -> tuple[str, ...]:
+    return tuple(f"{base}/{name}" for name in FILES)
+
+
+class TestFetching:
+    def test_a_corpus_is_put_in_place_and_nothing_else_is_left(self, root, server, publish):
+        publish(addresses(server.url))
+        done = run("fetch", "letters")
+        assert (done.exit_code, files_in(root)) == (0, ["letters/a.txt", "letters/b.bin"])
+        assert "letters: checked, 2 files" in done.stdout
+        assert f"downloading {server.url}/a.txt" in done.stderr
+        assert [p.name for p in root.iterdir()] == ["letters"]
+
+    def test_packed_files_and_archives_are_unpacked(self, root, server, publish):
+        server.files["/a.txt.gz"] = gzip.compress(FILES["a.txt"])
+        server.files["/b.tgz"] = tarred({"deep/inside/b.bin": FILES["b.bin"]})
+        publish((f"{server.url}/a.txt.gz", f"{server.url}/b.tgz"))
+        assert run("fetch", "letters").exit_code == 0
+        assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
+
+    def test_a_connection_that_breaks_is_taken_up_where_it_broke(self, root, server, publish):
+        publish(addresses(server.url))
+        server.cuts, server.whole = 1, 1_000
+        assert run("fetch", "letters").exit_code == 0
+        assert server.asked[:2] == [("/a.txt", None), ("/a.txt", "bytes=1000-")]
+
+    def test_a_later_call_goes_on_from_what_an_earlier_one_left(self, root, server, publish):
+        publish(addresses(server.url))
+        server.cuts, server.whole = 3, 1_000
+        assert run("fetch", "letters").exit_code == 1
+        (part,) = files_in(root)
+        assert part.startswith(".fetching/")
+        server.asked.clear()
+        assert run("fetch", "letters").exit_code == 0
+        assert server.asked[0] == ("/a.txt", "bytes=3000-")
+        assert files_in(root) == ["letters/a.txt", "letters/b.bin"]
+
+    def test_a_server_that_knows_no_ranges_is_asked_for_the_whole(self, root, server, publish):
+        publish(addresses(server.url))
+        server.cuts, server.whole, server.takes_ranges = 1, 1_000, False
+        assert run("fetch", "letters").exit_code == 0
+        assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
+
+    def test_a_part_of_an_older_file_is_not_gone_on_from_for_ever(self, root, server, publish):
+        publish(addresses(server.url))
+        server.cuts, server.whole = 3, 1_000
+        right, server.files["/a.txt"] = server.files["/a.txt"], b"x" * 5_000
+        assert run("fetch", "letters").exit_code == 1
+        server.files["/a.txt"] = right
+        assert run("fetch", "letters").exit_code == 0
+
+    def test_other_contents_are_told_by_their_digest_and_removed(self, root, server, publish):
+        publish(addresses(server.url))
+        wrong = server.files["/a.txt"] = FILES["a.txt"].replace(b"all", b"odd")
+        done = run("fetch", "letters")
+        assert done.exit_code == 1
+        assert digest(wrong) in done.stderr
+        assert digest(FILES["a.txt"]) in done.stderr
+        assert files_in(root) == []
+
+    def test_where_one_place_fails_the_next_is_asked_for_what_is_missing(
+        self, root, server, publish
+    ):
+        server.files = {"/b.bin": FILES["b.bin"], "/copy/a.txt": FILES["a.txt"]}
+        first = (f"{server.url}/b.bin", f"{server.url}/a.txt")
+        publish(first, (f"{server.url}/copy/a.txt", f"{server.url}/copy/b.bin"))
+        assert run("fetch", "letters").exit_code == 0
+        assert [path for path, _ in server.asked] == ["/b.bin", "/a.txt", "/copy/a.txt"]
+
+    def test_offline_it_says_what_to_put_where(self, root, publish, free_port):
+        away = f"http://127.0.0.1:{free_port()}"
+        publish(addresses(away))
+        done = run("fetch", "letters")
+        assert done.exit_code == 1
+        assert f"{away}/a.txt: " in done.stderr
+        assert "eigensweep data import PATH" in done.stderr
+        assert f"put these files into {root / 'letters'}" in done.stderr
+        assert f"a.txt  5,000 bytes  SHA-256 {digest(FILES['a.txt'])}" in done.stderr
+        assert files_in(root) == []
+
+    def test_what_is_not_there_is_told_with_the_server_s_answer(self, root, server, publish):
+        publish((f"{server.url}/nothing",))
+        assert f"{server.url}/nothing: answers 404 Not Found" in run("fetch", "letters").stderr
+
+    def test_two_processes_do_not_write_into_one_another_s_file(self, root, server, publish):
+        publish(addresses(server.url))
+        with fetching._incoming(f"{server.url}/a.txt", root):
+            done = run("fetch", "letters")
+        assert done.exit_code == 1
+        assert f"{server.url}/a.txt: another process is fetching it" in done.stderr
+        assert files_in(root) == []
+
+    def test_what_is_there_is_not_asked_for(self, root, server, publish):
+        publish(addresses(server.url))
+        put(root)
+        done = run("fetch", "letters")
+        assert (done.exit_code, server.asked) == (0, [])
+        assert "already, as it was published" in done.stdout
+
+    def test_a_damaged_file_is_replaced(self, root, server, publish):
+        publish(addresses(server.url))
+        put(root, **{"a.txt": b"damaged"})
+        assert run("fetch", "letters").exit_code == 0
+        assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
+        assert [path for path, _ in server.asked] == ["/a.txt"]
+
+    def test_a_licensed_corpus_is_never_fetched_but_explained(self, root):
+        done = run("fetch", "paid")
+        assert done.exit_code == 1
+        assert "paid is never downloaded: buy it at https://paid.example" in done.stderr
+
+    def test_a_name_that_is_none_is_bad_input(self, root):
+        done = run("fetch", "leters")
+        assert done.exit_code == 2
+        assert "there are letters, tones, paid; did you mean 'letters'?" in done.stderr
+
+    def test_a_data_root_that_cannot_be_written_is_told(self, tmp_path, server, monkeypatch):
+        (tmp_path / "file").write_bytes(b"")
+        monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(tmp_path / "file/root"))
+        know(monkeypatch, known(ways=(addresses(server.url),)))
+        done = run("fetch", "letters")
+        assert done.exit_code == 1
+        assert f"cannot write {tmp_path / 'file/root'}" in done.stderr
+        assert "Not a directory. EIGENSWEEP_DATA_ROOT names" in done.stderr
+
+    def test_a_full_disk_leaves_no_file_in_place(self, root, server, publish, monkeypatch):
+        def full(path: Path, content: bytes) -> None:
+            raise StorageError(f"cannot write {path}: No space left on device")
+
+        publish(addresses(server.url))
+        monkeypatch.setattr("service.corpus_import.write_whole", full)
+        done = run("fetch", "letters")
+        assert done.exit_code == 1
+        assert f"cannot write {root / 'letters/a.txt'}: No space left on device." in done.stderr
+        assert not (root / "letters/a.txt").exists()
+        monkeypatch.undo()
+        monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(root))
+        publish(addresses(server.url))
+        assert run("fetch", "letters").exit_code == 0
+        assert server.asked[1] == ("/a.txt", "bytes=5000-")  # and had nothing more to give
+
+    def test_on_a_terminal_each_download_has_a_bar(self, root, server, publish, monkeypatch):
+        publish(addresses(server.url))
+        drawn = io.StringIO()
+        screen = Console(file=drawn, force_terminal=True, width=100, legacy_windows=False)
+        monkeypatch.setattr("service.data_command.Console", lambda **_: screen)
+        assert run("fetch", "letters").exit_code == 0
+        assert re.search(r"a\.txt .*━+.*5\.0/5\.0 kB", drawn.getvalue())
+
+    def test_without_a_data_root_it_goes_to_the_home_folder(
+        self, tmp_path, server, publish, monkeypatch
+    ):
+        publish(addresses(server.url))
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+        assert run("fetch", "letters").exit_code == 0
+        assert files_in(tmp_path / "data") == ["letters/a.txt", "letters/b.bin"]
+        assert Settings().corpora == tmp_path / "data"
+
+
+def tarred(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def in_folder(place: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    return place
+
+
+OFFERS: dict[str, Callable[[Path, dict[str, bytes]], Path]] = {
+    "folder": in_folder,
+    "zip": lambda place, files: in_folder(place, {"all.zip": zipped(files)}) / "all.zip",
+    "tgz": lambda place, files: in_folder(place, {"all.tgz": tarred(files)}) / "all.tgz",
+    "tar": lambda place, files: in_folder(place, {"x": tarred(files, "w")}) / "x",
+    "folder of archives": lambda place, files: in_folder(
+        place, {f"{n}.zip": zipped({name: files[name]}) for n, name in enumerate(files)}
+    ),
+}
+
+
+class TestImporting:
+    @pytest.mark.parametrize("offer", OFFERS)
+    def test_files_are_known_by_their_contents_whatever_they_came_in(self, root, tmp_path, offer):
+        files = {
+            "readme.txt": b"nothing",
+            "some/where/a.txt": FILES["a.txt"],
+            "renamed": FILES["b.bin"],
+            **{f"sounds/{name}": content for name, content in TONES.items()},
+        }
+        done = run("import", str(OFFERS[offer](tmp_path / "offered", files)))
+        assert (done.exit_code, len(files_in(root))) == (0, 7)
+        assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
+        assert (root / "letters/b.bin").read_bytes() == FILES["b.bin"]
+        assert f"copied into {root / 'letters'}: 2 files" in done.stdout
+
+    @pytest.mark.parametrize("packed", [gzip.compress(FILES["a.txt"]), FILES["a.txt"].upper()])
+    def test_other_forms_of_a_file_become_the_file(self, root, tmp_path, packed):
+        path = tmp_path / "whatever.gz"
+        path.write_bytes(packed)
+        done = run("import", str(path))
+        assert done.exit_code == 0
+        assert files_in(root) == ["letters/a.txt"]
+        assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
+        assert f"not complete: there is no {root / 'letters/b.bin'}" in done.stdout
+
+    def test_no_member_of_an_archive_is_written_where_its_name_says(self, root, tmp_path):
+        path = tmp_path / "evil.zip"
+        path.write_bytes(zipped({"../../a.txt": FILES["a.txt"], "/etc/b.bin": b"other"}))
+        run("import", str(path))
+        assert files_in(tmp_path) == ["evil.zip", "root/letters/a.txt"]
+
+    def test_what_is_there_already_is_left_as_it_is(self, root, tmp_path):
+        put(root)
+        before = (root / "letters/a.txt").stat().st_mtime_ns
+        done = run("import", str(root / "letters"))
+        assert (done.exit_code, done.stdout) == (0, "there already: 2 files\n")
+        assert (root / "letters/a.txt").stat().st_mtime_ns == before
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("a.txt", b"x" * 5_000, rf"a.txt has SHA-256 {digest(b'x' * 5_000)}; expected"),
+            ("a.txt", b"short", r"a.txt holds 5 bytes; expected 5,000"),
+            ("a.txt.gz", gzip.compress(FILES["a.txt"])[:-9], r"is damaged, or no gzip file \("),
+            ("a.txt.gz", b"never packed", r"a.txt.gz has SHA-256 "),
+            ("all.tgz", tarred(FILES)[:80], r"all.tgz is damaged \("),
+            ("all.zip", zipped(FILES)[:-9], r"all.zip is damaged, or no archive"),
+            ("all.zip", zipped(FILES).replace(b"of it", b"of IT"), r"all.zip is damaged \(Bad CRC"),
+        ],
+    )
+    def test_what_is_damaged_is_told_and_not_copied(self, root, tmp_path, name, content, message):
+        (tmp_path / name).write_bytes(content)
+        done = run("import", str(tmp_path / name))
+        assert done.exit_code == 1
+        assert re.search(message, done.stderr)
+        assert not (root / "letters/a.txt").exists()
+
+    def test_many_files_are_copied_as_a_whole(self, root, tmp_path):
+        source = in_folder(tmp_path / "source", {**TONES, "9.wav.txt": b"no tone"})
+        assert run("import", str(source)).exit_code == 0
+        assert files_in(root) == [f"tones/{name}" for name in TONES]
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"2.wav": None}, r"has 4 files of 'tones'; all 5 are needed"),
+            ({"2.wav": b"other"}, r"the files of 'tones' in .* have SHA-256 \w{64} together; exp"),
+        ],
+    )
+    def test_many_files_that_are_not_the_whole_are_not_copied(
+        self, root, tmp_path, changes, message
+    ):
+        files = {n: c for n, c in {**TONES, **changes}.items() if c is not None}
+        done = run("import", str(in_folder(tmp_path / "source", files)))
+        assert done.exit_code == 1
+        assert re.search(message, done.stderr)
+        assert files_in(root) == []
+
+    def test_an_empty_folder_and_no_folder_are_told(self, root, tmp_path):
+        (tmp_path / "empty").mkdir()
+        empty, none = run("import", str(tmp_path / "empty")), run("import", str(tmp_path / "none"))
+        assert empty.exit_code == 1
+        assert "empty holds no file that belongs to letters, tones" in empty.stderr
+        assert none.exit_code == 2
+        assert "none: No such file or directory" in none.stderr
+
+
+def recording(channels: int = 1, width: int = 2, rate: int = 8_000) -> bytes:
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(bytes(2_400))
+    return made.getvalue()
+
+
+class TestLooking:
+    def test_the_list_tells_what_is_there_and_what_is_not(self, root):
+        put(root)
+        rows = [line.split() for line in run("list").stdout.splitlines()[1:]]
+        assert [row[:2] for row in rows] == [
+            ["letters", "present"],
+            ["tones", "missing"],
+            ["paid", "missing"],
+        ]
+        assert str(root / "letters") in rows[0]
+
+    def test_a_file_of_another_size_is_damaged_without_being_read(self, root):
+        put(root, **{"b.bin": b"short"})
+        row = json.loads(run("list", "--json").stdout)[0]
+        assert (row["corpus"], row["state"]) == ("letters", "damaged")
+        assert f"{root / 'letters/b.bin'} has 5 bytes; expected 2,048" in row["problem"]
+
+    def test_verifying_reads_every_byte(self, root):
+        put(root)
+        assert run("verify").exit_code == 0
+        put(root, **{"b.bin": bytes(2_048)})
+        done = run("verify")
+        assert done.exit_code == 1
+        assert f"{root / 'letters/b.bin'} has SHA-256 {digest(bytes(2_048))}" in done.stderr
+
+    def test_verifying_what_is_not_there_fails_where_it_is_named(self, root):
+        put(root)
+        assert run("verify", "letters").exit_code == 0
+        assert run("verify", "letters", "tones").exit_code == 1
+
+    def test_verifying_an_empty_folder_fails(self, root):
+        root.mkdir()
+        done = run("verify")
+        assert done.exit_code == 1
+        assert f"nothing to verify in {root}; `eigensweep data fetch` gets a corpus" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("sound", "message"),
+        [
+            (recording(channels=2), "has 2 channels; expected 1"),
+            (recording(width=3), "has samples of 24 bits; expected 16"),
+            (recording(rate=44_100), "has 44,100 samples a second; expected 8,000 or 16,000"),
+            (recording()[:-100], "is cut off"),
+        ],
+    )
+    def test_recordings_of_one_s_own_are_listed_with_their_digest_and_read(
+        self, root, sound, message
+    ):
+        lines = ""
+        for part in ("train", "valid", "test"):
+            content = sound if part == "valid" else recording()
+            in_folder(root / "mine", {f"{part}.wav": content})
+            lines += f"{part} {digest(content)} {part}.wav\n"
+        (root / "mine/manifest.txt").write_text(lines)
+        mine = json.loads(run("list", "--json").stdout)[-1]
+        assert (mine["corpus"], mine["state"]) == ("mine", "present")
+        assert digest(lines.encode()) in mine["title"]
+        done = run("verify", "mine")
+        assert done.exit_code == 1
+        assert f"{root / 'mine/valid.wav'} {message}" in done.stderr
+
+    def test_settings_that_contradict_one_another_are_told(self, root, monkeypatch):
+        monkeypatch.setenv("EIGENSWEEP_PORT", "none")
+        done = run("list")
+        assert done.exit_code == 2
+        assert "EIGENSWEEP_PORT: " in done.stderr
+
+
+def test_the_service_looks_in_its_home_folder_and_names_the_command(
+    tmp_path, record, dispatcher, spec
+):
+    service = create_app(Settings(home=tmp_path / "home"), record, dispatcher)
+    with TestClient(service) as client:
+        answer = client.post("/v1/experiments", json=spec(task={"name": "ptb_chars"}))
+    assert answer.status_code == 422
+    (problem,) = answer.json()["errors"]
+    assert str(tmp_path / "home/data/ptb/ptb.train.txt") in problem["message"]
+    assert "`eigensweep data fetch ptb` gets it" in problem["message"]
+
+
+@pytest.mark.data
+def test_the_real_corpora_are_as_published(data_root, monkeypatch):
+    monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(data_root))
+    rows = json.loads(run("verify", "ptb", "mnist", "fsdd", "--json").stdout)
+    assert [row["state"] for row in rows] == ["present"] * 3
+
+
+@pytest.mark.data
+def test_the_real_character_files_become_the_word_files(data_root, tmp_path, monkeypatch):
+    for path in (data_root / "ptb").glob("ptb.char.*"):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(tmp_path / "root"))
+    done = run("import", str(tmp_path))
+    assert done.exit_code == 0
+    assert run("verify", "ptb").exit_code == 0

@@ -1,0 +1,100 @@
+"""A model and a task of one's own: a file and a line in the project, or an installed package."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("models", "tasks", "search_spaces", "workers", "service")
+
+MODEL = '''
+"""A tanh RNN whose recurrent matrix is scaled by a constant."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from models.vanilla import TanhRNN
+
+
+class {cls}Config(TanhRNN.Config):
+    name: Literal["{name}"] = "{name}"
+    damping: float = Field(0.9, gt=0, le=1, description="Factor on W")
+
+
+class {cls}(TanhRNN):
+    Config = {cls}Config
+
+    def recurrent_matrix(self):
+        return self.config.damping * super().recurrent_matrix()
+'''
+
+TASK = """
+from typing import Literal
+
+from tasks.copying import Copying
+
+
+class EchoConfig(Copying.Config):
+    name: Literal["echo"] = "echo"
+    delay: int = 3
+
+
+class Echo(Copying):
+    Config = EchoConfig
+"""
+
+REGISTRY = "MODELS: dict[str, type[Model]] = {\n"
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a copy of the project with one model more, and a folder with an installed package."""
+    project, site = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, project / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (project / "models/damped.py").write_text(MODEL.format(name="damped", cls="Damped"))
+    registry = project / "models/__init__.py"
+    lines = "from models.damped import Damped\n" + REGISTRY + '    "damped": Damped,\n'
+    registry.write_text(registry.read_text().replace(REGISTRY, lines))
+    (site / "lab_models.py").write_text(MODEL.format(name="lab_damped", cls="LabDamped"))
+    (site / "lab_tasks.py").write_text(TASK)
+    metadata = site / "lab-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[eigensweep.models]\nlab_damped = lab_models:LabDamped\n"
+        "[eigensweep.tasks]\necho = lab_tasks:Echo\n"
+    )
+    return project, site
+
+
+def test_both_are_posted_searched_and_trained(paths: tuple[Path, Path], service: Any) -> None:
+    service.env["PYTHONPATH"] = ":".join(map(str, paths))
+    service.start()
+
+    posted = service.post(
+        {
+            "task": {"name": "echo", "symbols": 2, "valid_size": 8, "test_size": 8},
+            "arms": [
+                {"model": {"name": "damped", "hidden_size": 4}},
+                {"model": {"name": "lab_damped", "hidden_size": 4}},
+            ],
+            "training": {"steps": 10, "evaluate_every": 5},
+            "search": {"space": {"model.damping": [0.5, 1.0]}},
+        }
+    )
+
+    experiment = service.wait(posted["id"])
+    assert experiment["state"] == "completed"
+    trials = service.trials(posted["id"])
+    assert {(t["arm"], t["params"]["model.damping"]) for t in trials} == {
+        (arm, damping) for arm in ("damped", "lab_damped") for damping in (0.5, 1.0)
+    }
+    assert all(t["state"] == "completed" and t["value"] is not None for t in trials)
+    names = [model["name"] for model in service.get("/v1/models")["items"]]
+    assert {"damped", "lab_damped"} <= set(names)
