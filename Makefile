@@ -41,5 +41,7 @@ fmt: setup  ## format, and fix what ruff can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: setup  ## trials a second, with tracking on
+bench: setup  ## what it costs: the machinery, training steps, drawing batches
 	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.models --models exprnn scornn enrnn asrnn --plot .bench/cost
+	$(BIN)/python -m bench.drawing

@@ -1,0 +1,160 @@
+"""What drawing a batch costs beside the training step that it is for.
+
+`python -m bench.drawing` trains a network on each task, at the papers' sizes, and takes the
+processor time of `Task.train_batch` and of the step, in the same rounds on one core. The share is
+that of the drawing in both together: the median over rounds. Corpora are read before it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.report import describe, say, table, write
+from bench.rounds import interleaved, middle, ratio, settle
+from bench.steps import our_step
+from bench.workloads import Material
+from models import MODELS
+from tasks import TASKS
+from tasks.base import Batch
+from tasks.corpus import CorpusMissingError
+
+FLOOR_PERCENT = 5.0
+
+COLUMNS = {
+    "case": "task",
+    "batch": "B",
+    "length": "T",
+    "model": "model",
+    "hidden_size": "n",
+    "draw_ms": "drawing ms",
+    "step_ms": "step ms",
+    "share_percent": "share %",
+    "within_floor": f"under {FLOOR_PERCENT:g} %",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task and the network that trains on it; shares in place of counts, so that n may change."""
+
+    task: dict[str, Any]
+    model: dict[str, Any]
+    quick: dict[str, Any]
+    """Fields of the task in its small form, besides the batch size."""
+
+    def small(self) -> Case:
+        """Return the case in a form that takes no time."""
+        task = self.task | {"batch_size": 2} | self.quick
+        return replace(self, task=task, model=self.model | {"hidden_size": 32})
+
+
+def enrnn(hidden_size: int, short: float, negative: float, **fields: Any) -> dict[str, Any]:
+    """Return the config of an ENRNN."""
+    shares = {"short_fraction": short, "negative_fraction": negative}
+    return {"name": "enrnn", "hidden_size": hidden_size, **shares, **fields}
+
+
+CASES = (
+    Case({"name": "adding", "length": 750, "batch_size": 50}, enrnn(160, 0.4, 0.3), {"length": 20}),
+    Case({"name": "copying", "delay": 2000, "batch_size": 20}, enrnn(192, 0.1, 0.3), {"delay": 9}),
+    Case(
+        {"name": "copying", "delay": 1000, "batch_size": 128, "marker": "at_marker"},
+        {"name": "asrnn", "hidden_size": 138},
+        {"delay": 9},
+    ),
+    Case({"name": "variable_copying", "batch_size": 20}, {"name": "lt_rnn", "hidden_size": 80}, {}),
+    Case({"name": "denoise", "batch_size": 128}, {"name": "goru", "hidden_size": 128}, {}),
+    Case({"name": "pixel_mnist", "batch_size": 128}, {"name": "asrnn", "hidden_size": 122}, {}),
+    Case(
+        {"name": "ptb_chars", "reading": "raw", "batch_size": 32, "bptt": 50},
+        enrnn(1030, 0.7, 0.6, encoder="embedding", activation="relu"),
+        {"bptt": 9},
+    ),
+    Case(
+        {"name": "ptb_chars", "reading": "tokens", "batch_size": 128, "bptt": 150},
+        {"name": "asrnn", "hidden_size": 1024, "encoder": "embedding", "embedding_size": 200},
+        {"bptt": 9},
+    ),
+    Case(
+        {"name": "speech_frames", "corpus": "fsdd", "batch_size": 28},
+        enrnn(468, 0.2, 1.0, coupled=False),
+        {},
+    ),
+)
+
+
+def measured(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
+    """Return what a case costs; the batches are those of successive steps.
+
+    Raises:
+        CorpusMissingError: if the task's corpus is not there.
+    """
+    root = os.environ.get("EIGENSWEEP_DATA_ROOT")
+    config = TASKS[case.task["name"]].Config(**case.task)
+    task = TASKS[config.name](config, Path(root) if root else None)
+    torch.manual_seed(0)
+    name = case.model["name"]
+    model = MODELS[name](MODELS[name].Config(**case.model), config.shapes)
+    step, numbers = our_step(model), count()
+    drawn: list[Batch] = []
+
+    def draw() -> Batch:
+        drawn[:] = [task.train_batch(next(numbers), 1)]
+        return drawn[0]
+
+    def train() -> None:
+        (batch,) = drawn
+        step.on(Material(task, batch, batch.x, "task"))()
+
+    length, batch_size = draw().x.shape[:2]
+    times = interleaved({"draw": draw, "step": train}, rounds, seconds)
+    both = [d + s for d, s in zip(times["draw"], times["step"], strict=True)]
+    share = 100 * ratio(times["draw"], both)
+    return {
+        "case": config.name,
+        "batch": batch_size,
+        "length": length,
+        "model": name,
+        "hidden_size": model.hidden_size,
+        "draw_ms": middle(times["draw"]),
+        "step_ms": middle(times["step"]),
+        "share_percent": share,
+        "within_floor": share <= FLOOR_PERCENT,
+    }
+
+
+def main() -> None:
+    """Measure, print a table, and write the numbers as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="after so many a step takes part no more"
+    )
+    parser.add_argument("--quick", action="store_true", help="small shapes, to see that it works")
+    parser.add_argument("--json", type=Path, default=Path(".bench/drawing.json"))
+    given = parser.parse_args()
+    environment = settle()
+    describe(environment)
+    rows, left_out = [], []
+    for case in CASES:
+        try:
+            rows.append(
+                measured(case.small() if given.quick else case, given.rounds, given.seconds)
+            )
+        except CorpusMissingError as error:
+            left_out.append({"case": case.task["name"], "why": str(error)})
+    say("\n" + table(rows, COLUMNS))
+    for case_left in left_out:
+        say(f"left out: {case_left['case']}: {case_left['why']}")
+    write({"environment": environment, "cases": rows, "left_out": left_out}, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Which plain loop stands beside which model."""
+
+from __future__ import annotations
+
+from bench import authors, gates, unitary
+from bench.authors import Loop
+from models import Model
+from models.network import RecurrentModel
+
+LOOPS: dict[str, type[Loop]] = {
+    "exprnn": authors.ExpRNNLoop,
+    "scornn": authors.ScoRNNLoop,
+    "enrnn": authors.ENRNNLoop,
+    "nnrnn": authors.NNRNNLoop,
+    "asrnn": authors.AsRNNLoop,
+    "lt_rnn": authors.LTRNNLoop,
+    "lstm": gates.LSTMLoop,
+    "gru": gates.GRULoop,
+    "goru": gates.GORULoop,
+    "urnn": unitary.ComplexLoop,
+    "full_urnn": unitary.ComplexLoop,
+    "eurnn": unitary.EURNNLoop,
+}
+"""Every other model of the form h_t = f(U x_t + W h_{t-1} + b) has `Loop` itself."""
+
+
+def loop_of(model: Model) -> Loop | None:
+    """Return the plain loop of a model, with its parameters; None where there is none."""
+    if (loop := LOOPS.get(model.config.name)) is not None:
+        return loop(model)
+    return Loop(model) if isinstance(model, RecurrentModel) else None
