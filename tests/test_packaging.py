@@ -81,3 +81,32 @@ def test_everything_that_is_imported_is_declared(source: Path) -> None:
 
     found = packages_distributions()
     assert {m for m in foreign if not {d.lower() for d in found[m]} & declared} == set()
+
+
+def test_models_and_tasks_need_torch_numpy_and_pydantic_only():
+    program = """
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.metadata import packages_distributions
+
+ours = {"models", "tasks"}
+allowed = {"torch", "numpy", "pydantic", "pydantic-core", "typing-extensions", "annotated-types"}
+allowed |= {"typing-inspection", "sympy", "mpmath", "networkx", "filelock", "fsspec", "jinja2"}
+allowed |= {"markupsafe", "setuptools"}
+owners = packages_distributions()
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        of = {o.lower().replace("_", "-") for o in owners.get(name.partition(".")[0], [])}
+        if of and not of & allowed and name.partition(".")[0] not in ours:
+            raise ModuleNotFoundError(f"{name} is not there", name=name)
+
+sys.meta_path.insert(0, Absent())
+import models, models.analysis, models.stack, tasks
+print(len(models.MODELS), len(tasks.TASKS))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert min(int(count) for count in done.stdout.split()) > 0

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from platformdirs import user_cache_path
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -149,11 +148,16 @@ def fits(W: Tensor) -> bool:
 def load_library(sources: tuple[Path, ...] = SOURCES) -> ctypes.CDLL | None:
     """Return the compiled library, or None, with one line of log, where it cannot be had."""
     try:
-        library = ctypes.CDLL(str(compiled(user_cache_path("eigensweep"), sources)))
+        library = ctypes.CDLL(str(compiled(cache_folder(), sources)))
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("recurrence runs in PyTorch, several times slower: %s", error)
         return None
     return library
+
+
+def cache_folder() -> Path:
+    """Return where a user's programs keep what they can make again (XDG's rule)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eigensweep"
 
 
 def compiled(folder: Path, sources: tuple[Path, ...] = SOURCES) -> Path:
