@@ -26,7 +26,7 @@ serve: setup  ## the service, until Ctrl-C
 	@$(BIN)/eigensweep serve
 
 test: setup lint  ## lint and every test that takes no GPU and no patience
-	$(BIN)/pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: setup  ## the rest: whole systems, kills, learning
 	$(BIN)/pytest -m "slow or gpu"

@@ -182,7 +182,11 @@ class ENRNN(RecurrentModel):
 
     @torch.no_grad()
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
-        """Switch the normalisation on if ρ(T) > 1: no forward pass meets a larger radius."""
+        """Switch the normalisation on if ρ(T) > 1: no forward pass meets a larger radius.
+
+        With `WORTH_IT` short units or more the leading pair is followed from then on, and where one
+        overtakes it unseen ρ(Wˢ) exceeds 1 for a few updates: see `matrices.dominant`.
+        """
         self.switched.logical_or_(spectral_radius(self.T, needed=~self.switched) > 1)
         if self.dominant is not None:
             self.dominant.update(self.T, self.switched)

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import sqrt
-from typing import Literal, Self
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from models.base import Shapes
 from models.matrices.householder import normalised, reflection_parameters, reflections
-from models.matrices.initial import Initial
 from models.matrices.orthogonal import orthogonality_error
-from models.network import NetworkConfig, RecurrentModel, require_at_most
+from models.network import RecurrentModel
+from models.reflected import ReflectedConfig
 
 
-class ORNNConfig(NetworkConfig):
+class ORNNConfig(ReflectedConfig):
     """What a search may vary."""
 
     name: Literal["ornn"] = "ornn"
-    reflections: int = Field(16, ge=1, le=65_536, description="Reflections in W, up to n")
-    encoder_init: Initial = Field("glorot_uniform", description="Initial U")
-
-    def resolved(self, shapes: Shapes) -> Self:
-        config = super().resolved(shapes)
-        require_at_most(config, "reflections", config.n, "the hidden size", least=1)
-        return config
-
-    @property
-    def smallest_size(self) -> int:
-        return self.reflections
 
     def free_parameters(self, shapes: Shapes) -> int:
         encoder, readout = self.encoder_parameters(shapes), self.readout_parameters(shapes)

@@ -7,7 +7,7 @@ Parameterization", ICML 2018.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from models.base import Shapes
 from models.matrices.householder import normalised, reflection_parameters, reflections
 from models.matrices.initial import Initial, draw
-from models.network import NetworkConfig, RecurrentModel, require_at_most
+from models.network import RecurrentModel
+from models.reflected import ReflectedConfig
 
 
-class SpectralRNNConfig(NetworkConfig):
+class SpectralRNNConfig(ReflectedConfig):
     """What a search may vary."""
 
     name: Literal["spectral_rnn"] = "spectral_rnn"
@@ -29,20 +30,10 @@ class SpectralRNNConfig(NetworkConfig):
     margin: float = Field(
         0.01, ge=0, lt=1, description="Singular values of W stay within 1 ± `margin`"
     )
-    encoder_init: Initial = Field("glorot_uniform", description="Initial U")
     readout_init: Initial = Field("truncated_normal", description="Initial V")
     readout_bias_init: Literal["zeros", "fan_in_uniform", "truncated_normal"] = Field(
         "truncated_normal", description="Initial c: as for V, with n columns"
     )
-
-    def resolved(self, shapes: Shapes) -> Self:
-        config = super().resolved(shapes)
-        require_at_most(config, "reflections", config.n, "the hidden size", least=1)
-        return config
-
-    @property
-    def smallest_size(self) -> int:
-        return self.reflections
 
     def free_parameters(self, shapes: Shapes) -> int:
         encoder, readout = self.encoder_parameters(shapes), self.readout_parameters(shapes)

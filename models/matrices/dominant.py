@@ -2,8 +2,12 @@
 
 A block of vectors is multiplied by the matrix and made orthonormal again; the eigenvalues of the
 matrix on the space they span come near those of largest modulus (subspace iteration with
-Rayleigh-Ritz: Saad, "Numerical Methods for Large Eigenvalue Problems", 2011, section 5.2). A pair
-that overtakes grows in the block; whoever escapes it is seen by the decomposition of all.
+Rayleigh-Ritz: Saad, "Numerical Methods for Large Eigenvalue Problems", 2011, section 5.2).
+
+Departure: ENRNN's program decomposes T after every update. Here a pair that overtakes grows in the
+block, as a rule before it leads; one that escapes is seen by the next decomposition of all, at most
+`EVERY` updates later. Until then T is divided by the modulus of the pair that led, and the spectral
+radius of what comes out is the ratio of the two: more than 1.
 """
 
 from __future__ import annotations

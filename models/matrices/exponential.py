@@ -8,7 +8,7 @@ E even and symmetric, O odd and skew-symmetric. The norms up to which a degree s
 
 from __future__ import annotations
 
-from math import ceil, comb, inf, log2, perm
+from math import ceil, comb, log2, perm
 from typing import Any
 
 import torch
@@ -49,20 +49,18 @@ class _Exponential(torch.autograd.Function):
 
     @staticmethod
     def forward(A: Tensor) -> tuple[Tensor, ...]:
-        powers, s = _even_powers(A)
-        A = A / 2**s
-        powers = [P / 4 ** (k * s) for k, P in enumerate(powers, 1)]
+        A, powers, s = _scaled(A)
         c = _coefficients(2 * len(powers) + 1)
         even, Z = _combined(powers, c[::2]), _combined(powers, c[1::2])
         odd = A @ Z
         LU, pivots, _ = torch.linalg.lu_factor_ex(even - odd)
         Y = torch.linalg.lu_solve(LU, pivots, even + odd, left=False)
         squared = []
-        for _ in range(s):
+        for k in range(1, s + 1):
             squared.append(Y)
             Y = Y @ Y
-        if s:  # each square doubles what rounding has left
-            Y = polished(Y)
+            if k == s or k % 8 == 0:  # each square doubles what rounding has left
+                Y = polished(Y)
         return Y, A, torch.stack(powers, -3), Z, LU, pivots, *squared
 
     @staticmethod
@@ -90,7 +88,7 @@ class _Exponential(torch.autograd.Function):
             gradients[0] += of_last if k == 1 else _symmetric(powers[k - 1] @ gradients[k])
             gradients[k - 1] += of_last
         dA = dO @ Z - 2 * (A @ gradients[0])
-        return _skew(dA) / 2 ** len(squared)
+        return _skew(dA) / 2.0 ** len(squared)
 
     @staticmethod
     def vmap(
@@ -110,23 +108,33 @@ def _coefficients(degree: int) -> list[float]:
     return [comb(degree, k) / perm(2 * degree, k) for k in range(degree + 1)]
 
 
-def _even_powers(A: Tensor) -> tuple[list[Tensor], int]:
-    """Return A², A⁴, ... as far as the degree needs them, and the number s of squarings.
+def _scaled(A: Tensor) -> tuple[Tensor, list[Tensor], int]:
+    """Return A/2ˢ, its even powers as far as the degree needs them, and the number s of squarings.
 
     |A|₂ is at most the k-th root of |Aᵏ|₁, the more closely the larger k.
     """
-    limits, powers, norm = LARGEST_NORM[A.dtype], [A @ A], inf
+    limits, square = LARGEST_NORM[A.dtype], A @ A
+    norm = _one_norm(square) ** 0.5
+    s = ceil(log2(max(norm, 2.0**10))) - 10  # so that no power overflows
+    if s:
+        A, square, norm = A / 2.0**s, square / 4.0**s, norm / 2.0**s
+    powers = [square]
     for degree, limit in limits.items():
-        order = 2 * len(powers)
-        norm = min(norm, _one_norm(powers[-1]) ** (1 / order))
         if norm <= limit or degree == max(limits):
             break
-        powers.append(powers[0] @ powers[-1])
-    return powers, ceil(log2(norm / limit)) if limit < norm < inf else 0
+        powers.append(square @ powers[-1])
+        norm = min(norm, _one_norm(powers[-1]) ** (0.5 / len(powers)))
+    more = ceil(log2(norm / limit)) if norm > limit else 0
+    powers = [P / 4.0 ** (k * more) for k, P in enumerate(powers, 1)]
+    return A / 2.0**more, powers, s + more
 
 
 def _one_norm(P: Tensor) -> float:
-    return P.abs().sum(-2).max().item() if P.numel() else 0.0
+    """Return |P|₁, the largest over lanes; columns that are not finite do not count."""
+    if not P.numel():
+        return 0.0
+    sums = P.abs().sum(-2)
+    return torch.where(sums.isfinite(), sums, 0).max().item()
 
 
 def _combined(powers: list[Tensor], coefficients: list[float]) -> Tensor:

@@ -38,13 +38,15 @@ def cayley(A: Tensor) -> Tensor:
 def nearest_orthogonal(M: Tensor) -> Tensor:
     """Return Y Z* of the decomposition M = Y Σ Z*: the orthogonal matrix nearest to M.
 
-    For a complex M it is unitary.
+    For a complex M it is unitary; where M is not finite it is NaN.
 
     >>> nearest_orthogonal(torch.tensor([[0.0, -3.0], [2.0, 0.0]])).tolist()
     [[0.0, -1.0], [1.0, 0.0]]
     """
-    Y, _, Zh = torch.linalg.svd(M.to(torch.promote_types(M.dtype, torch.float64)))
-    return (Y @ Zh).to(M.dtype)
+    finite = M.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    precise = M.to(torch.promote_types(M.dtype, torch.float64))
+    Y, _, Zh = torch.linalg.svd(torch.where(finite, precise, 0))
+    return torch.where(finite, Y @ Zh, torch.nan).to(M.dtype)
 
 
 def polished(W: Tensor) -> Tensor:

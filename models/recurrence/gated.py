@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from models.recurrence.checks import check_each, check_input
 from models.recurrence.gated_function import GatedHow, run_gated
 from models.recurrence.gated_reference import NO_PEEPHOLE, Peephole
 from models.recurrence.gated_steps import ChoGRUSteps, GatedSteps, GRUSteps, LSTMSteps
@@ -50,14 +51,15 @@ def lstm(
     `models.recurrence.gated_reference` has the same function in plain PyTorch.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit one another.
+        ValueError: if shapes, dtypes or devices do not fit one another.
     """
     n, start = R.shape[-1], _start((h0, c0), x, R)
     seen = {"peephole_input_forget": peephole.input_forget, "peephole_output": peephole.output}
     _check(x, U, R, b, V, c, gates=4, start=start)
     full = peephole.output is not None and peephole.output.dim() == 2
     given = {name: weights for name, weights in seen.items() if weights is not None}
-    _check_each(
+    check_each(
+        "R",
         R,
         peephole_input_forget=(peephole.input_forget, (2 * n,)),
         peephole_output=(peephole.output, (n, n) if full else (n,)),
@@ -92,7 +94,7 @@ def gru(
     reset gate is applied to R h, in `cho` to h. All else is as for `lstm`.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit one another.
+        ValueError: if shapes, dtypes or devices do not fit one another.
     """
     start = _start((h0,), x, R)
     _check(x, U, R, b, V, c, gates=3, start=start)
@@ -135,16 +137,12 @@ def _check(
     gates: int,
     start: tuple[Tensor, ...],
 ) -> None:
-    """Raise ValueError unless shapes and dtypes fit: the compiled steps check nothing."""
-    n, values = R.shape[-1], x.is_floating_point()
-    if x.dim() != (3 if values else 2) or x.numel() == 0:
-        raise ValueError(
-            "x is symbols, int64 (τ, B), or values, float (τ, B, m), and not empty; "
-            f"it is {x.dtype} {tuple(x.shape)}"
-        )
-    m, p = (x.shape[2] if values else U.shape[-1]), len(V)
+    """Raise ValueError unless what the steps are given fits."""
+    check_input(x, "R", R)
+    n, m, p = R.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
     states = {name: (s, (x.shape[1], n)) for name, s in zip(("h0", "c0"), start, strict=False)}
-    _check_each(
+    check_each(
+        "R",
         R,
         U=(U, (gates * n, m)),
         R=(R, (gates * n, n)),
@@ -153,14 +151,3 @@ def _check(
         c=(c, (p,)),
         **states,
     )
-    if values and x.dtype != R.dtype:
-        raise ValueError(f"x is {x.dtype} and R is {R.dtype}; they must be the same")
-
-
-def _check_each(like: Tensor, **expected: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and (tensor.shape != shape or tensor.dtype != like.dtype):
-            raise ValueError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}; "
-                f"R of {like.shape[-1]} hidden units and x ask for {like.dtype} {shape}"
-            )

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from models.recurrence.checks import check_each, check_input
 from models.recurrence.gated_function import GatedHow, run_gated
 from models.recurrence.gated_steps import GRUSteps
 from models.recurrence.native_gated import GORU, NativeGatedSteps, is_available
@@ -35,7 +36,7 @@ def goru(
     same function in plain PyTorch.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit one another.
+        ValueError: if shapes, dtypes or devices do not fit one another.
     """
     _check(x, U, R, b, threshold, V, c, h0)
     native = backend != "torch" and is_available(R)
@@ -86,26 +87,16 @@ def _check(
     c: Tensor,
     h0: Tensor,
 ) -> None:
-    n, values = R.shape[-1], x.is_floating_point()
-    if x.dim() != (3 if values else 2) or x.numel() == 0:
-        raise ValueError(
-            "x is symbols, int64 (τ, B), or values, float (τ, B, m), and not empty; "
-            f"it is {x.dtype} {tuple(x.shape)}"
-        )
-    m, p = (x.shape[2] if values else U.shape[-1]), len(V)
-    expected = {
-        "x": (x if values else R[:0], (*x.shape,) if values else (0, n)),
-        "U": (U, (3 * n, m)),
-        "R": (R, (3 * n, n)),
-        "b": (b, (2 * n,)),
-        "threshold": (threshold, (n,)),
-        "V": (V, (p, n)),
-        "c": (c, (p,)),
-        "h0": (h0, (x.shape[1], n)),
-    }
-    for name, (tensor, shape) in expected.items():
-        if tensor.shape != shape or tensor.dtype != R.dtype:
-            raise ValueError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}; "
-                f"R of {n} hidden units and x ask for {R.dtype} {shape}"
-            )
+    check_input(x, "R", R)
+    n, m, p = R.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
+    check_each(
+        "R",
+        R,
+        U=(U, (3 * n, m)),
+        R=(R, (3 * n, n)),
+        b=(b, (2 * n,)),
+        threshold=(threshold, (n,)),
+        V=(V, (p, n)),
+        c=(c, (p,)),
+        h0=(h0, (x.shape[1], n)),
+    )

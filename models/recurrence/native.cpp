@@ -8,18 +8,15 @@
 // and G are padded to whole vectors; what stands in the padding has no effect.
 // Never compile with -ffast-math: NaN and infinity must pass through.
 
-#include <atomic>
 #include <initializer_list>
-#include <thread>
 #include <vector>
 
-#include "native_kernels.cpp"
+#include "native_jobs.cpp"
 
 namespace {
 
-constexpr double WORTH_A_THREAD = 4e6;  // multiplications
-constexpr long DEPTH = 128;             // rows of dz and h that dW gains from at a time
-constexpr long CACHED = 384 << 10;      // a W of more bytes is read once a step, not once a tile
+constexpr long DEPTH = 128;         // rows of dz and h that dW gains from at a time
+constexpr long CACHED = 384 << 10;  // a W of more bytes is read once a step, not once a tile
 
 // What one call works on. H and G are (lanes, steps + 1, batch, row), their lanes `lane_*` entries
 // apart; x is values (lanes, steps, batch, m) or symbols that name rows of the table.
@@ -35,11 +32,6 @@ template <class T> struct Call {
 
     static long panels(long columns) { return (columns + Vector<T>::N - 1) / Vector<T>::N; }
 };
-
-template <class T> T* aligned(std::vector<T>& memory) {
-    const auto address = reinterpret_cast<uintptr_t>(memory.data());
-    return memory.data() + (64 - address % 64) % 64 / sizeof(T);
-}
 
 // How a batch is cut: tiles of `height` rows, `tiles` of them in a part, `parts` in a lane.
 struct Plan {
@@ -84,28 +76,6 @@ template <class T> class Product {
         }
     }
 };
-
-// Run work(next) in each thread; next() hands out the jobs 0, 1, ... and then -1.
-template <class F> void share(long jobs, long threads, F work) {
-    std::atomic<long> handed{0};
-    const auto next = [&] {
-        const long job = handed++;
-        return job < jobs ? job : -1;
-    };
-#if defined(__SSE__)
-    const unsigned mode = _mm_getcsr();  // so that every thread treats denormals alike
-#endif
-    std::vector<std::thread> others;
-    for (long i = 1; i < std::min(threads, jobs); ++i)
-        others.emplace_back([&] {
-#if defined(__SSE__)
-            _mm_setcsr(mode);
-#endif
-            work(next);
-        });
-    work(next);
-    for (auto& other : others) other.join();
-}
 
 template <class T, template <class> class A> void forward(const Call<T>& call) {
     using X = Vector<T>;

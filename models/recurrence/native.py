@@ -27,7 +27,10 @@ from models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "native_kernels.cpp"))
+SOURCES = tuple(
+    Path(__file__).with_name(name)
+    for name in ("native.cpp", "native_jobs.cpp", "native_kernels.cpp")
+)
 OPTIONS = (
     *("-std=c++17", "-O2", "-march=native", "-mprefer-vector-width=512"),
     *("-fno-math-errno", "-fPIC", "-shared", "-pthread"),

@@ -13,7 +13,7 @@ from models.recurrence.native import fits, load_library, pack, row_length
 
 SOURCES = tuple(
     Path(__file__).with_name(f"native_{name}.cpp")
-    for name in ("gated", "gated_kernels", "lstm", "gru", "kernels")
+    for name in ("gated", "gated_kernels", "lstm", "gru", "jobs", "kernels")
 )
 LSTM, LSTM_DIAGONAL, LSTM_FULL, GRU, GRU_CHO, GORU = range(6)
 """`enum Cell` of the source."""

@@ -1,15 +1,11 @@
 // What the gated steps of `native_gated.cpp`, which includes this file, share: the call and its
 // jobs, sigmoid and tanh, and products of some rows.
 
-#include <atomic>
-#include <thread>
 #include <vector>
 
-#include "native_kernels.cpp"
+#include "native_jobs.cpp"
 
 namespace {
-
-constexpr double WORTH_A_THREAD = 4e6;  // multiplications
 
 enum Cell { LSTM, LSTM_DIAGONAL, LSTM_FULL, GRU, GRU_CHO, GORU };
 
@@ -23,11 +19,6 @@ template <class T> struct Call {
     int64_t lane_S, lane_A, lane_G, lane_D, lane_R, lane_other, lane_x, state;
     int64_t lanes, steps, batch, n, row, m, states, kept, met, back, seen, cell, threads;
 };
-
-template <class T> T* aligned(std::vector<T>& memory) {
-    const auto address = reinterpret_cast<uintptr_t>(memory.data());
-    return memory.data() + (64 - address % 64) % 64 / sizeof(T);
-}
 
 // exp(y) - 1 = scale (1 + more) - 1 for y between limits within which `scale` is a number.
 template <class T> struct Exponential {
@@ -94,30 +85,10 @@ template <class T> struct Job {
 // Call work(job) for jobs that cover all rows of all lanes, in some threads.
 template <class T, class F> void share(const Call<T>& call, F work) {
     const double size = double(call.lanes) * call.steps * call.batch * call.n * call.n * call.kept;
-    const long threads = std::min<long>(call.threads, 1 + size / WORTH_A_THREAD);
-    const long tiles = (call.batch + ROWS - 1) / ROWS, wanted = (threads - 1) / call.lanes + 1;
-    const long rows = ((tiles - 1) / wanted + 1) * ROWS, parts = (call.batch - 1) / rows + 1;
-    const long jobs = call.lanes * parts;
-    std::atomic<long> handed{0};
-    const auto run = [&] {
-        for (long job = handed++; job < jobs; job = handed++) {
-            const long first = job % parts * rows;
-            work(Job<T>{call, job / parts, first, std::min<long>(rows, call.batch - first)});
-        }
-    };
-#if defined(__SSE__)
-    const unsigned mode = _mm_getcsr();  // so that every thread treats denormals alike
-#endif
-    std::vector<std::thread> others;
-    for (long i = 1; i < std::min(threads, jobs); ++i)
-        others.emplace_back([&] {
-#if defined(__SSE__)
-            _mm_setcsr(mode);
-#endif
-            run();
+    Jobs(size, call.lanes, call.batch, call.threads)
+        .run([&](long, long lane, long first, long rows) {
+            work(Job<T>{call, lane, first, rows});
         });
-    run();
-    for (auto& other : others) other.join();
 }
 
 // Call f(first row, R) for tiles of R rows, of about one height, that cover all rows.

@@ -1,4 +1,4 @@
-// Vectors, activations and the two products of `native.cpp`, which includes this file.
+// Vectors, activations and products: what all compiled steps are made of.
 
 #include <algorithm>
 #include <cstdint>

@@ -6,17 +6,13 @@
 // what stands in the padding has no effect on the units.
 // Never compile with -ffast-math: NaN and infinity must pass through.
 
-#include <atomic>
 #include <cmath>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "native_kernels.cpp"
+#include "native_jobs.cpp"
 
 namespace {
-
-constexpr double WORTH_A_THREAD = 4e6;  // multiplications
 
 // What one call works on. H and G are (lanes, steps + 1, batch, 2 half), their lanes `lane_*` apart;
 // a row of H is h and, `half` further, z.
@@ -71,42 +67,10 @@ template <class T> struct ModReLUOfPairs {
     }
 };
 
-// Call work(job, lane, first row, rows) for jobs that cover all rows of all lanes, in some threads.
-struct Shares {
-    long rows, parts, jobs, threads;
-
-    template <class T> explicit Shares(const Call<T>& call) {
-        const double size = double(call.lanes) * call.steps * call.batch * call.n * call.n;
-        threads = std::min<long>(call.threads, 1 + size / WORTH_A_THREAD);
-        const long tiles = (call.batch + ROWS - 1) / ROWS, wanted = (threads - 1) / call.lanes + 1;
-        rows = ((tiles - 1) / wanted + 1) * ROWS;
-        parts = (call.batch - 1) / rows + 1;
-        jobs = call.lanes * parts;
-    }
-
-    template <class F> void run(long batch, F work) const {
-        std::atomic<long> handed{0};
-        const auto loop = [&] {
-            for (long job = handed++; job < jobs; job = handed++) {
-                const long first = job % parts * rows;
-                work(job, job / parts, first, std::min(rows, batch - first));
-            }
-        };
-#if defined(__SSE__)
-        const unsigned mode = _mm_getcsr();  // so that every thread treats denormals alike
-#endif
-        std::vector<std::thread> others;
-        for (long i = 1; i < std::min(threads, jobs); ++i)
-            others.emplace_back([&] {
-#if defined(__SSE__)
-                _mm_setcsr(mode);
-#endif
-                loop();
-            });
-        loop();
-        for (auto& other : others) other.join();
-    }
-};
+template <class T> Jobs jobs_of(const Call<T>& call) {
+    const double size = double(call.lanes) * call.steps * call.batch * call.n * call.n;
+    return Jobs(size, call.lanes, call.batch, call.threads);
+}
 
 // Call f(row, j, product) for all rows of A W and the columns of W, a vector from j on each.
 template <class T, class F> void each(long rows, const Left<T>& A, const T* W, long n, F f) {
@@ -128,7 +92,7 @@ template <class T> void forward(const Call<T>& call) {
     using X = Vector<T>;
     const long n = call.n, half = call.half, row = 2 * half, step = call.batch * row;
     const ModReLUOfPairs<T> f{T(call.inside), T(call.shift), T(call.below)};
-    Shares(call).run(call.batch, [&](long, long lane, long first, long rows) {
+    jobs_of(call).run([&](long, long lane, long first, long rows) {
         const T *W = call.W + lane * call.lane_W, *b = call.b + lane * half;
         T* h = call.H + lane * call.lane_H + first * row;
         for (long t = 0; t < call.steps; ++t, h += step)
@@ -145,9 +109,9 @@ template <class T> void backward(const Call<T>& call) {
     using X = Vector<T>;
     const long n = call.n, half = call.half, row = 2 * half, step = call.batch * row;
     const ModReLUOfPairs<T> f{T(call.inside), T(call.shift), T(call.below)};
-    const Shares shares(call);
-    std::vector<T> sums(shares.jobs * half);
-    shares.run(call.batch, [&](long job, long lane, long first, long rows) {
+    const Jobs jobs = jobs_of(call);
+    std::vector<T> sums(jobs.count * half);
+    jobs.run([&](long job, long lane, long first, long rows) {
         const T *W = call.W + lane * call.lane_W, *b = call.b + lane * half;
         const T* h = call.H + lane * call.lane_H + call.steps * step + first * row;
         T* g = call.G + lane * call.lane_G + call.steps * step + first * row;
@@ -161,8 +125,8 @@ template <class T> void backward(const Call<T>& call) {
                 X::store(sum + j, X::load(sum + j) + db);
             });
     });
-    for (long job = 0; job < shares.jobs; ++job)
-        for (long j = 0; j < n; ++j) call.db[job / shares.parts * half + j] += sums[job * half + j];
+    for (long job = 0; job < jobs.count; ++job)
+        for (long j = 0; j < n; ++j) call.db[job / jobs.parts * half + j] += sums[job * half + j];
 }
 
 template <class T> int step(const Call<T>& call) {

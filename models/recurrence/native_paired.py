@@ -13,7 +13,8 @@ from models.recurrence.native import fits, load_library, pack, row_length
 from models.recurrence.paired import PairedSteps
 
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("native_paired.cpp", "native_kernels.cpp")
+    Path(__file__).with_name(name)
+    for name in ("native_paired.cpp", "native_jobs.cpp", "native_kernels.cpp")
 )
 
 

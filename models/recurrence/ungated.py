@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.recurrence import native_paired
+from models.recurrence.checks import check_each, check_input
 from models.recurrence.complex_reference import FORMS, PairedActivation
 from models.recurrence.history import empty_history
 from models.recurrence.lanes import on_folded_lanes, spread_input
@@ -51,7 +52,7 @@ def recur(
     `models.recurrence.reference` has the same function in plain PyTorch.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit one another.
+        ValueError: if shapes, dtypes or devices do not fit one another.
 
     >>> x, U, W = torch.tensor([[0], [1], [1]]), torch.eye(2), torch.zeros(2, 2)
     >>> b, V, c = torch.zeros(2), torch.eye(2), torch.zeros(2)
@@ -59,7 +60,7 @@ def recur(
     [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
     """
     if h0 is None:
-        h0 = W.new_zeros(x.shape[1], W.shape[-1])
+        h0 = W.new_zeros(x.shape[1:2].numel(), W.shape[-1])
     _check(x, U, W, b, V, c, h0)
     how = How(activation, readout, chunk, backend, keep=torch.is_grad_enabled())
     logits, h, _ = _Recurrence.apply(*(t.unsqueeze(0) for t in (x, U, W, b, V, c, h0)), how)  # type: ignore[no-untyped-call]
@@ -214,27 +215,16 @@ class _Gradients(torch.autograd.Function):
 
 
 def _check(x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor) -> None:
-    """Raise ValueError unless shapes and dtypes fit: the compiled steps check nothing."""
-    n, values = W.shape[-1], x.is_floating_point()
-    if x.dim() != (3 if values else 2) or x.numel() == 0:
-        raise ValueError(
-            "x is symbols, int64 (τ, B), or values, float (τ, B, m), and not empty; "
-            f"it is {x.dtype} {tuple(x.shape)}"
-        )
-    m, p = (x.shape[2] if values else U.shape[-1]), len(V)
-    expected = {
-        "U": (U, (n, m)),
-        "W": (W, (n, n)),
-        "b": (b, (n,)),
-        "V": (V, (p, n)),
-        "c": (c, (p,)),
-        "h0": (h0, (x.shape[1], n)),
-    }
-    for name, (tensor, shape) in expected.items():
-        if tensor.shape != shape or tensor.dtype != W.dtype:
-            raise ValueError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}; "
-                f"W of {n} hidden units and x ask for {W.dtype} {shape}"
-            )
-    if values and x.dtype != W.dtype:
-        raise ValueError(f"x is {x.dtype} and W is {W.dtype}; they must be the same")
+    """Raise ValueError unless what the steps are given fits."""
+    check_input(x, "W", W)
+    n, m, p = W.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
+    check_each(
+        "W",
+        W,
+        U=(U, (n, m)),
+        W=(W, (n, n)),
+        b=(b, (n,)),
+        V=(V, (p, n)),
+        c=(c, (p,)),
+        h0=(h0, (x.shape[1], n)),
+    )

@@ -296,6 +296,12 @@ class TestBadInput:
                 with pytest.raises(ValueError, match=r"is torch.*R of \d+ hidden units"):
                     fast(cell, x, spoilt)
 
+    @pytest.mark.parametrize("cell", DISTINCT, ids=lambda cell: " ".join(cell[:2]))
+    def test_tensors_on_two_devices_are_refused_before_compiled_steps_see_them(self, cell):
+        x, leaves = draw(cell, SIZES["odd"])
+        with pytest.raises(ValueError, match=r"x is on meta and R on cpu.*the same device"):
+            fast(cell, x.to("meta"), leaves)
+
     def test_half_a_peephole_is_refused(self):
         x, leaves = draw(CELLS["lstm diagonal"], SIZES["odd"])
         *parameters, h0, c0, input_forget, _ = leaves

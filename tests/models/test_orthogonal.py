@@ -7,6 +7,7 @@ from models.matrices.initial import draw, semi_orthogonal
 from models.matrices.orthogonal import (
     cayley,
     initial_skew,
+    nearest_orthogonal,
     orthogonality_error,
     random_rotation,
     rotation_logarithm,
@@ -72,6 +73,15 @@ def test_the_cayley_map_reaches_rotations_by_any_angle_but_a_half_turn():
 def test_large_matrices_stay_orthogonal_in_float32():
     A = skew(torch.randn(600, 600))
     assert orthogonality_error(cayley(A)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_where_a_matrix_is_not_finite_there_is_no_nearest_one(dtype):
+    M = torch.randn(2, 5, 5, dtype=dtype)
+    M[0, 1, 2] = torch.inf
+    Q = nearest_orthogonal(M)
+    assert Q[0].isnan().all()
+    assert orthogonality_error(Q[1]) < 1e-6
 
 
 class TestInitialValues:

@@ -60,6 +60,24 @@ class TestExponential:
         scale = expected.abs().max()
         torch.testing.assert_close(found.double() / scale, expected / scale, atol=3e-5, rtol=0)
 
+    @pytest.mark.parametrize("norm", [1e3, 1e5, 1e8])
+    @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.float32, 5e-6)])
+    def test_it_is_orthogonal_however_far_training_has_gone(self, norm, dtype, close):
+        A = random_skew(30, norm, dtype).requires_grad_()
+        W = exponential(A)
+        W.sum().backward()
+        assert orthogonality_error(W) < close
+        assert A.grad.isfinite().all()
+        expected = by_eigenvalues(A.detach())
+        rounding = 4 * torch.finfo(dtype).eps * norm
+        torch.testing.assert_close(W.double(), expected, atol=rounding, rtol=0)
+
+    def test_a_lane_that_is_not_finite_leaves_the_others_as_they_are(self):
+        A = random_skew(6, 50.0)
+        W = exponential(torch.stack((torch.full_like(A, torch.nan), A)))
+        assert W[0].isnan().all()
+        assert torch.equal(W[1], exponential(A))
+
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])
     def test_what_is_not_finite_gives_nan_and_no_error(self, value):
         A = random_skew(4, 1.0)

@@ -4,11 +4,12 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import re
 
 import pytest
 import torch
 
-from models.recurrence import native, reference
+from models.recurrence import native, native_gated, native_paired, reference
 from models.recurrence.history import empty_history
 from models.recurrence.native import NativeSteps
 from models.recurrence.steps import ACTIVATIONS, Parameters, TorchSteps
@@ -218,8 +219,29 @@ class TestBadInput:
             with pytest.raises(ValueError, match=r"is torch.*W of \d+ hidden units"):
                 recur(x, *spoilt[:5], h0=spoilt[5], activation="tanh")
 
+    @pytest.mark.parametrize("position", range(-1, 6))
+    def test_tensors_on_two_devices_are_refused_before_compiled_steps_see_them(self, position):
+        x, leaves = draw(SIZES["odd"])
+        leaves = list(leaves)
+        if position < 0:
+            x = x.to("meta")
+        else:
+            leaves[position] = leaves[position].to("meta")
+        with pytest.raises(ValueError, match=r"must be on the same device"):
+            recur(x, *leaves[:5], h0=leaves[5], activation="tanh")
+
 
 class TestCompiling:
+    @pytest.mark.parametrize("module", [native, native_gated, native_paired])
+    def test_a_library_is_named_by_all_that_is_compiled_into_it(self, module):
+        seen, waiting = set(), [module.SOURCES[0]]
+        while waiting:
+            source = waiting.pop()
+            seen.add(source)
+            included = re.findall(r'#include "(.*)"', source.read_text())
+            waiting += [source.with_name(name) for name in included]
+        assert seen == set(module.SOURCES)
+
     def test_four_processes_at_once_make_one_library_that_all_can_use(self, tmp_path):
         if native.load_library() is None:
             pytest.skip("no C++ compiler here")

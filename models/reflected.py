@@ -1,0 +1,27 @@
+"""What oRNN and Spectral RNN share: how many Householder reflections make an orthogonal factor."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from models.base import Shapes
+from models.matrices.initial import Initial
+from models.network import NetworkConfig, require_at_most
+
+
+class ReflectedConfig(NetworkConfig):
+    """What a search may vary on networks of reflections: n is at least their number."""
+
+    reflections: int = Field(16, ge=1, le=65_536, description="Reflections in W, up to n")
+    encoder_init: Initial = Field("glorot_uniform", description="Initial U")
+
+    def resolved(self, shapes: Shapes) -> Self:
+        config = super().resolved(shapes)
+        require_at_most(config, "reflections", config.n, "the hidden size", least=1)
+        return config
+
+    @property
+    def smallest_size(self) -> int:
+        return self.reflections
