@@ -81,7 +81,9 @@ def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:
             available=known or None,
         )
     where = isinstance(got, Mapping | BaseModel)
-    field = f"'{path.rsplit('.', 1)[-1]}' " if message.startswith("should ") else ""
+    *_, last = parts = path.split(".")
+    named = ".".join(parts[-2:]) if last.isdecimal() else last  # an item says whose it is
+    field = f"'{named}' " if message.startswith("should ") else ""
     return Problem(
         path=path,
         message=field + (message if where else f"{message}; got {shown(got)!r}"),

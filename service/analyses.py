@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from workers.analyses import ANALYSES
-from workers.analyses.__main__ import FILES, OUTCOME, Order, Outcome
+from workers.analyses.__main__ import FILES, OUTCOME, RESULT, Order, Outcome
 from workers.analyses.base import ExperimentSubject, TrialSubject
 from workers.durable_files import StorageError, storage_error, write_whole
 
@@ -54,9 +54,9 @@ class Requested:
     def id(self) -> str:
         """The digest of the request, 16 hex digits; where MLflow keeps the subject is no part."""
         content = {"result_version": ANALYSES[self.name].result_version, **self.content()}
-        for kind in ("trial", "experiment"):
-            if content[kind] is not None:
-                content[kind].pop("run_id")
+        for subject in (content["trial"], content["experiment"]):
+            for each in (subject, *subject.get("trials", ())) if subject else ():
+                del each["run_id"]
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -114,8 +114,8 @@ class Analyses:
     def add(self, requested: Requested) -> tuple[Standing, bool]:
         """Queue an analysis; return it, and whether anything is to be done.
 
-        The same request comes back as it stands, unless it failed or MLflow has not got it: then
-        it is queued once more.
+        The same request comes back as it stands, unless it failed, MLflow has not got it, or its
+        files were removed: then it is queued once more.
 
         Raises:
             StorageError: if it cannot be written down.
@@ -125,7 +125,8 @@ class Analyses:
             known = self._standings.get(id)
             if known is not None:
                 is_delivered = known.mlflow_problem is None or self.mlflow_uri is None
-                settled = known.state == "finished" and is_delivered
+                is_there = (self.folder / id / RESULT).is_file()
+                settled = known.state == "finished" and is_delivered and is_there
                 if settled or known.state in ("queued", "running"):
                     return known, False
             subject = requested.trial or requested.experiment
@@ -174,7 +175,12 @@ class Analyses:
                 f"analysis '{standing.id}' is {standing.state}: it has no files"
                 + (" yet" if standing.state != "failed" else "")
             )
-        return self.folder / standing.id / name
+        path = self.folder / standing.id / name
+        if not path.is_file():
+            raise AnalysisNotFoundError(
+                f"the files of analysis '{standing.id}' were removed; ask for it once more"
+            )
+        return path
 
     def start(self) -> None:
         """Begin to work the queue off."""
@@ -199,6 +205,9 @@ class Analyses:
             if not waiting or self._stopping.is_set():
                 return False
             oldest = min(waiting, key=lambda each: (each.created_at, each.id))
+            if not (self.folder / oldest.id).is_dir():  # its folder was removed
+                del self._standings[oldest.id]
+                return True
             running = replace(oldest, state="running", started_at=time.time())
             self._keep(running)
         try:

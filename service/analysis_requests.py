@@ -24,7 +24,7 @@ MOST_TRIALS = 5000
 
 
 class NotAnalysableError(RuntimeError):
-    """The trial or the experiment is not over, or left nothing that could be looked at."""
+    """The trial or the experiment is not over, or left nothing, or too much, to be looked at."""
 
 
 class AnalysisRequest(BaseModel):
@@ -98,7 +98,7 @@ def _options(request: AnalysisRequest, analysis: Analysis) -> Options:
                     f"{request.name} has no option '{path}'; it has {', '.join(known)}"
                     f"{did_you_mean(path, known)}"
                 )
-                available = known
+                one["expected"], available = f"an option of {request.name}", known
             place = f"options.{path}" if path else "options"
             wrong.append(SpecError(place, message, one["expected"], one["got"], available))
         raise (wrong[0] if len(wrong) == 1 else SeveralErrors(wrong)) from error
@@ -127,7 +127,12 @@ def _experiment(id: str, queries: Queries) -> ExperimentSubject:
         raise NotAnalysableError(
             f"experiment {id} is {row.state}; an analysis looks at one that is over"
         )
-    found = queries.trials(id, states=TRAINED, limit=MOST_TRIALS)
+    found = queries.trials(id, states=TRAINED, limit=MOST_TRIALS + 1)
+    if len(found) > MOST_TRIALS:
+        raise NotAnalysableError(
+            f"more than {MOST_TRIALS:,} trials of experiment {id} trained; an analysis takes at "
+            f"most {MOST_TRIALS:,}"
+        )
     trials = [_subject(record.trial) for record in found if record.trial.config is not None]
     if not trials:
         raise NotAnalysableError(f"no trial of experiment {id} trained to an end")

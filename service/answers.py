@@ -10,6 +10,9 @@ import httpx2
 ENDED = frozenset({"completed", "failed", "cancelled"})
 """The states of an experiment that is over."""
 
+PATIENCE_SECONDS = 60.0
+"""How long a client that follows an experiment waits for a service that went away."""
+
 
 class ServiceAwayError(ConnectionError):
     """Nobody answers at the service's address."""

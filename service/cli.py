@@ -79,6 +79,12 @@ def connected(url: str | None, as_json: bool = False) -> Iterator[Client]:
     except ServiceAwayError as error:
         words = f"error: {error}\n  start one with `eigensweep serve`, or say where it is: --url"
         _fail(words, {"title": "The service is away", "detail": str(error)}, as_json, FAILURE)
+    except OSError as error:
+        if error.filename is None:  # no file of ours
+            raise
+        words = f"{error.filename}: {error.strerror}"
+        problem = {"title": "A file cannot be written", "detail": words}
+        _fail(f"error: {words}", problem, as_json, BAD_INPUT)
 
 
 def _fail(words: str, problem: Mapping[str, Any], as_json: bool, code: int) -> None:
@@ -235,6 +241,8 @@ def analyse(
         subjects = [parse_trial(trial) for trial in trials or []]
         subjects += [{"experiment": experiment} for experiment in experiments or []]
         settings = parse_options(options or [])
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
         asked = [client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
         for analysis in asked:
             _wait_for(analysis)

@@ -24,9 +24,15 @@ import httpx2
 from platformdirs import user_data_path
 
 from service.analysis_client import Analysis
-from service.answers import ENDED, Event, RefusedError, ServiceAwayError, content_of
+from service.answers import (
+    PATIENCE_SECONDS,
+    Event,
+    RefusedError,
+    ServiceAwayError,
+    content_of,
+)
+from service.experiment_client import Experiment, path_of
 from service.spec_file import InputError, looks_like_a_file, read, with_settings
-from service.trial_table import TrialTable
 
 __all__ = [
     "Analysis",
@@ -39,8 +45,6 @@ __all__ = [
 ]
 
 DEFAULT_URL = "http://127.0.0.1:8642"
-PATIENCE_SECONDS = 60.0
-"""How long a client that follows an experiment waits for a service that went away."""
 
 
 class Client:
@@ -108,7 +112,7 @@ class Client:
 
     def experiment(self, experiment_id: str) -> Experiment:
         """Return an experiment that was posted before."""
-        return Experiment(self, self.get(_path(experiment_id)))
+        return Experiment(self, self.get(path_of(experiment_id)))
 
     def experiments(self, limit: int | None = None, **filters: Any) -> list[dict[str, Any]]:
         """Return experiments, newest first: all, or those with a `state`, `project` or `name`."""
@@ -180,7 +184,7 @@ class Client:
 
         A connection that breaks is made again where it stopped, for up to a minute.
         """
-        path, last, deadline = f"{_path(experiment_id)}/events", after, None
+        path, last, deadline = f"{path_of(experiment_id)}/events", after, None
         while True:
             try:
                 headers = {"Accept": "text/event-stream"} | (
@@ -210,100 +214,6 @@ class Client:
         return ServiceAwayError(f"no answer from the service at {self.url} ({reason})")
 
 
-class Experiment:
-    """An experiment as the service last told it; `refresh` asks again."""
-
-    def __init__(self, client: Client, content: dict[str, Any]) -> None:
-        self.client = client
-        self.content = content
-        """The service's JSON."""
-
-    def __repr__(self) -> str:
-        return f"<Experiment {self.id} {self.name} {self.state}>"
-
-    @property
-    def id(self) -> str:
-        return str(self.content["id"])
-
-    @property
-    def name(self) -> str:
-        return str(self.content["name"])
-
-    @property
-    def state(self) -> str:
-        """`queued`, `running`, `completed`, `cancelled` or `failed`, when last asked."""
-        return str(self.content["state"])
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was over when last asked."""
-        return self.state in ENDED
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """The best trial so far, asked anew; None before there is one."""
-        return self.refresh().content["best"]
-
-    @property
-    def trials(self) -> TrialTable:
-        """Its trials, asked anew, best first: a list of dicts that prints as a table."""
-        self.refresh()
-        return TrialTable.ranked(self.content, self.listing(sort="value"))
-
-    def listing(self, limit: int | None = None, **filters: Any) -> list[dict[str, Any]]:
-        """Return trials as the service tells them: all, or those in a `state` or of an `arm`."""
-        return self.client.items(f"{_path(self.id)}/trials", limit, **filters)
-
-    def trial(self, number: int) -> dict[str, Any]:
-        """Return all that is known of one trial: config, reports, attempts, test scores."""
-        return self.client.get(f"{_path(self.id)}/trials/{number}")
-
-    def refresh(self) -> Self:
-        """Ask the service anew."""
-        self.content = self.client.get(_path(self.id))
-        return self
-
-    def wait(self, timeout: float | None = None) -> Self:
-        """Return once the experiment is over; `state` says how it ended.
-
-        Raises:
-            TimeoutError: if that takes longer than `timeout` seconds.
-        """
-        started = time.monotonic()
-        for _ in self.polls():
-            if timeout is not None and time.monotonic() - started > timeout and not self.ended:
-                raise TimeoutError(f"experiment {self.id} is {self.state} after {timeout:g} s")
-        return self
-
-    def polls(self, pause: float = 1.0) -> Iterator[Self]:
-        """Yield the experiment again and again, asked anew each time, until it is over.
-
-        A service that is away for less than a minute is waited for.
-        """
-        away_since = None
-        while True:
-            try:
-                self.refresh()
-                away_since = None
-            except ServiceAwayError:
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > PATIENCE_SECONDS:
-                    raise
-            yield self
-            if self.ended:
-                return
-            time.sleep(pause)
-
-    def cancel(self) -> Self:
-        """Ask for its end: running trials stop at their next step."""
-        self.client.request("POST", f"{_path(self.id)}/cancel")
-        return self.refresh()
-
-    def events(self, after: str | None = None) -> Iterator[Event]:
-        """Yield its events up to its end; see `Client.events`."""
-        return self.client.events(self.id, after)
-
-
 def _announced_url() -> str:
     """Return where the service of this home folder is, or was last."""
     home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
@@ -311,7 +221,3 @@ def _announced_url() -> str:
         return str(json.loads((home.expanduser() / "service.json").read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return DEFAULT_URL
-
-
-def _path(experiment_id: str) -> str:
-    return f"/v1/experiments/{quote(experiment_id, safe='')}"

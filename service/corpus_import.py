@@ -13,7 +13,7 @@ from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
-from service.offered_files import DamagedArchiveError, Offered, offered_by
+from service.offered_files import Offered, UnreadableError, offered_by
 from tasks.corpora import KnownCorpus, Together
 from tasks.corpus import Corpus, CorpusMissingError
 from workers import StorageError, write_whole
@@ -56,29 +56,27 @@ class Importer:
         """Copy what is known of a file, of what a folder holds, or of an archive's members.
 
         Raises:
-            OSError: if there is nothing at `path`, or it may not be read.
+            OSError: if there is nothing at `path`.
             UnwritableError: if a file cannot be put in its place.
         """
         parts: dict[str, dict[str, bytes]] = {}
-        try:
-            for offered in offered_by(path):
-                try:
-                    self._look_at(offered)
-                    self._collect(offered, parts)
-                except DamagedArchiveError as error:
-                    self._refuse(str(error))
-        except DamagedArchiveError as error:
-            self._refuse(str(error))
+        for offered in offered_by(path, self._refuse):
+            try:
+                self._look_at(offered)
+                self._collect(offered, parts)
+            except UnreadableError as error:
+                self._refuse(str(error))
         for corpus in self._wholes:
             self._finish(corpus, parts.get(corpus.name, {}), path)
 
     def _look_at(self, offered: Offered) -> None:
-        name = offered.name.removesuffix(".gz")
+        is_packed = offered.name.lower().endswith(".gz")
+        name = offered.name[:-3] if is_packed else offered.name
         expected = {n.replace("-idx", ".idx"): n for c in self._corpora for n in c.files}
         name = expected.get(name, name)
         named = next((c for c in self._corpora if name in c.files), None)
-        packed = offered.name.endswith(".gz") and offered.size <= MOST_PACKED
-        if not packed and offered.size not in self._sizes:
+        looked_into = is_packed and offered.size <= MOST_PACKED
+        if not looked_into and offered.size not in self._sizes:
             if named is not None:
                 self._refuse(
                     f"{offered.place} holds {offered.size:,} bytes; expected "
@@ -115,7 +113,7 @@ class Importer:
         path = self.data_root / corpus.folder / name
         try:
             corpus.read(name, self.data_root)
-        except CorpusMissingError:
+        except (CorpusMissingError, OSError):
             self._write(path, content, origin)
         else:
             self.kept.append(str(path))
@@ -149,7 +147,7 @@ class Importer:
             return
         for name, content in files.items():
             path = self.data_root / whole.folder / name
-            if path.is_file() and path.read_bytes() == content:
+            if _holds(path, content):
                 self.kept.append(str(path))
             else:
                 self._write(path, content, str(origin))
@@ -165,6 +163,13 @@ class Importer:
         except (OSError, StorageError) as error:
             raise unwritable(path, error) from error
         self.copied.append((str(path), origin))
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False
 
 
 def unwritable(path: Path, error: OSError | StorageError) -> UnwritableError:

@@ -98,7 +98,7 @@ def import_path(path: Source) -> None:
     except UnwritableError as error:
         _end(str(error), FAILURE)
     except OSError as error:
-        _end(f"{path}: {error.strerror or error}", BAD_INPUT)
+        _end(f"{error.filename or path}: {error.strerror or error}", BAD_INPUT)
     folders = [Path(place).parent for place, _ in importer.copied]
     for folder in dict.fromkeys(folders):
         typer.echo(f"copied into {folder}: {folders.count(folder):,} files")
@@ -132,7 +132,10 @@ def _data_root() -> Path:
 def _known(root: Path) -> dict[str, KnownCorpus]:
     from tasks import corpora
 
-    return corpora.all_under(root)
+    try:
+        return corpora.all_under(root)
+    except OSError as error:  # a manifest that may not be read
+        _end(f"{error.filename or root}: {error.strerror or error}", FAILURE)
 
 
 def _recognised(root: Path) -> list[str]:

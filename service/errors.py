@@ -187,7 +187,7 @@ def _parameter_problem(error: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind == "missing" and path:
         return {"path": path, "message": f"'{shown(path)}' is missing"}
     if kind == "missing" and place[0] == "body":
-        return {"path": "", "message": "the body is empty", "expected": "a spec, as JSON"}
+        return {"path": "", "message": "the body is empty", "expected": "JSON"}
     wish = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     got = shown(error.get("input"))
     return {"path": path, "message": f"{wish}; got {got!r}", "expected": wish, "got": got}

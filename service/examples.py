@@ -125,3 +125,36 @@ EXPERIMENT: Final[dict[str, Any]] = {
         "mlflow": "http://127.0.0.1:5000/#/runs/f7ee47fe2ca44c838c85a1e240a10f22",
     },
 }
+
+ANALYSES: Final[Any] = {
+    "trial": {
+        "summary": "Heat maps of a trained trial",
+        "value": {"name": "gradient_norms", "experiment": "1m7xnz0qe2nqc", "trial": 3},
+    },
+    "matrices": {
+        "summary": "Fisher memory of matrices, no trial needed",
+        "value": {"name": "fisher_memory", "options": {"alpha": [0.95, 1.0], "d": [0.0, 0.2]}},
+    },
+}
+
+ANALYSIS: Final[dict[str, Any]] = {
+    "id": "3b0c44298fc1c149",
+    "name": "hidden_states",
+    "experiment": "1m7xnz0qe2nqc",
+    "trial": 3,
+    "options": {"weights": "last", "replicate": 0, "sequence": 0, "length": None},
+    "state": "finished",
+    "created_at": "2026-11-20T12:10:00Z",
+    "started_at": "2026-11-20T12:10:00Z",
+    "finished_at": "2026-11-20T12:10:04Z",
+    "error": None,
+    "mlflow_problem": None,
+    "links": {
+        "self": "/v1/analyses/3b0c44298fc1c149",
+        "files": {
+            name: f"/v1/analyses/3b0c44298fc1c149/files/{name}"
+            for name in ("result.json", "table.csv", "figure.png", "figure.svg")
+        },
+        "mlflow": "http://127.0.0.1:5000/#/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265",
+    },
+}

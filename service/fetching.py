@@ -27,6 +27,8 @@ TRIES = 3
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 INCOMING = ".fetching"
 """Folder under the data root for what is not complete or not checked yet."""
+MOST_BYTES = 200_000_000
+"""Of what an address gives; what is more is no corpus."""
 
 Told = Callable[[str, int, int | None], None]
 """Takes an address, bytes that have come, and bytes that are expected if that is known."""
@@ -46,7 +48,7 @@ def fetch(corpus: KnownCorpus, data_root: Path, told: Told) -> list[tuple[str, s
     What is there already is kept. Addresses are tried in turn until all is there.
 
     Raises:
-        FetchError: if that is not to be had from any of them.
+        FetchError: if that is not to be had from any of them, or another process is at it.
         UnwritableError: if the data root cannot be written.
     """
     copied: list[tuple[str, str]] = []
@@ -101,7 +103,9 @@ def _incoming(url: str, data_root: Path) -> Iterator[BinaryIO]:
             try:
                 flock(file, LOCK_EX | LOCK_NB)
             except BlockingIOError:
-                raise AddressError("another process is fetching it") from None
+                raise FetchError(
+                    f"another process is fetching {url}; let it end, then try again"
+                ) from None
             try:
                 yield file
             finally:
@@ -119,7 +123,8 @@ def download(url: str, file: BinaryIO, told: Told) -> bool:
     """Append to a file what an address holds beyond what is in it; return whether there was some.
 
     Raises:
-        AddressError: if it does not answer, refuses, or breaks off too often. What has come stays.
+        AddressError: if it does not answer, refuses, or breaks off too often. What has come stays,
+            unless it is more than any corpus.
     """
     began = _length(file)
     told(url, began, None)
@@ -158,6 +163,9 @@ def _receive(client: httpx2.Client, url: str, file: BinaryIO, told: Told) -> Non
         for piece in response.iter_raw():
             file.write(piece)
             have += len(piece)
+            if have > MOST_BYTES:
+                file.truncate(0)
+                raise AddressError(f"gives more than {MOST_BYTES:,} bytes; no corpus has so many")
             told(url, have, expected)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
-class DamagedArchiveError(ValueError):
-    """An archive that cannot be read to its end; says which and why."""
+class UnreadableError(ValueError):
+    """A file or an archive that cannot be read to its end; says which and why."""
 
 
 @dataclass(frozen=True)
@@ -26,67 +29,84 @@ class Offered:
     size: int
     """Bytes that `read` gives."""
     read: Callable[[], bytes]
+    """Raises UnreadableError."""
 
 
-def offered_by(path: Path) -> Iterator[Offered]:
+def offered_by(path: Path, refuse: Callable[[str], None]) -> Iterator[Offered]:
     """Yield every file at or below a path; of an archive its members. Nothing is unpacked to disk.
 
+    `refuse` is told of each file or archive that cannot be read to its end, and why.
+
     Raises:
-        OSError: if there is nothing at `path`, or it may not be read.
-        DamagedArchiveError: once the members that could be read were offered.
+        OSError: if there is nothing at `path`.
     """
-    if not path.is_dir():
-        yield from _file(path)
-        return
-    damaged: DamagedArchiveError | None = None
-    for found in sorted(p for p in path.rglob("*") if p.is_file()):
+    path.stat()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
         try:
-            yield from _file(found)
-        except DamagedArchiveError as error:
-            damaged = damaged or error
-    if damaged is not None:
-        raise damaged
+            yield from _within(file)
+        except UnreadableError as error:
+            refuse(str(error))
 
 
-def _file(path: Path) -> Iterator[Offered]:
-    size = path.stat().st_size
-    if zipfile.is_zipfile(path):
-        yield from _guarded(path, _zip_members(path))
-    elif tarfile.is_tarfile(path):
-        yield from _guarded(path, _tar_members(path))
-    elif path.name.lower().endswith(ARCHIVES):
-        raise DamagedArchiveError(f"{path} is damaged, or no archive")
-    else:
-        yield Offered(str(path), path.name, size, path.read_bytes)
-
-
-def _guarded(path: Path, members: Iterator[Offered]) -> Iterator[Offered]:
-    """Turn what a damaged archive raises, while it is walked or read, into one error."""
-
-    def words(error: Exception) -> DamagedArchiveError:
-        return DamagedArchiveError(f"{path} is damaged ({error})")
-
-    def guarded(read: Callable[[], bytes]) -> bytes:
-        try:
-            return read()
-        except _BREAKAGES as error:
-            raise words(error) from error
-
+def _within(path: Path) -> Iterator[Offered]:
+    members = _members(path)
     while True:
-        try:
+        with _told_of(path):
             member = next(members, None)
-        except _BREAKAGES as error:
-            raise words(error) from error
         if member is None:
             return
-        read = member.read
-        yield Offered(member.place, member.name, member.size, lambda read=read: guarded(read))  # type: ignore[misc]
+        yield replace(member, read=_guarded(path, member.read))
+
+
+def _guarded(path: Path, read: Callable[[], bytes]) -> Callable[[], bytes]:
+    def guarded() -> bytes:
+        with _told_of(path):
+            return read()
+
+    return guarded
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """Turn what a damaged file raises, while it is walked or read, into one error."""
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except OSError as error:
+        if error.errno is None:  # gzip's and bz2's word for damage
+            raise UnreadableError(f"{path} is damaged ({error})") from error
+        raise UnreadableError(f"{path} cannot be read ({error.strerror})") from error
+    except _BREAKAGES as error:
+        raise UnreadableError(f"{path} is damaged ({error})") from error
 
 
 _BREAKAGES = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
+    *(ValueError, OverflowError, struct.error),  # names and numbers in a damaged table of contents
     *(RuntimeError, NotImplementedError),  # an encrypted member; a compression that is not known
 )
+
+
+def _members(path: Path) -> Iterator[Offered]:
+    if not path.is_file():
+        raise UnreadableError(f"{path} is neither a file nor a folder")
+    if zipfile.is_zipfile(path):
+        yield from _zip_members(path)
+    elif _is_tar(path):
+        yield from _tar_members(path)
+    elif path.name.lower().endswith(ARCHIVES):
+        raise UnreadableError(f"{path} is damaged, or no archive")
+    else:
+        yield Offered(str(path), path.name, path.stat().st_size, path.read_bytes)
+
+
+def _is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except _BREAKAGES:  # packed, and cut off before it says what is in it
+        return False
 
 
 def _zip_members(path: Path) -> Iterator[Offered]:
@@ -95,7 +115,8 @@ def _zip_members(path: Path) -> Iterator[Offered]:
             if not member.is_dir():
 
                 def read(member: zipfile.ZipInfo = member) -> bytes:
-                    return archive.read(member)
+                    with archive.open(member) as file:  # whatever it unpacks to, no more than this
+                        return file.read(member.file_size + 1)
 
                 name = Path(member.filename).name
                 yield Offered(f"{path}: {member.filename}", name, member.file_size, read)

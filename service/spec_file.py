@@ -103,6 +103,14 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     return parsed
 
 
+SUBJECT = {
+    "name": "the first argument",
+    "trial": "--trial EXPERIMENT/NUMBER",
+    "experiment": "--experiment EXPERIMENT",
+}
+"""What an analysis is and is of, which is none of its options."""
+
+
 def parse_options(options: list[str]) -> dict[str, Any]:
     """Return `name=value` texts as a dict; values are YAML.
 
@@ -116,6 +124,8 @@ def parse_options(options: list[str]) -> dict[str, Any]:
             raise InputError(
                 f"--option {option}: write name=value, such as --option norm=frobenius"
             )
+        if name.strip() in SUBJECT:
+            raise InputError(f"--option {option}: say it as {SUBJECT[name.strip()]}")
         parsed[name.strip()] = parse(value, f"--option {name}")
     return parsed
 

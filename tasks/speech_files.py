@@ -141,6 +141,6 @@ def _little(content: bytes) -> int:
 
 def _number(fields: dict[str, str], name: str, default: int | None) -> int:
     value = fields.get(name, "" if default is None else str(default))
-    if not value.isdigit():
+    if not value.isdecimal():
         raise ValueError(f"has a SPHERE header with {name} '{value}'; expected a whole number")
     return int(value)

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.analyses import Standing
 from service.analysis_requests import AnalysisRequest, requested
 from service.errors import NotInCatalogueError, documented
+from service.examples import ANALYSES as REQUESTS
+from service.examples import ANALYSIS
 from service.paging import decode, encode
 from service.parts import Service, TheService
 from service.routes.catalogue import Listing, Name, about
@@ -33,17 +35,6 @@ FILES: Final = {
     "figure.svg": "image/svg+xml",
 }
 
-REQUESTS: Final[Any] = {
-    "trial": {
-        "summary": "Heat maps of a trained trial",
-        "value": {"name": "gradient_norms", "experiment": "1m7xnz0qe2nqc", "trial": 3},
-    },
-    "matrices": {
-        "summary": "Fisher memory of matrices, no trial needed",
-        "value": {"name": "fisher_memory", "options": {"alpha": [0.95, 1.0], "d": [0.0, 0.2]}},
-    },
-}
-
 
 class AnalysisLinks(Answer):
     """Where more of an analysis is."""
@@ -55,6 +46,8 @@ class AnalysisLinks(Answer):
 
 class AnalysisNow(Answer):
     """An analysis: what was asked, and how far it is."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [ANALYSIS]})
 
     id: str = Field(description="The digest of the request: the same request has the same id")
     name: str
@@ -122,7 +115,7 @@ def post_analysis(
     """Check a request and queue it; what cannot be met is refused here.
 
     An analysis is a function of its request, so the same request gives the same one. One that
-    failed, or that MLflow has not got, is queued again.
+    failed, or that MLflow has not got, or whose files were removed, is queued again.
     """
     found = requested(request, service.record, FilePath(service.settings.storage_folder))
     standing, is_new = service.analyses.add(found)
@@ -156,7 +149,7 @@ def list_analyses(
     return Page(items=[_now(service, each) for each in page], next_cursor=cursor)
 
 
-@router.get("/analyses/{id}", summary="Look at an analysis", responses=documented(401, 404))
+@router.get("/analyses/{id}", summary="Look at an analysis", responses=documented(401, 404, 422))
 def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     """Return an analysis with its state and the links of its files."""
     return _now(service, service.analyses.get(id))
@@ -166,7 +159,7 @@ def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     "/analyses/{id}/files/{name}",
     summary="Fetch a file of an analysis",
     response_class=FileResponse,
-    responses=documented(401, 404)
+    responses=documented(401, 404, 422)
     | {
         200: {
             "description": "The numbers as JSON or as a table, or the picture",
@@ -190,7 +183,9 @@ def list_kinds() -> AnalysisKinds:
 
 
 @router.get(
-    "/analysis-kinds/{name}", summary="Look at a kind of analysis", responses=documented(401, 404)
+    "/analysis-kinds/{name}",
+    summary="Look at a kind of analysis",
+    responses=documented(401, 404, 422),
 )
 def get_kind(name: Name) -> AnalysisKindEntry:
     """Return what an analysis shows, and the options it takes."""

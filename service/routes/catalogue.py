@@ -94,7 +94,7 @@ def list_models() -> Models:
     return Models(items=[Listing(**about(name, cls)) for name, cls in MODELS.items()])
 
 
-@router.get("/models/{name}", summary="Look at a model", responses=documented(401, 404))
+@router.get("/models/{name}", summary="Look at a model", responses=documented(401, 404, 422))
 def get_model(name: Name) -> ModelEntry:
     """Return what a search may vary on a model."""
     cls = MODELS.get(name)
@@ -120,7 +120,7 @@ def list_tasks() -> Tasks:
     return Tasks(items=items)
 
 
-@router.get("/tasks/{name}", summary="Look at a task", responses=documented(401, 404))
+@router.get("/tasks/{name}", summary="Look at a task", responses=documented(401, 404, 422))
 def get_task(name: Name) -> TaskEntry:
     """Return what an experiment may set on a task, and what it measures."""
     cls = TASKS.get(name)
@@ -143,7 +143,7 @@ def list_presets() -> Presets:
     return Presets(items=[_preset_listing(name) for name in preset_names()])
 
 
-@router.get("/presets/{name:path}", summary="Look at a preset", responses=documented(401, 404))
+@router.get("/presets/{name:path}", summary="Look at a preset", responses=documented(401, 404, 422))
 def get_preset(name: Name) -> PresetEntry:
     """Return a preset's spec, ready to be posted, beside the paper's own numbers."""
     spec = load_preset(name)

@@ -61,11 +61,21 @@ class InMemoryDriver:
         return self.now
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """A fresh SQLite record."""
-    made = f"sqlite:///{tmp_path / 'record.db'}"
+@pytest.fixture(scope="session")
+def empty_record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a SQLite record that nothing was written to."""
+    path = tmp_path_factory.mktemp("empty") / "record.db"
+    made = f"sqlite:///{path}"
     migrate(made)
+    database.engine(made).dispose()
+    return path
+
+
+@pytest.fixture
+def url(tmp_path: Path, empty_record: Path) -> Iterator[str]:
+    """A fresh SQLite record."""
+    shutil.copyfile(empty_record, tmp_path / "record.db")
+    made = f"sqlite:///{tmp_path / 'record.db'}"
     yield made
     database.engine(made).dispose()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import threading
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from search_spaces.space import Point
 from search_spaces.spec import ExperimentSpec
-from service.analyses import Analyses
+from service.analyses import Analyses, Requested
 from service.app import create_app
 from service.cli import app as command_line
 from service.client import Client
@@ -25,10 +26,38 @@ from service.settings import Settings
 from workers.analyses import ANALYSES
 from workers.analyses.__main__ import Outcome
 from workers.analyses.__main__ import main as carry_out
+from workers.analyses.base import ExperimentSubject, TrialSubject
 from workers.checkpoints import Store
-from workers.training import Training
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
+
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"name": "transient_norm"}, 422, "name: there is no analysis 'transient_norm'"),
+    ({"name": "transient_norm"}, 422, "did you mean 'transient_norms'?"),
+    ({}, 422, "name: 'name' is missing"),
+    ({"name": "spectra"}, 422, "experiment: spectra looks at one trial"),
+    ({"name": "spectra", "experiment": "e"}, 422, "trial: spectra looks at one trial"),
+    ({"name": "size_study", "experiment": "e", "trial": 0}, 422, "experiment as a whole"),
+    ({"name": "fisher_memory", "experiment": "e"}, 422, "leave 'experiment' out"),
+    ({"name": "spectra", "experiment": "e", "trial": 0}, 404, "no experiment 'e'"),
+    ({"name": "spectra", "trial": -1, "experiment": "e"}, 422, "trial"),
+    ({**SMALL, "options": {"siz": 3}}, 422, "options.siz: transient_norms has no option"),
+    ({**SMALL, "options": {"siz": 3}}, 422, "did you mean 'size'?"),
+    ({**SMALL, "options": {"size": 1}}, 422, "options.size"),
+    ({**SMALL, "options": {"alpha": [0.5, 9]}}, 422, "options.alpha.1: 'alpha.1' should be"),
+    ({"name": "copying_solution", "options": {"runs": 10_000}}, 422, "take fewer runs"),
+    ({**SMALL, "where": "/etc"}, 422, "where"),
+]
+
+MISTYPED: list[tuple[tuple[str, ...], str]] = [
+    (("fisher_memori",), "did you mean 'fisher_memory'?"),
+    (("spectra", "--trial", "e7"), "write EXPERIMENT/NUMBER"),
+    (("spectra", "--trial", "e7/1"), "there is no experiment 'e7'"),
+    (("fisher_memory", "--option", "d"), "write name=value"),
+    (("fisher_memory", "--option", "d=2"), "options.d"),
+    (("spectra", "--option", "trial=2"), "say it as --trial EXPERIMENT/NUMBER"),
+    (("fisher_memory", "--out", "/dev/null"), "/dev/null: File exists"),
+]
 
 
 def post(client: TestClient, **request: Any) -> Any:
@@ -41,6 +70,20 @@ def told(answer: Any) -> str:
     return " ".join(
         [f"{e['path']}: {e['message']}" for e in problem["errors"]] or [problem["detail"]]
     )
+
+
+def of(trial: TrialSubject) -> Requested:
+    whole = ExperimentSubject(
+        experiment="e",
+        name="sizes",
+        metric="mse",
+        unit="",
+        better="lower",
+        baseline=None,
+        trials=[trial],
+        run_id=trial.run_id,
+    )
+    return Requested("size_study", {}, trial, whole)
 
 
 @pytest.fixture
@@ -68,8 +111,7 @@ def finished(client, record, settings, spec) -> Callable[..., str]:
         if stored:
             store, key = Store(settings.storage_folder), f"{id}/00000/0"
             store.begin(key, 1)
-            training = Training(config, 0)
-            store.commit(key, 1, 0, training.state_dict(), training.drain())
+            store.commit(key, 1, 0, {}, [])
         if ended:
             ledger.end("completed")
         return id
@@ -78,30 +120,11 @@ def finished(client, record, settings, spec) -> Callable[..., str]:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("request_", "status", "words"),
-        [
-            ({"name": "transient_norm"}, 422, "name: there is no analysis 'transient_norm'"),
-            ({"name": "transient_norm"}, 422, "did you mean 'transient_norms'?"),
-            ({}, 422, "name: 'name' is missing"),
-            ({"name": "spectra"}, 422, "experiment: spectra looks at one trial"),
-            ({"name": "spectra", "experiment": "e"}, 422, "trial: spectra looks at one trial"),
-            ({"name": "size_study", "experiment": "e", "trial": 0}, 422, "experiment as a whole"),
-            ({"name": "fisher_memory", "experiment": "e"}, 422, "leave 'experiment' out"),
-            ({"name": "spectra", "experiment": "e", "trial": 0}, 404, "no experiment 'e'"),
-            ({"name": "spectra", "trial": -1, "experiment": "e"}, 422, "trial"),
-            ({**SMALL, "options": {"siz": 3}}, 422, "options.siz: transient_norms has no option"),
-            ({**SMALL, "options": {"siz": 3}}, 422, "did you mean 'size'?"),
-            ({**SMALL, "options": {"size": 1}}, 422, "options.size"),
-            ({**SMALL, "options": {"alpha": [0.5, 9]}}, 422, "options.alpha"),
-            ({"name": "copying_solution", "options": {"runs": 10_000}}, 422, "take fewer runs"),
-            ({**SMALL, "where": "/etc"}, 422, "where"),
-        ],
-    )
-    def test_bad_input_is_refused_with_what_would_work(self, client, request_, status, words):
-        answer = client.post("/v1/analyses", json=request_)
-        assert answer.status_code == status, answer.text
-        assert words in told(answer)
+    def test_bad_input_is_refused_with_what_would_work(self, client):
+        for request, status, words in REFUSED:
+            answer = client.post("/v1/analyses", json=request)
+            assert answer.status_code == status, answer.text
+            assert words in told(answer)
         assert client.get("/v1/analyses").json()["items"] == []
 
     @pytest.mark.parametrize("state", ["running", "failed"])
@@ -166,6 +189,7 @@ class TestQueue:
     ):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
         analyses.mlflow_uri = "http://127.0.0.1:5000"
+        (analyses.folder / id / "result.json").write_text("{}")
         monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome(mlflow_problem="away"))
         analyses.tick()
         finished = client.get(f"/v1/analyses/{id}").json()
@@ -215,6 +239,39 @@ class TestQueue:
         assert "request.json" in (analyses.get(id).error or "")
         assert not analyses.tick()
 
+    def test_what_was_removed_from_the_folder_is_told_and_made_again(
+        self, client, analyses, monkeypatch
+    ):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome())
+        analyses.tick()
+        answer = client.get(f"/v1/analyses/{id}/files/result.json")
+        assert (answer.status_code, "were removed" in told(answer)) == (404, True)
+        again = client.post("/v1/analyses", json=SMALL)
+        assert (again.status_code, again.json()["state"]) == (201, "queued")
+
+    def test_one_whose_whole_folder_was_removed_is_forgotten_and_the_queue_goes_on(
+        self, client, analyses, monkeypatch
+    ):
+        ids = [
+            client.post("/v1/analyses", json={**SMALL, "options": {"size": n}}).json()["id"]
+            for n in (5, 6)
+        ]
+        shutil.rmtree(analyses.folder / ids[0])
+        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome())
+        while analyses.tick():
+            pass
+        items = client.get("/v1/analyses").json()["items"]
+        assert [(item["id"], item["state"]) for item in items] == [(ids[1], "finished")]
+
+    def test_where_mlflow_keeps_the_trials_does_not_change_an_analysis_s_name(self):
+        trial = TrialSubject(
+            experiment="e", number=0, arm="lstm", state="completed", config={}, place="e/00000"
+        )
+        known = trial.model_copy(update={"run_id": "r"})
+        assert of(known).id == of(trial).id
+        assert of(trial.model_copy(update={"number": 1})).id != of(trial).id
+
     def test_a_list_is_filtered_and_paged(self, client, finished, analyses, monkeypatch):
         of = finished()
         ids = [
@@ -241,7 +298,7 @@ class TestFiles:
         self, client, finished, analyses
     ):
         request = {"name": "hidden_states", "experiment": finished(), "trial": 0}
-        here = post(client, **request).json()["links"]["self"]
+        here = post(client, **request, options={"weights": "initial"}).json()["links"]["self"]
         assert client.get(f"{here}/files/result.json").status_code == 404
 
         analyses.tick()
@@ -289,17 +346,16 @@ class TestKinds:
 @pytest.mark.usefixtures("_no_environment")
 class TestCommandLine:
     @pytest.fixture
-    def url(self, tmp_path: Path) -> Iterator[str]:
+    def url(self, tmp_path: Path, empty_record: Path) -> Iterator[str]:
         """The real service without drivers, its analyses carried out in their thread."""
         import uvicorn
 
         from service.dispatcher import Dispatcher
-        from service.migrations import migrate
         from service.record import Record
 
         settings = Settings(home=tmp_path / "home")
         settings.home.mkdir()
-        migrate(settings.database)
+        shutil.copyfile(empty_record, settings.home / "eigensweep.db")
         record = Record(settings.database)
         app = create_app(settings, record, Dispatcher(record))
         analyses = app.state.service.analyses
@@ -336,20 +392,11 @@ class TestCommandLine:
             assert again.state == "finished"
             assert [curve["d"] for curve in again.result["curves"]] == [0.1] * 6
 
-    @pytest.mark.parametrize(
-        ("args", "words"),
-        [
-            (("fisher_memori",), "did you mean 'fisher_memory'?"),
-            (("spectra", "--trial", "e7"), "write EXPERIMENT/NUMBER"),
-            (("spectra", "--trial", "e7/1"), "there is no experiment 'e7'"),
-            (("fisher_memory", "--option", "d"), "write name=value"),
-            (("fisher_memory", "--option", "d=2"), "options.d"),
-        ],
-    )
-    def test_bad_input_is_exit_code_2_and_says_what_would_work(self, url, args, words):
-        done = CliRunner().invoke(command_line, ["analyse", *args, "--url", url])
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert words in done.stderr
+    def test_bad_input_is_exit_code_2_and_says_what_would_work(self, url):
+        for args, words in MISTYPED:
+            done = CliRunner().invoke(command_line, ["analyse", *args, "--url", url])
+            assert (done.exit_code, done.stdout) == (2, ""), args
+            assert words in done.stderr
 
     def test_the_kinds_are_listed_and_shown(self, url):
         listed = CliRunner().invoke(command_line, ["analyses", "--url", url])

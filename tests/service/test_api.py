@@ -19,6 +19,7 @@ from service import examples as examples_shown
 from service.app import create_app
 from service.database import engine
 from service.ledger import RecordLedger
+from service.routes.analyses import AnalysisNow
 from service.schemas import ExperimentNow, TrialNow, TrialSummary
 from tasks import TASKS
 
@@ -297,6 +298,7 @@ class TestReading:
                 assert route["summary"], (method, path)
                 ok = next(content for code, content in route["responses"].items() if code < "300")
                 assert ok["content"], (method, path)
+        assert "HTTPValidationError" not in page["components"]["schemas"]  # problems, all of them
 
     def test_the_examples_of_the_documentation_are_true(self, client):
         page = client.get("/openapi.json").json()
@@ -307,6 +309,7 @@ class TestReading:
             ExperimentNow: examples_shown.EXPERIMENT,
             TrialNow: examples_shown.TRIAL,
             TrialSummary: examples_shown.TRIAL_SUMMARY,
+            AnalysisNow: examples_shown.ANALYSIS,
         }
         for answer, example in answers.items():
             assert page["components"]["schemas"][answer.__name__]["examples"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service import client as client_module
+from service import experiment_client
 from service.client import Client, InputError, RefusedError, ServiceAwayError
 from service.spec_file import parse_settings, read, with_settings
 
@@ -121,7 +121,7 @@ def test_waiting_outlasts_a_service_that_is_started_anew(stub: Stub, client: Cli
 def test_a_service_that_stays_away_ends_the_waiting(
     stub: Stub, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(experiment_client, "PATIENCE_SECONDS", 0.0)
     stub.answers["/v1/experiments/e7"] = [
         as_json(200, {"id": "e7", "state": "running"}),
         lambda request: request.connection.close(),

@@ -8,12 +8,14 @@ import io
 import json
 import re
 import tarfile
+import tracemalloc
 import wave
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -217,11 +219,32 @@ class TestFetching:
         assert f"{server.url}/nothing: answers 404 Not Found" in run("fetch", "letters").stderr
 
     def test_two_processes_do_not_write_into_one_another_s_file(self, root, server, publish):
-        publish(addresses(server.url))
+        publish(addresses(server.url), addresses(f"{server.url}/copy"))
         with fetching._incoming(f"{server.url}/a.txt", root):
             done = run("fetch", "letters")
         assert done.exit_code == 1
-        assert f"{server.url}/a.txt: another process is fetching it" in done.stderr
+        assert f"another process is fetching {server.url}/a.txt; let it end" in done.stderr
+        assert (server.asked, files_in(root)) == ([], [])
+
+    def test_a_packed_file_damaged_on_its_way_is_told_and_asked_for_anew(
+        self, root, server, publish
+    ):
+        publish((f"{server.url}/all.tgz",))
+        server.files["/all.tgz"] = spoilt()
+        done = run("fetch", "letters")
+        assert done.exit_code == 1
+        assert "gave something else, of SHA-256" in done.stderr
+        assert "it is damaged (Invalid data stream" in done.stderr
+        assert files_in(root) == []
+        server.files["/all.tgz"] = tarred(FILES)
+        assert run("fetch", "letters").exit_code == 0
+
+    def test_more_than_any_corpus_is_not_taken(self, root, server, publish, monkeypatch):
+        publish(addresses(server.url))
+        monkeypatch.setattr(fetching, "MOST_BYTES", 4_999)
+        done = run("fetch", "letters")
+        assert done.exit_code == 1
+        assert "a.txt: gives more than 4,999 bytes" in done.stderr
         assert files_in(root) == []
 
     def test_what_is_there_is_not_asked_for(self, root, server, publish):
@@ -301,9 +324,16 @@ def tarred(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
     return made.getvalue()
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
+def spoilt() -> bytes:
+    """Return an archive that is damaged in its second half."""
+    packed = bytearray(tarred({"c": Random(0).randbytes(1_500_000)}, "w:bz2"))
+    packed[-100] ^= 255
+    return bytes(packed)
+
+
+def zipped(files: dict[str, bytes], packing: int = zipfile.ZIP_STORED) -> bytes:
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    with zipfile.ZipFile(made, "w", packing) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return made.getvalue()
@@ -352,6 +382,31 @@ class TestImporting:
         assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
         assert f"not complete: there is no {root / 'letters/b.bin'}" in done.stdout
 
+    def test_a_packed_file_may_have_its_name_in_capitals(self, root, tmp_path):
+        (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(FILES["a.txt"]))
+        assert run("import", str(tmp_path / "A.TXT.GZ")).exit_code == 0
+        assert files_in(root) == ["letters/a.txt"]
+
+    def test_every_damaged_archive_in_a_folder_is_told(self, root, tmp_path):
+        files = {"1.zip": zipped(FILES)[:-9], "2.tgz": spoilt(), **FILES}
+        done = run("import", str(in_folder(tmp_path / "offered", files)))
+        assert done.exit_code == 1
+        assert "1.zip is damaged" in done.stderr
+        assert "2.tgz is damaged" in done.stderr
+        assert files_in(root) == ["letters/a.txt", "letters/b.bin"]
+
+    def test_no_more_of_a_member_is_unpacked_than_it_says_it_holds(self, root, tmp_path):
+        bomb = zipped({"a.txt": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
+        said = bomb.replace((50_000_000).to_bytes(4, "little"), (5_000).to_bytes(4, "little"))
+        (tmp_path / "bomb.zip").write_bytes(said)
+        tracemalloc.start()
+        done = run("import", str(tmp_path / "bomb.zip"))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (done.exit_code, files_in(root)) == (1, [])
+        assert "bomb.zip is damaged" in done.stderr
+        assert most < 20_000_000
+
     def test_no_member_of_an_archive_is_written_where_its_name_says(self, root, tmp_path):
         path = tmp_path / "evil.zip"
         path.write_bytes(zipped({"../../a.txt": FILES["a.txt"], "/etc/b.bin": b"other"}))
@@ -372,6 +427,14 @@ class TestImporting:
             ("a.txt", b"short", r"a.txt holds 5 bytes; expected 5,000"),
             ("a.txt.gz", gzip.compress(FILES["a.txt"])[:-9], r"is damaged, or no gzip file \("),
             ("a.txt.gz", b"never packed", r"a.txt.gz has SHA-256 "),
+            ("a.txt.gz", gzip.compress(b"x")[:5], r"is damaged, or no gzip file \("),
+            ("all.tgz", tarred(FILES)[:5], r"all.tgz is damaged, or no archive"),
+            ("all.tgz", spoilt(), r"all.tgz is damaged \(Invalid data stream"),
+            (
+                "all.zip",
+                zipped({"é.txt": b""}).replace("é".encode(), b"\xff\xff"),
+                r"is damaged \(",
+            ),
             ("all.tgz", tarred(FILES)[:80], r"all.tgz is damaged \("),
             ("all.zip", zipped(FILES)[:-9], r"all.zip is damaged, or no archive"),
             ("all.zip", zipped(FILES).replace(b"of it", b"of IT"), r"all.zip is damaged \(Bad CRC"),
@@ -407,9 +470,12 @@ class TestImporting:
 
     def test_an_empty_folder_and_no_folder_are_told(self, root, tmp_path):
         (tmp_path / "empty").mkdir()
+        device = run("import", "/dev/null")
         empty, none = run("import", str(tmp_path / "empty")), run("import", str(tmp_path / "none"))
         assert empty.exit_code == 1
         assert "empty holds no file that belongs to letters, tones" in empty.stderr
+        assert device.exit_code == 1
+        assert "/dev/null is neither a file nor a folder" in device.stderr
         assert none.exit_code == 2
         assert "none: No such file or directory" in none.stderr
 

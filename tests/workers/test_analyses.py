@@ -13,7 +13,7 @@ import torch
 from models.analysis.gradient_norms import gradient_norms
 from search_spaces.trial import TrialConfig
 from workers import spectrum_files
-from workers.analyses import ANALYSES
+from workers.analyses import ANALYSES, figures
 from workers.analyses.__main__ import FILES, Order, Outcome, main
 from workers.analyses.base import ExperimentSubject, Place, TrialOptions, TrialSubject
 from workers.analyses.delivery import NotDeliveredError, deliver
@@ -136,6 +136,17 @@ class TestWeights:
         gone = enrnn.model_copy(update={"place": "e9/00000"})
         with pytest.raises(ValueError, match="no checkpoint of trial 0"):
             trained(TrialOptions(), gone, place)
+
+    def test_weights_that_are_not_finite_are_refused_with_those_that_are(
+        self, enrnn, place, monkeypatch
+    ):
+        kept = snapshot(enrnn, 0, place.storage)
+        kept.state["model"] = {
+            name: values * float("nan") for name, values in kept.state["model"].items()
+        }
+        monkeypatch.setattr("workers.analyses.weights.snapshot", lambda *_: kept)
+        with pytest.raises(ValueError, match=r"not finite .*; ask for those that are 'best'"):
+            trained(TrialOptions(), enrnn, place)
 
 
 class TestGradientNorms:
@@ -278,6 +289,12 @@ class TestSizeStudy:
         with pytest.raises(ValueError, match="the task has mse"):
             analysis.check(analysis.Options.model_validate({"metric": "accuracy"}), sizes)
 
+    def test_a_name_like_a_formula_is_drawn_as_it_is(self, sizes, place):
+        analysis = ANALYSES["size_study"]
+        content = found("size_study", sizes, place) | {"name": r"$\nope$ and $5"}
+        figures.save(analysis.plot, content, place.storage / "named.svg")
+        assert b"</svg>" in (place.storage / "named.svg").read_bytes()
+
 
 class TestMatrices:
     def test_one_value_stands_for_a_list_of_one(self):
@@ -288,11 +305,17 @@ class TestMatrices:
         with pytest.raises(ValueError, match="overflows"):
             found("transient_norms", None, place, alpha=2, beta=2, size=1000, steps=300, vectors=2)
 
-    def test_counts_that_take_hours_are_refused(self):
-        analysis = ANALYSES["copying_solution"]
-        options = analysis.Options.model_validate({"runs": 10_000})
-        with pytest.raises(ValueError, match="fewer runs"):
-            analysis.check(options, None)
+    @pytest.mark.parametrize(
+        ("name", "options", "words"),
+        [
+            ("copying_solution", {"runs": 10_000}, "fewer runs"),
+            ("transient_norms", {"size": 1_000, "steps": 10_000}, "fewer vectors, steps"),
+        ],
+    )
+    def test_what_takes_hours_is_refused(self, name, options, words):
+        analysis = ANALYSES[name]
+        with pytest.raises(ValueError, match=words):
+            analysis.check(analysis.Options.model_validate(options), None)
 
 
 SMALLER: dict[str, dict[str, Any]] = {

@@ -16,6 +16,9 @@ from workers.analyses.base import Analysis, Findings, OneOrMore, Options, Place,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MOST_WORK = 2e13
+"""Multiplications: about a quarter of an hour on one core."""
+
 Strengths = Annotated[
     tuple[Annotated[float, Field(ge=-2, le=2)], ...], OneOrMore, Field(min_length=1, max_length=8)
 ]
@@ -44,6 +47,15 @@ class TransientNorms(Analysis):
 
     of = "matrices"
     Options = TransientNormsOptions
+
+    def check(self, options: TransientNormsOptions, subject: None) -> None:
+        curves = len(options.alpha) * len(options.beta) * len(options.d)
+        work = float(options.size) ** 2 * options.vectors * options.steps * curves
+        if work > MOST_WORK:
+            raise ValueError(
+                f"this needs about {work:.0e} multiplications, more than {MOST_WORK:.0e}: take "
+                "fewer vectors, steps or units"
+            )
 
     def run(self, options: TransientNormsOptions, subject: None, place: Place) -> Findings:
         H0 = ensemble(options.size, options.vectors, options.seed)

@@ -104,9 +104,8 @@ class SizeStudy(Analysis):
             if one["replicates"] > 1:
                 curves.fill_between(at, one["low"], one["high"], color=colour, alpha=0.15)
         what = f"{content['metric']} ({content['data']})"
-        curves.set(
-            title=content["name"], xlabel="epochs" if by_epoch else "optimizer steps", ylabel=what
-        )
+        name = content["name"].replace("$", r"\$")  # which would begin a formula
+        curves.set(title=name, xlabel="epochs" if by_epoch else "optimizer steps", ylabel=what)
         at = [one["size"] for one in sizes]
         for name, marker in (("final", "o"), ("best", "^")):
             ends.plot(at, [one[name] for one in sizes], marker=marker, markersize=4, label=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from workers.analyses.base import (
     TrialSubject,
     rounded,
 )
-from workers.analyses.weights import seed_of, snapshot, trained
+from workers.analyses.weights import NotFiniteError, seed_of, snapshot, trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,14 +68,15 @@ class Spectra(Analysis):
         last = snapshot(subject, seed, place.storage).step
         kept = spectrum_files.read(place.storage / subject.place / str(seed))
         points = [(step, content) for step, content in kept if step <= last]
-        if not points:
+        over_training = bool(points)
+        if not over_training:
             points = self._ends(options, subject, place)
         thinned = points[:: max(1, -(-len(points) // MOST_POINTS))]
         points = thinned if thinned[-1] is points[-1] else [*thinned, points[-1]]
         content: dict[str, Any] = {
-            "over_training": bool(kept),
+            "over_training": over_training,
             "note": None
-            if kept
+            if over_training
             else "the trial kept no spectra, so only the untrained, the best and the last weights "
             "are shown; train with training.spectra=true to see all evaluations",
             "steps": [step for step, _ in points],
@@ -113,8 +115,9 @@ class Spectra(Analysis):
             if weights == "best" and subject.value is None:
                 continue
             chosen = TrialOptions(weights=weights, replicate=options.replicate)
-            network = trained(chosen, subject, place)
-            found[network.step] = spectrum_files.as_content(recurrent_spectra(network.model))
+            with suppress(NotFiniteError):  # the last ones of a diverged trial
+                network = trained(chosen, subject, place)
+                found[network.step] = spectrum_files.as_content(recurrent_spectra(network.model))
         return sorted(found.items())
 
     def plot(self, content: dict[str, Any]) -> Figure:

@@ -18,6 +18,10 @@ from workers.selection import selected_weights
 from workers.training import Training
 
 
+class NotFiniteError(ValueError):
+    """The weights that are asked for are not finite; says which would be."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """One replicate's network at some step of its training, in double precision on the CPU."""
@@ -52,6 +56,7 @@ def trained(options: TrialOptions, subject: TrialSubject, place: Place) -> Train
 
     Raises:
         ValueError: if the store has no such weights any more, or the task's corpus is missing.
+        NotFiniteError: if they are not finite, as the last ones of a diverged trial.
     """
     seed = seed_of(options, subject)
     config = TrialConfig.from_dict(subject.config).resolved()
@@ -69,6 +74,7 @@ def trained(options: TrialOptions, subject: TrialSubject, place: Place) -> Train
                 )
             selection = state["selection"]
             step = (selection["final"] or selection["scheduled"])["step"]
+        _check_finite(weights, options.weights, subject)
         training.model.load_state_dict(weights)
     return Trained(_in_double(training.model).eval(), training.task, step, seed)
 
@@ -86,6 +92,15 @@ def snapshot(subject: TrialSubject, seed: int, storage: Path) -> Snapshot:
             f"seed {seed}: it was removed, or the trial ended before its first one"
         )
     return found
+
+
+def _check_finite(weights: dict[str, Tensor], which: str, subject: TrialSubject) -> None:
+    for name, values in weights.items():
+        if not bool(torch.isfinite(values).all()):
+            raise NotFiniteError(
+                f"the {which} weights of trial {subject.number}, which is {subject.state}, are not "
+                f"finite ('{name}'); ask for those that are 'best' or 'initial'"
+            )
 
 
 def _in_double(model: Model) -> Model:
