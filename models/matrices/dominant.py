@@ -25,7 +25,7 @@ WORTH_IT = 128
 VECTORS, PRODUCTS = 16, 16
 """In the block; with it at each step."""
 
-EVERY = 20
+EVERY = 5
 """Most steps from one decomposition to the next."""
 
 UNSURE = 0.02
