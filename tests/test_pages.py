@@ -21,7 +21,7 @@ from service.settings import Settings
 from tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/fields.md"]
+PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/fields.md", "docs/results.md"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -43,7 +43,8 @@ def test_relative_links_resolve(page: str) -> None:
     text = (ROOT / page).read_text()
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
 
-    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+    folder = (ROOT / page).parent
+    missing = [link for link in links if "://" not in link and not (folder / link).exists()]
 
     assert missing == []
 
