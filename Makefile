@@ -25,8 +25,13 @@ run: setup  ## the main job: a small experiment, from POST to ranked trials
 serve: setup  ## the service, until Ctrl-C
 	@$(BIN)/eigensweep serve
 
+# Tests that start a Ray of their own are run by themselves: two at once would wait for each other.
+WITH_RAY := tests/system tests/workers/test_driver.py
+QUICK := -m "not slow and not gpu"
+
 test: setup lint  ## lint and every test that takes no GPU and no patience
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" -n logical --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK) -n logical --maxprocesses 4 --dist loadfile $(WITH_RAY:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK) $(WITH_RAY)
 
 test-slow: setup  ## the rest: whole systems, kills, learning
 	$(BIN)/pytest -m "slow or gpu"
