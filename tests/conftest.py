@@ -160,3 +160,8 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what a person has set for real services away from a test."""
     for name in [name for name in os.environ if name.startswith("EIGENSWEEP_")]:
         monkeypatch.delenv(name)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their argument: packed ones hold a time, and workers must agree on names."""
+    return argname if isinstance(val, bytes) else None
