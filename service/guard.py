@@ -1,86 +1,84 @@
 """Watches a process and ends, when that ends in whatever way, all that it has started.
 
-A script: `guard.py <pid> <file>`, with a pipe from the watched process as standard input, into
-which nothing is ever written. When the process is gone, be it by SIGKILL, so is the pipe's other
-end. What it started is noted meanwhile, since orphans cannot be told from strangers, and kept in
-the file, so that whoever comes next can end it should the guard itself be killed.
+A script: `guard.py <mark>`, with a pipe from the watched process as standard input, into which
+nothing is ever written. When the process is gone, be it by SIGKILL, so is the pipe's other end.
+
+What a service has started is known by a mark in its environment, which children inherit and which
+nothing that they do later takes away: not that a parent between them and the service has died, nor
+that they were born a moment ago. The mark names the home folder, so that whoever comes next there
+can end what a service and its guard, both killed, have left.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import psutil  # type: ignore[import-untyped]
 
-INTERVAL = 0.5
+VARIABLE = "EIGENSWEEP_STARTED_BY"
+LONGEST = 20.0  # seconds that processes may take to be gone
+PAUSE = 0.1  # seconds between two looks
 
 
-def main(pid: int, file: Path) -> None:
-    """Watch until the end of standard input, then clear up."""
-    noted: dict[int, float] = {}
-    while not select.select([sys.stdin], [], [], INTERVAL)[0]:
-        now = {**{gone: at for gone, at in noted.items() if runs(gone, at)}, **descendants(pid)}
-        if now != noted:
-            note(file, now)
-            noted = now
-    end({**noted, **descendants(pid)})
-    file.unlink(missing_ok=True)
+def main(mark: str) -> None:
+    """Wait for the end of standard input, then clear up."""
+    sys.stdin.read()
+    end(lambda found: found == mark)
 
 
-def descendants(pid: int) -> dict[int, float]:
-    """Return the number and the start time of every process below `pid`, this one apart."""
-    found = {}
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid).children(recursive=True):
+def new_mark(home: Path) -> str:
+    """Return a mark that no other service has, of a service in this home folder."""
+    return f"{uuid4().hex}:{home.resolve()}"
+
+
+def environment(mark: str) -> dict[str, str]:
+    """Return the variables that mark what is started with them.
+
+    The second keeps Ray's agents, when they set their title, from writing over the first.
+    """
+    return {VARIABLE: mark, "SPT_NOENV": "1"}
+
+
+def of_home(home: Path, but: str) -> Callable[[str], bool]:
+    """Return whether a mark is of another service in this home folder than the one marked `but`."""
+    return lambda found: found != but and found.partition(":")[2] == str(home.resolve())
+
+
+def end(matches: Callable[[str], bool]) -> int:
+    """Kill every process but this one whose mark matches; return how many there were.
+
+    It looks until twice in a row there is none: a process can be born while others are killed.
+    """
+    killed: set[tuple[int, float]] = set()
+    clean, deadline = 0, time.monotonic() + LONGEST
+    while clean < 2 and time.monotonic() < deadline:
+        found = marked(matches)
+        clean = 0 if found else clean + 1
+        for process in found:
             with suppress(psutil.NoSuchProcess):
-                if process.pid != os.getpid():
-                    found[process.pid] = process.create_time()
+                killed.add((process.pid, process.create_time()))
+                process.kill()
+        time.sleep(PAUSE)
+    return len(killed)
+
+
+def marked(matches: Callable[[str], bool]) -> list[psutil.Process]:
+    """Return the living processes, but for this one, whose mark matches."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            mark = process.environ().get(VARIABLE)
+            living = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+            if mark is not None and living and matches(mark):
+                found.append(process)
     return found
 
 
-def runs(pid: int, started: float) -> bool:
-    """Return whether the process of this number is still the one that started then."""
-    try:
-        return bool(abs(psutil.Process(pid).create_time() - started) < 0.01)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def note(file: Path, processes: dict[int, float]) -> None:
-    """Write numbers and start times to the file, whole or not at all."""
-    fresh = file.with_suffix(".new")
-    with suppress(OSError):  # a full disk is no reason to stop watching
-        fresh.write_text(json.dumps(processes))
-        fresh.replace(file)
-
-
-def noted_in(file: Path) -> dict[int, float]:
-    """Return what `note` wrote, nothing where there is no such file."""
-    try:
-        return {int(pid): float(at) for pid, at in json.loads(file.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
-
-
-def end(processes: dict[int, float]) -> int:
-    """Kill those of the processes that still run, and what they started; return how many."""
-    left: list[psutil.Process] = []
-    for pid, started in processes.items():
-        with suppress(psutil.NoSuchProcess):
-            if runs(pid, started):
-                process = psutil.Process(pid)
-                left += [process, *process.children(recursive=True)]
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left, timeout=5)
-    return len(left)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(sys.argv[1])

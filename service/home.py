@@ -49,15 +49,17 @@ def occupied(home: Path) -> Iterator[None]:
         ) from error
     try:
         _take(lock, home)
-        started = home / "processes.json"
-        if left := guard.end(guard.noted_in(started)):
+        mark = guard.new_mark(home)
+        if left := guard.end(guard.of_home(home, but=mark)):
             logger.warning("ended what an earlier service left running processes=%d", left)
-        watch = [sys.executable, "-I", guard.__file__, str(os.getpid()), str(started)]
+        watch = [sys.executable, "-I", guard.__file__, mark]
         # Its pipe is closed by the end of this process, or below.
         watcher = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
+        os.environ.update(guard.environment(mark))  # what is started from here on has it
         try:
             yield
         finally:
+            del os.environ[guard.VARIABLE]
             watcher.communicate()
     finally:
         os.close(lock)

@@ -180,9 +180,49 @@ class TestRefusals:
 
 
 class TestGuard:
-    def test_a_number_with_a_new_owner_is_not_killed(self):
-        with subprocess.Popen(["sleep", "30"]) as sleeper:
-            started = psutil.Process(sleeper.pid).create_time()
-            assert guard.end({sleeper.pid: started - 60}) == 0
-            assert sleeper.poll() is None
-            assert guard.end({sleeper.pid: started}) == 1
+    @pytest.fixture
+    def sleeper(self) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+        """Return what starts a marked process that has a child."""
+        started = []
+
+        def start(mark: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(
+                ["sh", "-c", "sleep 60 & echo $!; exec sleep 60"],
+                env={**os.environ, **guard.environment(mark)},
+                stdout=subprocess.PIPE,
+            )
+            started.append(process)
+            return process
+
+        yield start
+        for process in started:
+            process.kill()
+            process.communicate()
+
+    @staticmethod
+    def child(process: subprocess.Popen[bytes]) -> psutil.Process:
+        """Return the child."""
+        return psutil.Process(int(process.stdout.readline()))
+
+    def test_orphans_are_ended_and_strangers_left(self, tmp_path, sleeper):
+        mine, other = guard.new_mark(tmp_path), guard.new_mark(tmp_path)
+        ours, theirs = sleeper(mine), sleeper(other)
+        orphan, stranger = self.child(ours), self.child(theirs)
+        ours.kill()
+        ours.wait()
+        assert orphan.is_running()
+        assert guard.end(lambda mark: mark == mine) == 1
+        assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+        assert theirs.poll() is None
+        assert stranger.is_running()
+        stranger.kill()
+
+    def test_the_next_service_of_a_home_ends_what_the_last_left(self, tmp_path, sleeper):
+        here, mine = sleeper(guard.new_mark(tmp_path)), guard.new_mark(tmp_path)
+        elsewhere, own = sleeper(guard.new_mark(tmp_path / "other")), sleeper(mine)
+        rest = [self.child(elsewhere), self.child(own)]
+        assert guard.end(guard.of_home(tmp_path, but=mine)) == 2
+        assert here.wait(5) != 0
+        assert [p.poll() for p in (elsewhere, own)] == [None, None]
+        for process in rest:
+            process.kill()
