@@ -46,9 +46,15 @@ class RecordLedger:
             mine = select(Report).where(Report.experiment_id == self.experiment_id)
             for report in session.scalars(mine.order_by(Report.number, Report.step)):
                 reports.setdefault(report.number, {})[report.step] = report.metrics
+            tried = select(Attempt).where(Attempt.experiment_id == self.experiment_id)
+            places = {
+                attempt.number: attempt.place
+                for attempt in session.scalars(tried.order_by(Attempt.number, Attempt.attempt))
+                if attempt.place
+            }
             trials = select(Trial).where(Trial.experiment_id == self.experiment_id)
             return [
-                _entry(trial, reports.get(trial.number, {}))
+                _entry(trial, reports.get(trial.number, {}), places.get(trial.number, {}))
                 for trial in session.scalars(trials.order_by(Trial.number))
             ]
 
@@ -288,7 +294,7 @@ def _budget(config: dict[str, Any]) -> int:
     return int(config.get("training", {}).get("steps") or 0)
 
 
-def _entry(trial: Trial, reports: dict[int, dict[str, float]]) -> TrialEntry:
+def _entry(trial: Trial, reports: dict[int, dict[str, float]], place: dict[str, Any]) -> TrialEntry:
     return TrialEntry(
         number=trial.number,
         arm=trial.arm,
@@ -298,6 +304,7 @@ def _entry(trial: Trial, reports: dict[int, dict[str, float]]) -> TrialEntry:
         state=trial.state,  # type: ignore[arg-type]  # a column cannot be a Literal
         attempt=trial.attempt,
         reports=reports,
+        place=place,
         result=trial.result,
         error=trial.error,
         run_id=trial.run_id,

@@ -29,7 +29,7 @@ from workers.attempt import cancel_mark
 from workers.ledger import OBJECTIVE, Ledger, TrialEntry
 from workers.room import bundle, room, why_no_room
 from workers.schedulers import Past, scheduler
-from workers.searcher import LIVE, EverySecond, ExperimentSearcher, Halt, Live, Recorder
+from workers.searcher import LIVE, EverySecond, ExperimentSearch, Halt, Live, Recorder
 from workers.study import Study, open_storage
 from workers.sweep import OPEN, Job, Sweep, objective
 from workers.tracking import Subject, Tracker
@@ -153,7 +153,7 @@ def _tune(
     tune.Tuner(
         TrialTrainable,
         tune_config=tune.TuneConfig(
-            search_alg=ExperimentSearcher(experiment),
+            search_alg=ExperimentSearch(experiment, concurrency),
             scheduler=scheduler(
                 spec.scheduler.name,
                 better=objective(spec)[1],
@@ -168,7 +168,6 @@ def _tune(
                 ],
             ),
             num_samples=-1,
-            max_concurrent_trials=concurrency,
             reuse_actors=True,
             trial_name_creator=_short_name,
             trial_dirname_creator=_short_name,

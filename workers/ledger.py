@@ -43,6 +43,8 @@ class TrialEntry:
     """How often it has been started."""
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
     """Rung step to what was reported there."""
+    place: dict[str, Any] = field(default_factory=dict)
+    """Where the last attempt that told ran: node, pid, device."""
     result: dict[str, Any] | None = None
     error: str | None = None
     run_id: str | None = None

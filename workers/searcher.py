@@ -13,7 +13,7 @@ from typing import Any
 
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.search import Searcher
+from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
 from workers.ledger import Outcome
@@ -44,7 +44,7 @@ LIVE: dict[str, Live] = {}
 
 
 class ExperimentSearcher(Searcher):
-    """Hands out the sweep's jobs, and ends when there are none left."""
+    """Hands out the sweep's jobs."""
 
     def __init__(self, experiment: str) -> None:
         super().__init__()
@@ -53,10 +53,7 @@ class ExperimentSearcher(Searcher):
     def suggest(self, trial_id: str) -> Any:
         live = LIVE[self.experiment]
         job = live.sweep.next_job()
-        if job is not None:
-            return live.order(job)
-        # Not before the last trial has ended: one whose process dies must be handed out again.
-        return Searcher.FINISHED if live.sweep.is_over else None
+        return None if job is None else live.order(job)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -69,6 +66,24 @@ class ExperimentSearcher(Searcher):
 
     def restore(self, checkpoint_path: str) -> None:
         raise NotImplementedError("a driver starts from the ledger, never from Tune's snapshot")
+
+
+class ExperimentSearch(SearchGenerator):
+    """The searcher as Tune asks it: some trials at once, and over when no trial waits.
+
+    What has said that it is over may go on: a trial whose process dies waits again. Tune, which
+    keeps one idle process for the next trial, lets go of it only if no next one is to come; other
+    experiments then have its place while the last trials train.
+    """
+
+    def __init__(self, experiment: str, concurrency: int) -> None:
+        super().__init__(
+            ConcurrencyLimiter(ExperimentSearcher(experiment), max_concurrent=concurrency)
+        )
+        self.experiment = experiment
+
+    def is_finished(self) -> bool:
+        return LIVE[self.experiment].sweep.is_handed_out
 
 
 class Recorder(tune.Callback):
@@ -96,8 +111,7 @@ class Recorder(tune.Callback):
         """Record the end. What the trial did not end itself was stopped by the scheduler."""
         report = trial.last_result["report"]
         outcome: Outcome = report["outcome"] or "pruned"
-        result = report["result"] and {**report["result"], "place": report["place"]}
-        self._sweep.end(trial.config["number"], outcome, result, report["error"])
+        self._sweep.end(trial.config["number"], outcome, report["result"], report["error"])
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any

@@ -84,10 +84,14 @@ class Sweep:
         ledger.set_total(self._most)
 
     @property
+    def is_handed_out(self) -> bool:
+        """Whether no trial waits and no new one will come; one that is lost will wait again."""
+        return (self._exhausted or self._stopped is not None) and not self._queue
+
+    @property
     def is_over(self) -> bool:
         """Whether no trial is open and no new one will come."""
-        ended = self._exhausted or self._stopped is not None
-        return ended and not self._queue and not self._handed_out
+        return self.is_handed_out and not self._handed_out
 
     def has_work(self) -> bool:
         """Tell whether there is a trial to be started, without handing it out."""
@@ -132,7 +136,7 @@ class Sweep:
         if entry.state != "running":
             return
         self.ledger.report(number, entry.attempt, step, metrics, place)
-        self._put(replace(entry, reports={**entry.reports, step: metrics}))
+        self._put(replace(entry, reports={**entry.reports, step: metrics}, place=place))
 
     def end(
         self,

@@ -268,8 +268,8 @@ def _add_end(content: Content, entry: TrialEntry, line: _Line, timestamp_ms: int
     content.tags["eigensweep.outcome"] = entry.state
     if entry.error is not None:
         content.tags["eigensweep.error"] = entry.error
-    if "place" in result:
-        content.tags["eigensweep.device"] = "{device} on {node}".format(**result["place"])
+    if entry.place:
+        content.tags["eigensweep.device"] = "{device} on {node}".format(**entry.place)
     if "reused_from" in result:
         source = result["reused_from"]
         content.tags["eigensweep.reused_from"] = f"{source['experiment']}/{source['number']}"

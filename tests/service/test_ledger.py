@@ -50,6 +50,7 @@ class TestEveryLedger:
         assert (entry.config, entry.config_hash) == (CONFIG, "abc")
         assert (entry.state, entry.attempt, entry.run_id) == ("running", 1, "run7")
         assert entry.reports == {10: {"valid/loss": 0.5}, 20: {"valid/loss": 0.4}}
+        assert entry.place == PLACE
 
     def test_opening_a_trial_twice_changes_nothing(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")

@@ -16,7 +16,7 @@ from workers.ledger import Finished, StaleWriteError, TrialEntry
 class FileLedger:
     """One experiment's record in a JSON file that several processes share. Picklable by its path.
 
-    It also keeps what the Protocol only writes: ends, totals, places, and every write's history.
+    It also keeps what the Protocol only writes: ends, totals, and every write's history.
     """
 
     def __init__(self, path: Path | str, experiment: str = "e1") -> None:
@@ -30,7 +30,7 @@ class FileLedger:
             text = file.read()
             content = json.loads(text) if text else {
                 "trials": {}, "intent": "run", "end": None, "total": None, "run": None,
-                "tracked": False, "history": [], "places": {}, "finished_elsewhere": {},
+                "tracked": False, "history": [], "finished_elsewhere": {},
             }  # fmt: skip
             yield content
             if write:
@@ -86,8 +86,8 @@ class FileLedger:
         self, number: int, attempt: int, step: int, metrics: dict[str, float], place: dict[str, Any]
     ) -> None:
         with self._content() as content:
-            self._trial(content, number, attempt)["reports"][str(step)] = metrics
-            content["places"][str(number)] = place
+            trial = self._trial(content, number, attempt)
+            trial["reports"][str(step)], trial["place"] = metrics, place
             content["history"].append(["report", number, attempt, step])
 
     def finish(

@@ -10,7 +10,7 @@ from typing import Any
 from file_ledger import FileLedger
 
 from search_spaces.spec import ExperimentSpec
-from workers.searcher import LIVE, ExperimentSearcher, Live
+from workers.searcher import LIVE, ExperimentSearch, Live
 from workers.study import Study, open_storage
 from workers.sweep import Job, Sweep, objective
 
@@ -53,7 +53,7 @@ class Bench:
         self.study = self.optuna()
         self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries)
         LIVE["e1"] = Live(self.sweep, lambda job: {"job": job}, lambda: None)
-        self.searcher = ExperimentSearcher("e1")
+        self.search = ExperimentSearch("e1", concurrency=8)
 
     def optuna(self) -> Study:
         return Study(
@@ -65,10 +65,14 @@ class Bench:
             better=objective(self.spec)[1],
         )
 
-    def ask(self) -> Job | str | None:
-        """Return the job that Tune is given, `FINISHED`, or None for "ask later"."""
-        given = self.searcher.suggest("tune-id")
-        return given["job"] if isinstance(given, dict) else given
+    def ask(self) -> Job | None:
+        """Return the job that Tune is given, None if there is none for now."""
+        given = self.search.searcher.searcher.suggest("tune-id")
+        return None if given is None else given["job"]
+
+    def ends(self) -> bool:
+        """Return whether Tune, if it asks once more, finds that the search is over."""
+        return self.ask() is None and self.search.is_finished()
 
     def run(
         self, value: Callable[[dict[str, Any]], float] = lambda params: 1.0, most: int = 10_000

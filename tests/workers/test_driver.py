@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import time
@@ -157,6 +158,8 @@ class TestOutcomes:
         assert [runs[n].info.status for n in range(4)] == ["FINISHED"] * 3 + ["FAILED"]
         outcomes = [runs[n].data.tags["eigensweep.outcome"] for n in range(4)]
         assert outcomes == ["completed", "diverged", "diverged", "failed"]
+        devices = {runs[n].data.tags["eigensweep.device"] for n in range(4)}
+        assert devices == {f"cpu on {platform.node()}"}
         assert {
             r.data.tags.get("mlflow.parentRunId") for n, r in runs.items() if n is not None
         } == {runs[None].info.run_id}
@@ -230,10 +233,10 @@ class TestKills:
     def test_whatever_process_dies_each_trial_goes_on_and_ends_once(self, experiment):
         e = self.slow(experiment, 3)
         handle = e.launch()
-        places = e.until(lambda: e.ledger.read("places"))
-        number, place = next(iter(places.items()))
-        os.kill(place["pid"], signal.SIGKILL)
-        e.until(lambda: any(h[:2] == ["begin", int(number)] and h[2] == 2 for h in self.history(e)))
+        first = e.until(lambda: next((t for t in e.ledger.load() if t.place), None))
+        number = first.number
+        os.kill(first.place["pid"], signal.SIGKILL)
+        e.until(lambda: any(h[:2] == ["begin", number] and h[2] == 2 for h in self.history(e)))
         reports = len(self.history(e, "report"))
         e.until(lambda: len(self.history(e, "report")) > reports)
         handle.kill()
@@ -242,7 +245,7 @@ class TestKills:
         trials = e.ledger.load()
         assert [t.state for t in trials] == ["completed"] * 3
         assert [h[1] for h in self.history(e, "finish")] in ([0, 1, 2], [1, 0, 2], [0, 2, 1])
-        assert trials[int(number)].attempt >= 2
+        assert trials[number].attempt >= 2
         reason = next(h[3] for h in self.history(e, "interrupt"))
         assert "died" in reason
         self.curves_are_whole(e)
@@ -264,7 +267,7 @@ class TestKills:
     def test_cancelling_ends_open_trials_everywhere_and_soon(self, experiment):
         e = self.slow(experiment, 4)
         handle = e.launch()
-        e.until(lambda: e.ledger.read("places"))
+        e.until(lambda: any(t.place for t in e.ledger.load()))
         began = time.monotonic()
         e.ledger.cancel()
         e.until(lambda: e.ledger.read("end"))
@@ -292,6 +295,23 @@ class TestKills:
         assert e.ledger.read("tracked") is True
         assert len(self.history(e, "begin")) == 1
         assert e.curve(e.runs()[0].info.run_id, "valid/cross_entropy")
+
+
+@pytest.mark.timeout(120)
+def test_the_last_trial_of_an_experiment_leaves_room_for_another_one(cluster, mlflow_uri, tmp_path):
+    last = {"model": SLOW | {"seconds": 0.5}}
+    long = {"arms": [{"model": SCORNN}, {"name": "last", **last}], "training": {"steps": 200}}
+    short = {"model": SCORNN, "training": {"steps": 4}}
+    experiments = []
+    for name, spec in (("running", long), ("other", short)):
+        (folder := tmp_path / name).mkdir()
+        experiments.append(Experiment(cluster, mlflow_uri, folder, spec))
+    running, other = experiments
+    handle = running.launch()
+    running.until(lambda: running.states().get("scornn") == "completed")
+    other.run()
+    assert running.states() == {"scornn": "completed", "last": "running"}
+    handle.kill()
 
 
 def test_a_trial_that_needs_more_than_any_node_has_is_refused_with_words(experiment):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from optuna.trial import TrialState
-from ray.tune.search import Searcher
 from sweeps import SCORNN, Bench, spec
 
 from workers.ledger import Finished, StaleWriteError
@@ -30,7 +29,7 @@ class TestEveryConfigurationOnce:
         b = bench(tmp_path, {"method": "grid", "space": GRID})
         points = b.run()
         assert points == [dict(p.params) for p in b.spec.space()]
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
         assert b.sweep.close() == ("completed", None)
         assert b.ledger.read("total") == 6
 
@@ -48,7 +47,7 @@ class TestEveryConfigurationOnce:
         b = bench(tmp_path, {"method": method, "space": space, "trials": 5})
         b.run()
         assert sorted(e.config["model"]["negative_ones"] for e in b.ledger.load()) == [0, 5]
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
 
     @pytest.mark.parametrize("method", ["random", "tpe"])
     def test_a_sampler_that_repeats_itself_still_visits_all_of_a_finite_space(
@@ -57,19 +56,19 @@ class TestEveryConfigurationOnce:
         b = bench(tmp_path, {"method": method, "space": CHOICES, "trials": 48})
         points = b.run(lambda params: params["optimizer.lr"] + params["model.hidden_size"])
         assert len({tuple(p.items()) for p in points}) == len(points) == 48
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
 
     @pytest.mark.parametrize("method", ["random", "tpe"])
     def test_an_endless_space_of_few_configurations_ends(self, tmp_path, method):
         space = {"model.negative_fraction": {"low": 0.0, "high": 1.0}}
         b = bench(tmp_path, {"method": method, "space": space, "trials": 100})
         assert len(b.run()) == 11
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
 
     def test_the_trial_limit_ends_an_endless_space(self, tmp_path):
         b = bench(tmp_path, {"method": "tpe", "space": {"optimizer.lr": LR}, "trials": 7})
         assert len(b.run()) == 7
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
 
     def test_other_budgets_of_one_configuration_are_other_trials(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"training.steps": [10, 20, 30]}})
@@ -187,7 +186,7 @@ class TestOutcomes:
             b.ask()
             b.sweep.begin(number, 1)
             b.sweep.end(number, end, error="Traceback\nLookupError: a bug\n")
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
         all_failed = ("failed", "all 2 trials failed; the first: LookupError: a bug")
         assert b.sweep.close() == (all_failed if outcome == "failed" else ("completed", None))
 
@@ -284,12 +283,13 @@ class TestLostProcesses:
         search = {"method": "grid", "space": {"optimizer.lr": [0.1]}}
         return bench(tmp_path, search, retries=retries)
 
-    def test_the_trial_is_handed_out_again_and_the_search_waits_for_it(self, tmp_path):
+    def test_the_trial_is_handed_out_again_although_the_search_was_over(self, tmp_path):
         b = self.one(tmp_path, retries=3)
         first = b.ask()
         b.sweep.begin(0, 1)
-        assert b.ask() is None  # later, not FINISHED
+        assert b.ends()
         b.sweep.lose(0, 1, "killed")
+        assert not b.search.is_finished()
         again = b.ask()
         assert (first.attempt, again.attempt, again.entry.number) == (1, 2, 0)
         assert b.sweep.is_over is False
@@ -300,7 +300,7 @@ class TestLostProcesses:
             assert isinstance(b.ask(), Job)
             b.sweep.begin(0, attempt)
             b.sweep.lose(0, attempt, "OutOfMemoryError: the node ran low on memory")
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
         entry = b.ledger.load()[0]
         assert entry.state == "failed"
         assert "died 3 times" in entry.error
@@ -320,7 +320,7 @@ class TestLostProcesses:
         b.sweep.begin(2, 1)
         b.ask()
         b.sweep.cancel("cancelled on request")
-        assert b.ask() == Searcher.FINISHED
+        assert b.ends()
         states = [e.state for e in b.ledger.load()]
         assert states == ["completed"] * 2 + ["cancelled"] * 2
         assert b.sweep.close() == ("cancelled", "cancelled on request")
