@@ -34,6 +34,15 @@ template <> struct Format<double> {
 
 constexpr double factorial(int i) { return i < 2 ? 1 : i * factorial(i - 1); }
 
+// Keep a compiler from making v anew, or reading it again, wherever it is used.
+template <class V> inline V in_register(V v) {
+#if defined(__x86_64__)
+    if constexpr (std::is_integral_v<V>) asm("" : "+r"(v));
+    else asm("" : "+v"(v));
+#endif
+    return v;
+}
+
 template <class T> struct Vector {
     typedef T V __attribute__((vector_size(BYTES)));
     typedef typename Format<T>::Int I __attribute__((vector_size(BYTES)));
@@ -100,27 +109,35 @@ template <class T> struct Left {
     long stride, columns;
 };
 
-// sum[r] += A[r] w for R rows and C panels. Three rows share a pointer: there are few registers.
+// sum[r] += A[r] w for R rows and C panels. Few rows have a pointer each and go four columns at a
+// time; of many three share one: there are few registers.
 template <class T, int R, int C>
 inline __attribute__((always_inline)) const T* accumulate(
     typename Vector<T>::V (&sum)[R][C], const Left<T>& A, long first, const T* w, long panel_size) {
     using X = Vector<T>;
-    constexpr int GROUPS = (R + 2) / 3;
+    constexpr int SHARED = R <= 6 ? 1 : 3, POINTERS = (R + SHARED - 1) / SHARED;
     const long stride = A.stride;
-    const T* rows[GROUPS];
+    const T* rows[POINTERS];
 #pragma GCC unroll 8
-    for (int q = 0; q < GROUPS; ++q) rows[q] = A.rows + (first + 3 * q) * stride;
-    for (long k = 0; k < A.columns; ++k, w += X::N) {
+    for (int q = 0; q < POINTERS; ++q) rows[q] = A.rows + (first + SHARED * q) * stride;
+    const auto add = [&](long k, long i) __attribute__((always_inline)) {
         typename X::V panel[C];
 #pragma GCC unroll 2
-        for (int c = 0; c < C; ++c) panel[c] = X::load(w + c * panel_size);
+        for (int c = 0; c < C; ++c)
+            panel[c] = in_register(X::load(w + c * panel_size + i * X::N));
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-            for (int c = 0; c < C; ++c) sum[r][c] += panel[c] * rows[r / 3][r % 3 * stride];
-#pragma GCC unroll 8
-        for (int q = 0; q < GROUPS; ++q) ++rows[q];
-    }
+            for (int c = 0; c < C; ++c)
+                sum[r][c] = in_register(sum[r][c] +
+                                        panel[c] * rows[r / SHARED][r % SHARED * stride + k + i]);
+    };
+    long k = 0;
+    if constexpr (SHARED == 1)
+        for (; k + 4 <= A.columns; k = in_register(k + 4), w += 4 * X::N)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) add(k, i);
+    for (; k < A.columns; ++k, w += X::N) add(k, 0);
     return w;
 }
 
@@ -143,14 +160,21 @@ template <class T, int R, int C>
 void outer(const T* A, long stride, const T* B, long width, long length, T* to) {
     using X = Vector<T>;
     typename X::V sum[R][C] = {};
-    for (long k = 0; k < length; ++k, A += stride, B += width) {
+    const auto add = [&](long i) __attribute__((always_inline)) {
         typename X::V panel[C];
-        for (int c = 0; c < C; ++c) panel[c] = X::load(B + c * X::N);
+        for (int c = 0; c < C; ++c) panel[c] = in_register(X::load(B + i * width + c * X::N));
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-            for (int c = 0; c < C; ++c) sum[r][c] += panel[c] * A[r];
-    }
+            for (int c = 0; c < C; ++c)
+                sum[r][c] = in_register(sum[r][c] + panel[c] * A[i * stride + r]);
+    };
+    long k = 0;
+    if constexpr (R <= 6)
+        for (; k + 2 <= length; k += 2, A += 2 * stride, B += 2 * width)
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) add(i);
+    for (; k < length; ++k, A += stride, B += width) add(0);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
