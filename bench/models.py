@@ -6,7 +6,8 @@ in every round, the processor time of a training step of
 - each model, through its ordinary `forward` and the task's own loss;
 - a plain PyTorch loop with the same parameters, written as the papers' programs are
   (`bench/authors.py`);
-- nn.LSTM with as many parameters as the model, by our count;
+- nn.LSTM with as many parameters as the model, by our count: those that are free (an orthogonal
+  matrix has n (n - 1) / 2), and those that are stored;
 - the model's matrix products alone: the limit (`bench/limits.py`);
 
 and in fresh processes the peak memory of the first two. Times are medians over rounds, ratios
@@ -46,6 +47,8 @@ COLUMNS = {
     "lstm_size": "LSTM n",
     "lstm_ms": "LSTM ms",
     "lstm_ratio": "LSTM/ours",
+    "stored_size": "stored n",
+    "stored_ratio": "stored/ours",
     "limit_ms": "limit ms",
     "limit_ratio": "ours/limit",
     "ours_mb": "ours MB",
@@ -63,16 +66,17 @@ def measured(
     n, shapes = workload.hidden_size, given.shapes
     step, weight = step_product(batch, n), weight_product(batch, n, length)
     variants: dict[str, Callable[[], object]] = {"products/step": step, "products/weight": weight}
-    sizes, counts, work = {}, {}, {}
+    sizes, stored, counts, work = {}, {}, {}, {}
     for name in models:
         model = network(name, n, shapes)
         counts[name] = model.count_parameters("free")
         sizes[name] = lstm_size(counts[name], shapes)
+        stored[name] = lstm_size(model.count_parameters("stored"), shapes)
         work[name] = operations(model, batch, length)
         if (loop := loop_step(model)) is not None:
             variants[f"loop/{name}"] = loop.on(given)
         variants[f"ours/{name}"] = our_step(model).on(given)
-    for size in set(sizes.values()):
+    for size in {*sizes.values(), *stored.values()}:
         variants[f"lstm/{size}"] = lstm_step(size, given).on(given)
     times = interleaved(variants, rounds, seconds)
     rows = []
@@ -89,6 +93,8 @@ def measured(
             "lstm_size": sizes[name],
             "lstm_ms": middle(lstm),
             "lstm_ratio": ratio(lstm, ours),
+            "stored_size": stored[name],
+            "stored_ratio": ratio(times[f"lstm/{stored[name]}"], ours),
             "limit_ms": middle(limit),
             "limit_ratio": ratio(ours, limit),
         }
