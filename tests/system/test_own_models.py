@@ -48,7 +48,8 @@ class Echo(Copying):
     Config = EchoConfig
 """
 
-REGISTRY = "MODELS: dict[str, type[Model]] = {\n"
+REGISTRY = "MODELS: Registry[Model] = Registry(\n"
+FIRST = '        "tanh_rnn": TanhRNN,\n'
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +60,14 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         shutil.copytree(ROOT / room, project / room, ignore=shutil.ignore_patterns("__pycache__"))
     (project / "models/damped.py").write_text(MODEL.format(name="damped", cls="Damped"))
     registry = project / "models/__init__.py"
-    lines = "from models.damped import Damped\n" + REGISTRY + '    "damped": Damped,\n'
-    registry.write_text(registry.read_text().replace(REGISTRY, lines))
-    (site / "lab_models.py").write_text(MODEL.format(name="lab_damped", cls="LabDamped"))
-    (site / "lab_tasks.py").write_text(TASK)
+    text = registry.read_text().replace(REGISTRY, "from models.damped import Damped\n" + REGISTRY)
+    registry.write_text(text.replace(FIRST, FIRST + '        "damped": Damped,\n'))
+    (site / "lab.py").write_text(MODEL.format(name="lab_damped", cls="LabDamped") + TASK)
     metadata = site / "lab-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
-        "[eigensweep.models]\nlab_damped = lab_models:LabDamped\n"
-        "[eigensweep.tasks]\necho = lab_tasks:Echo\n"
+        "[eigensweep.models]\nlab_damped = lab:LabDamped\n[eigensweep.tasks]\necho = lab:Echo\n"
     )
     return project, site
 

@@ -7,12 +7,12 @@ import tracemalloc
 import pytest
 import torch
 
-from tasks import TASKS, add_installed
+from tasks import TASKS
 from tasks.adding import Adding, AddingConfig
 from tasks.copying import Copying, CopyingConfig
 from tasks.denoise import Denoise, DenoiseConfig
 from tasks.pixel_mnist import PixelMnistConfig
-from tasks.ptb_chars import PtbChars, PtbCharsConfig
+from tasks.ptb_chars import PtbCharsConfig
 from tasks.speech_frames import SpeechFramesConfig
 from tasks.variable_copying import VariableCopying, VariableCopyingConfig
 
@@ -240,23 +240,3 @@ def test_the_training_data_depends_on_the_seed_and_the_evaluation_data_is_other_
     each = torch.cat([batch.x for batch in batches], dim=1).transpose(0, 1).flatten(1)
     distinct = each.unique(dim=0)
     assert len(distinct) == 5 * 20
-
-
-class TestEntryPoints:
-    def install(self, path, monkeypatch, name):
-        folder = path / "toys-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
-        (folder / "entry_points.txt").write_text(f"[eigensweep.tasks]\n{name} = tasks:Adding\n")
-        monkeypatch.syspath_prepend(str(path))
-
-    def test_an_installed_package_adds_its_task_by_name(self, tmp_path, monkeypatch):
-        self.install(tmp_path, monkeypatch, "summing")
-        tasks = {"copying": Copying, "ptb_chars": PtbChars}
-        add_installed(tasks)
-        assert tasks["summing"] is Adding
-
-    def test_a_name_that_exists_is_refused_with_words(self, tmp_path, monkeypatch):
-        self.install(tmp_path, monkeypatch, "copying")
-        with pytest.raises(ValueError, match=r"'copying = tasks:Adding'.*rename it or uninstall"):
-            add_installed({"copying": Copying})
