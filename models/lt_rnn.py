@@ -99,8 +99,9 @@ class LTRNN(Network):
         gradients of what the states are made of, since back-propagation is linear.
         """
         factor = 1 / len(x) if self.config.scale_gradient else 1.0
-        driven, h0 = self._driven(x), self._start(x, state)
-        x, U, W, h0 = (scaled_gradient(t, factor) for t in (*driven, self.W, h0))
+        x, U = self._driven(x)
+        x, W, h0 = (scaled_gradient(t, factor) for t in (x, self.W, self._start(x, state)))
+        U = None if U is None else scaled_gradient(U, factor)
         readout = self.shapes.readout
         if self.config.activation_clip is None and (self.V_2 is None or readout == "last"):
             b, V, c = W.new_zeros(self.hidden_size), self.V, self.c
@@ -116,14 +117,14 @@ class LTRNN(Network):
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
         return self._history(*self._driven(x), self.W, self._start(x, state))
 
-    def _driven(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return an input and its matrix whose product is what enters the state."""
+    def _driven(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return an input and its matrix, or None where the input enters the state as it is."""
         if self.b is None:
             return x, self.input_matrix()
-        n = self.hidden_size
-        return torch.relu(linear(x, self.U, self.b)), torch.eye(n, dtype=x.dtype, device=x.device)
+        driven = torch.addmm(self.b, x.flatten(0, 1), self.U.mT).relu_()
+        return driven.view(*x.shape[:2], self.hidden_size), None
 
-    def _history(self, x: Tensor, U: Tensor, W: Tensor, h: Tensor) -> Tensor:
+    def _history(self, x: Tensor, U: Tensor | None, W: Tensor, h: Tensor) -> Tensor:
         limit = self.config.activation_clip
         if limit is None:
             b = W.new_zeros(self.hidden_size)

@@ -1,7 +1,7 @@
 """Memory for the states of all time steps.
 
 A large block fresh from the system costs a page fault every 4 KB, a tenth of a training step where
-100 MB of states are kept. So the last block is kept for the next training step.
+100 MB of states are kept. So the last blocks are kept for the next training step.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from torch import Tensor
 _SMALL = 1 << 20
 """Below so many bytes the allocator of the process does as well."""
 
+MOST_SPARE = 2
+"""Blocks that are kept: some steps hold the gradient to their input besides the states."""
+
 _spare: list[np.ndarray] = []
 
 
 def empty_history(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return an uninitialised tensor with the dtype and device of `like`.
 
-    A large one on the CPU takes the block of the last that is no longer in use, if it fits.
+    A large one on the CPU takes a block that is no longer in use, if one fits.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < _SMALL:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-    block = _spare.pop() if _spare else None
-    if block is None or not size + 64 <= block.nbytes <= 2 * size:
-        block = np.empty(size + 64, np.uint8)
+    fitting = (i for i, spare in enumerate(_spare) if size + 64 <= spare.nbytes <= 2 * size)
+    found = next(fitting, None)
+    block = np.empty(size + 64, np.uint8) if found is None else _spare.pop(found)
     start = -block.ctypes.data % 64
     view = block[start : start + size]
     weakref.finalize(view, _give_back, block).atexit = False
@@ -37,4 +40,5 @@ def empty_history(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _give_back(block: np.ndarray) -> None:
-    _spare[:] = [block]
+    _spare.append(block)
+    del _spare[:-MOST_SPARE]

@@ -19,7 +19,8 @@ constexpr long DEPTH = 128;         // rows of dz and h that dW gains from at a 
 constexpr long CACHED = 384 << 10;  // a W of more bytes is read once a step, not once a tile
 
 // What one call works on. H and G are (lanes, steps + 1, batch, row), their lanes `lane_*` entries
-// apart; x is values (lanes, steps, batch, m) or symbols that name rows of the table.
+// apart; x is values (lanes, steps, batch, m), symbols that name rows of the table, or neither where
+// what enters h stands in H already.
 template <class T> struct Call {
     T *H, *G;
     const T *W, *b, *c, *values, *table;
@@ -111,8 +112,10 @@ template <class T, template <class> class A> void forward(const Call<T>& call) {
                 }
                 for (long i = 0; i < rows; ++i) {
                     const T* z = product.row(i);
-                    const T* Ux = call.symbols ? table + symbols[i] * row : zero.data();
                     T* to = h + step + i * row;
+                    const T* Ux = call.symbols  ? table + symbols[i] * row
+                                  : call.values ? zero.data()
+                                                : to;
                     for (long j = 0; j < n; j += X::N)
                         X::store(to + j, A<T>::value(X::load(z + j) + X::load(Ux + j),
                                                      X::load(b + j), leak));

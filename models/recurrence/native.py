@@ -65,6 +65,8 @@ class NativeSteps:
             if logits is not None:
                 parts.append(pad(V.mT, (0, 0, 0, Ut.shape[1])))
             self.packed = torch.cat([pack(part, self.panel) for part in parts], 1)
+        if not self.m:
+            H[:, 1:, :, : self.n] = x
         self._call(H=H, x=x, logits=logits, W=self.packed)
 
     def backward(self, G: Tensor, H: Tensor, x: Tensor, d_logits: Tensor | None) -> None:
@@ -89,6 +91,8 @@ class NativeSteps:
         self, *, H: Tensor, x: Tensor, logits: Tensor | None, W: Tensor, G: Tensor | None = None
     ) -> None:
         values, symbols = (x, None) if x.is_floating_point() else (None, x)
+        if not self.m:
+            values = None
         dU, dW, db, dV = self.sums or (None,) * 4
         if self.n >= WIDE:
             dW = None

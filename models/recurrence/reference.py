@@ -16,7 +16,7 @@ from models.recurrence.steps import LEAK, Activation
 
 def recur(
     x: Tensor,
-    U: Tensor,
+    U: Tensor | None,
     W: Tensor,
     b: Tensor,
     V: Tensor,
@@ -29,7 +29,8 @@ def recur(
 ) -> tuple[Tensor, Tensor]:
     """Return (logits, last h): V h_t + c at every step, (τ, B, p), or at the last one, (B, p).
 
-    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m). h0 is (B, n).
+    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m), or without U float
+    (τ, B, n), which enters the state as it is. h0 is (B, n).
     `chunk` time steps are projected, run and read out at a time: less memory, the same result.
 
     >>> x, U, W = torch.tensor([[0], [1], [1]]), torch.eye(2), torch.zeros(2, 2)
@@ -49,7 +50,7 @@ def recur(
 
 
 def recurrent_states(
-    x: Tensor, U: Tensor, W: Tensor, b: Tensor, *, activation: Activation, h0: Tensor
+    x: Tensor, U: Tensor | None, W: Tensor, b: Tensor, *, activation: Activation, h0: Tensor
 ) -> Tensor:
     """Return h at every step, (τ, B, n), starting from h0, (B, n)."""
     Z = project(x, U, None if activation == "modrelu" else b)
@@ -75,8 +76,10 @@ def activate(z: Tensor, b: Tensor, activation: Activation) -> Tensor:
             return z
 
 
-def project(x: Tensor, U: Tensor, b: Tensor | None) -> Tensor:
+def project(x: Tensor, U: Tensor | None, b: Tensor | None) -> Tensor:
     """Return U x_t + b for all steps at once, (τ, B, n): a lookup where x holds symbols."""
+    if U is None:
+        return x if b is None else x + b
     if x.is_floating_point():
         return linear(x, U, b)
     columns = U.mT if b is None else U.mT + b

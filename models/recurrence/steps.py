@@ -23,7 +23,10 @@ LEAK = 0.1
 
 
 class Parameters(NamedTuple):
-    """The tensors of h_t = f(U x_t + W h_{t-1}; b), read out as V h_t + c; or their gradients."""
+    """The tensors of h_t = f(U x_t + W h_{t-1}; b), read out as V h_t + c; or their gradients.
+
+    U has no columns where x enters as it is.
+    """
 
     U: Tensor
     W: Tensor
@@ -64,7 +67,9 @@ class TorchSteps:
         U, W, b, V, c = self.parameters
         Wt, b, (h, *rest) = W.mT, b.unsqueeze(1), H.unbind(1)
         made = H[:, 1:].flatten(1, 2)
-        if x.is_floating_point():
+        if not U.shape[-1]:
+            made.copy_(x.flatten(1, 2))
+        elif x.is_floating_point():
             torch.bmm(x.flatten(1, 2), U.mT, out=made)
         else:
             for z, columns, symbols in zip(made, U.mT, x.flatten(1), strict=True):
@@ -95,6 +100,8 @@ class TorchSteps:
             d = g
         dW.baddbmm_(dz.mT, H[:, :-1].flatten(1, 2))
         db += (dz * made.sign() if self.activation == "modrelu" else dz).sum(1)
+        if not U.shape[-1]:
+            return
         if x.is_floating_point():
             dUt.baddbmm_(x.flatten(1, 2).mT, dz)
         else:

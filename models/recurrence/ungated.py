@@ -30,7 +30,7 @@ CHUNK_BYTES = 2 << 20
 
 def recur(
     x: Tensor,
-    U: Tensor,
+    U: Tensor | None,
     W: Tensor,
     b: Tensor,
     V: Tensor,
@@ -44,9 +44,10 @@ def recur(
 ) -> tuple[Tensor, Tensor]:
     """Return (logits, last h): V h_t + c at every step, (τ, B, p), or at the last one, (B, p).
 
-    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m); h0 is (B, n), by
-    default zero. `chunk` time steps are worked on at a time (default: about 2 MB of states) and
-    `backend` runs them (default: native where it can). Neither changes more than rounding.
+    x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m), or without U float
+    (τ, B, n), which enters the state as it is; h0 is (B, n), by default zero. `chunk` time steps
+    are worked on at a time (default: about 2 MB of states) and `backend` runs them (default: native
+    where it can). Neither changes more than rounding.
 
     Values, parameters and h0 take gradients, first derivatives only: for a second one
     `models.recurrence.reference` has the same function in plain PyTorch.
@@ -59,6 +60,13 @@ def recur(
     >>> recur(x, U, W, b, V, c, activation="relu")[0].squeeze(1).tolist()
     [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
     """
+    if U is None:
+        if x.shape[2:] != W.shape[-1:]:
+            raise ValueError(
+                f"without U, x enters the state as it is: float (τ, B, {len(W)}); "
+                f"it is {x.dtype} {tuple(x.shape)}"
+            )
+        U = W.new_empty(len(W), 0)
     if h0 is None:
         h0 = W.new_zeros(x.shape[1:2].numel(), W.shape[-1])
     _check(x, U, W, b, V, c, h0)
@@ -182,7 +190,7 @@ class _Gradients(torch.autograd.Function):
         if not read_all:
             dh = torch.baddbmm(dh, d_logits, V)
         G = W.new_zeros(lanes, how.chunk_size(length, dh) + 1, batch, steps.row)
-        dx = W.new_empty(lanes, length if of_x else 0, batch, U.shape[-1])
+        dx = empty_history((lanes, length if of_x else 0, batch, U.shape[-1] or n), like=W)
         later = torch.zeros_like(dh)
         for first, size in reversed(list(how.chunks(length, dh))):
             g, now = G[:, : size + 1], slice(first, first + size)
@@ -190,8 +198,10 @@ class _Gradients(torch.autograd.Function):
             g[:, -2, :, :n] = dh if first + size == length else 0
             d = d_logits[:, now] if read_all else None
             steps.backward(g, H[:, first : first + size + 1], x[:, now], d)
-            if of_x:
+            if of_x and U.shape[-1]:
                 torch.bmm(g[:, :-1, :, :n].flatten(1, 2), U, out=dx[:, now].flatten(1, 2))
+            elif of_x:
+                dx[:, now] = g[:, :-1, :, :n]
             later = G[:, 0, :, :n]
         dU, dW, db, dV = steps.gradients()
         if not read_all:
@@ -217,7 +227,9 @@ class _Gradients(torch.autograd.Function):
 def _check(x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0: Tensor) -> None:
     """Raise ValueError unless what the steps are given fits."""
     check_input(x, "W", W)
-    n, m, p = W.shape[-1], (x.shape[2] if x.is_floating_point() else U.shape[-1]), len(V)
+    n, m, p = W.shape[-1], U.shape[-1], len(V)
+    if m and x.is_floating_point():
+        m = x.shape[2]
     check_each(
         "W",
         W,

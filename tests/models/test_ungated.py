@@ -39,7 +39,7 @@ def draw(sizes, inputs="symbols", dtype=torch.float64, lanes=()):
     if inputs == "symbols":
         x = torch.randint(0, m, (*lanes, steps, batch))
     else:
-        x = torch.randn(*lanes, steps, batch, m, dtype=dtype)
+        x = torch.randn(*lanes, steps, batch, n if inputs == "states" else m, dtype=dtype)
     shapes = [(n, m), (n, n), (n,), (p, n), (p,), (batch, n)]
     leaves = [torch.randn(*lanes, *shape, dtype=dtype) for shape in shapes]
     leaves[1] /= n**0.5
@@ -51,6 +51,8 @@ def draw(sizes, inputs="symbols", dtype=torch.float64, lanes=()):
 def outcome(function, x, leaves, **options):
     """Return logits, last h and the gradients of everything that takes one."""
     *parameters, h0 = leaves
+    if len(parameters) == 4:
+        parameters.insert(0, None)
     logits, h = function(x, *parameters, h0=h0, **options)
     loss = (logits.sin() * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum()
     inputs = [t for t in (x, *leaves) if t.requires_grad]
@@ -78,6 +80,23 @@ class TestEachBackend:
         expected = outcome(reference.recur, x, leaves, **how)
         for chunk in (None, 1, 4):
             close(outcome(recur, x, leaves, chunk=chunk, backend=backend, **how), expected)
+
+    @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+    @pytest.mark.parametrize("readout", ["all", "last"])
+    @pytest.mark.parametrize("activation", ["identity", "modrelu"])
+    def test_an_input_may_enter_the_state_as_it_is(self, backend, activation, readout, sizes):
+        x, leaves = draw(sizes, "states")
+        x.requires_grad_()
+        how = {"activation": activation, "readout": readout}
+        expected = outcome(reference.recur, x, leaves[1:], **how)
+        for chunk in (None, 1, 4):
+            close(outcome(recur, x, leaves[1:], chunk=chunk, backend=backend, **how), expected)
+
+    def test_without_u_an_input_of_another_size_is_refused_with_words(self, backend):
+        x, leaves = draw(SIZES["odd"], "values")
+        for bad in (x, x[..., 0].long()):
+            with pytest.raises(ValueError, match=r"without U.*float \(τ, B, 19\); it is"):
+                recur(bad, None, *leaves[1:5], activation="identity", backend=backend)
 
     @pytest.mark.parametrize("activation", ACTIVATIONS)
     def test_one_step_in_float32_agrees_from_any_state(self, backend, activation):
