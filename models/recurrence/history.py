@@ -25,14 +25,13 @@ _spare: list[np.ndarray] = []
 def empty_history(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return an uninitialised tensor with the dtype and device of `like`.
 
-    A large one on the CPU takes a block that is no longer in use, if one fits.
+    A large one on the CPU takes the block given back last among those that fit, if there is one.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < _SMALL:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-    fitting = (i for i, spare in enumerate(_spare) if size + 64 <= spare.nbytes <= 2 * size)
-    found = next(fitting, None)
-    block = np.empty(size + 64, np.uint8) if found is None else _spare.pop(found)
+    fitting = [i for i, spare in enumerate(_spare) if size + 64 <= spare.nbytes <= 2 * size]
+    block = _spare.pop(fitting[-1]) if fitting else np.empty(size + 64, np.uint8)
     start = -block.ctypes.data % 64
     view = block[start : start + size]
     weakref.finalize(view, _give_back, block).atexit = False
