@@ -8,6 +8,8 @@ True
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 from models.asrnn import AsRNN
 from models.base import Model
 from models.constructed import ConstructedAdding, ConstructedCopying
@@ -28,32 +30,36 @@ from models.spectral_rnn import SpectralRNN
 from models.srnn import SRNN
 from models.urnn import URNN
 from models.vanilla import TanhRNN
-from tasks.registry import Registry
 
-MODELS: Registry[Model] = Registry(
-    "eigensweep.models",
-    {
-        "tanh_rnn": TanhRNN,
-        "modrelu_rnn": ModReLURNN,
-        "irnn": IRNN,
-        "srnn": SRNN,
-        "lt_rnn": LTRNN,
-        "constructed_copying": ConstructedCopying,
-        "constructed_adding": ConstructedAdding,
-        "lstm": LSTM,
-        "gru": GRU,
-        "scornn": ScoRNN,
-        "enrnn": ENRNN,
-        "exprnn": ExpRNN,
-        "nnrnn": NNRNN,
-        "asrnn": AsRNN,
-        "urnn": URNN,
-        "full_urnn": FullURNN,
-        "eurnn": EURNN,
-        "goru": GORU,
-        "ornn": ORNN,
-        "spectral_rnn": SpectralRNN,
-    },
-)
+MODELS: dict[str, type[Model]] = {
+    "tanh_rnn": TanhRNN,
+    "modrelu_rnn": ModReLURNN,
+    "irnn": IRNN,
+    "srnn": SRNN,
+    "lt_rnn": LTRNN,
+    "constructed_copying": ConstructedCopying,
+    "constructed_adding": ConstructedAdding,
+    "lstm": LSTM,
+    "gru": GRU,
+    "scornn": ScoRNN,
+    "enrnn": ENRNN,
+    "exprnn": ExpRNN,
+    "nnrnn": NNRNN,
+    "asrnn": AsRNN,
+    "urnn": URNN,
+    "full_urnn": FullURNN,
+    "eurnn": EURNN,
+    "goru": GORU,
+    "ornn": ORNN,
+    "spectral_rnn": SpectralRNN,
+}
+
+for _entry in entry_points(group="eigensweep.models"):
+    if _entry.name in MODELS:
+        raise ValueError(
+            f"the entry point '{_entry.value}' would replace the model '{_entry.name}'; "
+            "rename it in the group 'eigensweep.models' of its package"
+        )
+    MODELS[_entry.name] = _entry.load()
 
 __all__ = ["MODELS", "Model"]

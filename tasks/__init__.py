@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tasks.adding import Adding
-from tasks.base import Task
 from tasks.copying import Copying
 from tasks.denoise import Denoise
 from tasks.pixel_mnist import PixelMnist
@@ -12,7 +11,7 @@ from tasks.registry import Registry
 from tasks.speech_frames import SpeechFrames
 from tasks.variable_copying import VariableCopying
 
-TASKS: Registry[Task] = Registry(
+TASKS = Registry(
     "eigensweep.tasks",
     {
         "adding": Adding,

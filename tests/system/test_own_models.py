@@ -48,8 +48,7 @@ class Echo(Copying):
     Config = EchoConfig
 """
 
-REGISTRY = "MODELS: Registry[Model] = Registry(\n"
-FIRST = '        "tanh_rnn": TanhRNN,\n'
+REGISTRY = "MODELS: dict[str, type[Model]] = {\n"
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         shutil.copytree(ROOT / room, project / room, ignore=shutil.ignore_patterns("__pycache__"))
     (project / "models/damped.py").write_text(MODEL.format(name="damped", cls="Damped"))
     registry = project / "models/__init__.py"
-    text = registry.read_text().replace(REGISTRY, "from models.damped import Damped\n" + REGISTRY)
-    registry.write_text(text.replace(FIRST, FIRST + '        "damped": Damped,\n'))
+    lines = "from models.damped import Damped\n" + REGISTRY + '    "damped": Damped,\n'
+    registry.write_text(registry.read_text().replace(REGISTRY, lines))
     (site / "lab.py").write_text(MODEL.format(name="lab_damped", cls="LabDamped") + TASK)
     metadata = site / "lab-1.0.dist-info"
     metadata.mkdir()

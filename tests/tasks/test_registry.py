@@ -1,4 +1,4 @@
-"""What installed packages add to models and tasks."""
+"""What installed packages add to the tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from models import MODELS
 from tasks import TASKS
 from tasks.adding import Adding
 from tasks.copying import Copying
@@ -53,5 +52,4 @@ def test_a_module_that_uses_a_registry_may_add_to_it(install):
 
 
 def test_the_projects_own_come_first_in_their_order():
-    assert list(MODELS)[:2] == ["tanh_rnn", "modrelu_rnn"]
     assert list(TASKS)[:2] == ["adding", "copying"]
