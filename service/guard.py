@@ -3,10 +3,9 @@
 A script: `guard.py <mark>`, with a pipe from the watched process as standard input, into which
 nothing is ever written. When the process is gone, be it by SIGKILL, so is the pipe's other end.
 
-What a service has started is known by a mark in its environment, which children inherit and which
-nothing that they do later takes away: not that a parent between them and the service has died, nor
-that they were born a moment ago. The mark names the home folder, so that whoever comes next there
-can end what a service and its guard, both killed, have left.
+What a service has started is known by a mark in its environment, which children inherit. It is
+there from birth, and stays when a parent between them and the service dies. The mark names the home
+folder, so that whoever comes next there can end what a service and its guard, both killed, left.
 """
 
 from __future__ import annotations
