@@ -14,7 +14,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Eigensweep needs Python 3.11 or newer; '$(PYTHON)' is not there. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Eigensweep needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "No environment: on Debian and Ubuntu, 'apt-get install python3-venv' gives what is missing."; exit 1; }
-	@echo 'installing into .venv: a minute or two'
+	@echo 'installing into .venv: two to four minutes'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[speech]' || echo 'no C compiler: speech trials go without STOI and PESQ'
 	@touch $@
