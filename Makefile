@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 run: setup  ## the main job: a small experiment, from POST to ranked trials
-	@$(BIN)/python -m service.quickstart
+	@$(BIN)/python -m eigensweep.service.command.quickstart
 
 serve: setup  ## the service, until Ctrl-C
 	@$(BIN)/eigensweep serve

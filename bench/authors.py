@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
-from models import Model
+from eigensweep.models import Model
 
 
 class Loop(nn.Module):

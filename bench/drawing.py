@@ -20,10 +20,10 @@ from bench.report import describe, say, table, write
 from bench.rounds import interleaved, middle, ratio, settle
 from bench.steps import our_step
 from bench.workloads import Material
-from models import MODELS
-from tasks import TASKS
-from tasks.base import Batch
-from tasks.corpus import CorpusMissingError
+from eigensweep.models import MODELS
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import Batch
+from eigensweep.tasks.corpus import CorpusMissingError
 
 FLOOR_PERCENT = 5.0
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models import Model
+from eigensweep.models import Model
 
 OPERATIONS = 1e9
 """Floating-point operations in one measurement of a rate, about."""

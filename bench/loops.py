@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench import authors, gates, unitary
 from bench.authors import Loop
-from models import Model
-from models.network import RecurrentModel
+from eigensweep.models import Model
+from eigensweep.models.network import RecurrentModel
 
 LOOPS: dict[str, type[Loop]] = {
     "exprnn": authors.ExpRNNLoop,

@@ -26,8 +26,8 @@ from typing import Any
 
 from rich.console import Console
 
-from service.client import Client, Experiment
-from service.quickstart import running_service
+from eigensweep.service.client import Client, Experiment
+from eigensweep.service.command.quickstart import running_service
 
 TASK: dict[str, Any] = {
     "name": "copying",

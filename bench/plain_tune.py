@@ -1,7 +1,7 @@
 """The loop around Ray Tune that people write today, which `bench.overhead` measures itself by.
 
 One function trainable, a random search, MLflow's callback on a SQLite store; the training of each
-trial is one step of the same small network, through `workers.training`.
+trial is one step of the same small network, through `eigensweep.workers.trial.training`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bench.overhead import one_step
 
 def trainable(config: dict[str, Any]) -> None:
     """Train one step and report the loss."""
-    from search_spaces.trial import TrialConfig
-    from workers.training import Training
+    from eigensweep.search_spaces.trial import TrialConfig
+    from eigensweep.workers.trial.training import Training
 
     recipe = {k: v for k, v in config["spec"].items() if k in ("task", "model", "training")}
     training = Training(TrialConfig.from_dict(recipe | {"optimizer": {"lr": config["lr"]}}), seed=0)

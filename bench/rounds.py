@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from models.recurrence.native import load_library
+from eigensweep.models.recurrence.native import load_library
 
 LEAST_ROUNDS = 3
 """Rounds in which a variant takes part however long it takes."""

@@ -21,8 +21,8 @@ from torch.optim.optimizer import Optimizer
 from bench.authors import TorchLSTM
 from bench.loops import loop_of
 from bench.workloads import Material, network
-from models import Model
-from models.base import ParamGroup, trainable
+from eigensweep.models import Model
+from eigensweep.models.base import ParamGroup, trainable
 
 LEARNING_RATE = 1e-5
 """So low that no network leaves the state it starts in."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models import MODELS, Model
-from tasks import TASKS
-from tasks.base import Batch, Shapes, Task, TaskConfig
-from tasks.corpus import CorpusMissingError
+from eigensweep.models import MODELS, Model
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import Batch, Shapes, Task, TaskConfig
+from eigensweep.tasks.corpus import CorpusMissingError
 
 FIELDS: dict[str, dict[str, Any]] = {
     "scornn": {"negative_fraction": 0.5},

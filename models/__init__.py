@@ -10,26 +10,26 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from models.asrnn import AsRNN
-from models.base import Model
-from models.constructed import ConstructedAdding, ConstructedCopying
-from models.enrnn import ENRNN
-from models.eurnn import EURNN
-from models.exprnn import ExpRNN
-from models.full_urnn import FullURNN
-from models.goru import GORU
-from models.gru import GRU
-from models.irnn import IRNN
-from models.lstm import LSTM
-from models.lt_rnn import LTRNN
-from models.modrelu_rnn import ModReLURNN
-from models.nnrnn import NNRNN
-from models.ornn import ORNN
-from models.scornn import ScoRNN
-from models.spectral_rnn import SpectralRNN
-from models.srnn import SRNN
-from models.urnn import URNN
-from models.vanilla import TanhRNN
+from eigensweep.models.asrnn import AsRNN
+from eigensweep.models.base import Model
+from eigensweep.models.constructed import ConstructedAdding, ConstructedCopying
+from eigensweep.models.enrnn import ENRNN
+from eigensweep.models.eurnn import EURNN
+from eigensweep.models.exprnn import ExpRNN
+from eigensweep.models.full_urnn import FullURNN
+from eigensweep.models.goru import GORU
+from eigensweep.models.gru import GRU
+from eigensweep.models.irnn import IRNN
+from eigensweep.models.lstm import LSTM
+from eigensweep.models.lt_rnn import LTRNN
+from eigensweep.models.modrelu_rnn import ModReLURNN
+from eigensweep.models.nnrnn import NNRNN
+from eigensweep.models.ornn import ORNN
+from eigensweep.models.scornn import ScoRNN
+from eigensweep.models.spectral_rnn import SpectralRNN
+from eigensweep.models.srnn import SRNN
+from eigensweep.models.urnn import URNN
+from eigensweep.models.vanilla import TanhRNN
 
 MODELS: dict[str, type[Model]] = {
     "tanh_rnn": TanhRNN,

@@ -19,14 +19,19 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from models.base import ParamGroup, Shapes, State
-from models.matrices.exponential import exponential
-from models.matrices.initial import Initial
-from models.matrices.orthogonal import InitialSkew, initial_skew, orthogonality_error, skew
-from models.network import RecurrentModel
-from models.recurrence.reference import project
-from models.recurrence.ungated import recur
-from models.trivialization import Trivialization, TrivializationConfig
+from eigensweep.models.base import ParamGroup, Shapes, State
+from eigensweep.models.matrices.exponential import exponential
+from eigensweep.models.matrices.initial import Initial
+from eigensweep.models.matrices.orthogonal import (
+    InitialSkew,
+    initial_skew,
+    orthogonality_error,
+    skew,
+)
+from eigensweep.models.network import RecurrentModel
+from eigensweep.models.recurrence.reference import project
+from eigensweep.models.recurrence.ungated import recur
+from eigensweep.models.trivialization import Trivialization, TrivializationConfig
 
 
 class AsRNNConfig(TrivializationConfig):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from models.matrices.orthogonal import nearest_orthogonal, orthogonality_error
+from eigensweep.models.matrices.orthogonal import nearest_orthogonal, orthogonality_error
 
 LARGEST_ERROR = 1e-4
 """Beyond this max |W*W - I| the nearest unitary matrix takes W's place."""

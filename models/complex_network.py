@@ -13,12 +13,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes, State
-from models.matrices.initial import Initial, draw, uniform
-from models.matrices.orthogonal import orthogonality_error
-from models.network import Network, NetworkConfig
-from models.recurrence.complex import recur
-from models.recurrence.complex_reference import complex_states
+from eigensweep.models.base import Shapes, State
+from eigensweep.models.matrices.initial import Initial, draw, uniform
+from eigensweep.models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.network import Network, NetworkConfig
+from eigensweep.models.recurrence.complex import recur
+from eigensweep.models.recurrence.complex_reference import complex_states
 
 
 class ComplexConfig(NetworkConfig):

@@ -18,9 +18,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from models.base import Model, ModelConfig, Shapes, State
-from models.recurrence.reference import recurrent_states
-from models.recurrence.ungated import recur
+from eigensweep.models.base import Model, ModelConfig, Shapes, State
+from eigensweep.models.recurrence.reference import recurrent_states
+from eigensweep.models.recurrence.ungated import recur
 
 
 class Constructed(Model):

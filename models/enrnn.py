@@ -15,23 +15,23 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import ParamGroup, Shapes
-from models.matrices.dominant import WORTH_IT, DominantEigenvalue
-from models.matrices.initial import draw, semi_orthogonal
-from models.matrices.orthogonal import (
+from eigensweep.models.base import ParamGroup, Shapes
+from eigensweep.models.matrices.dominant import WORTH_IT, DominantEigenvalue
+from eigensweep.models.matrices.initial import draw, semi_orthogonal
+from eigensweep.models.matrices.orthogonal import (
     InitialSkew,
     cayley,
     initial_skew,
     orthogonality_error,
     skew,
 )
-from models.matrices.spectral_radius import (
+from eigensweep.models.matrices.spectral_radius import (
     Fallback,
     initial_short_block,
     spectral_normalise,
     spectral_radius,
 )
-from models.network import (
+from eigensweep.models.network import (
     NetworkConfig,
     RecurrentModel,
     even_count,
@@ -39,7 +39,7 @@ from models.network import (
     require_at_most,
     require_one,
 )
-from models.scornn import signs
+from eigensweep.models.scornn import signs
 
 
 class ENRNNConfig(NetworkConfig):

@@ -11,11 +11,11 @@ from typing import Literal, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.matrices.fast_rotations import fft_product, tunable_product
-from models.matrices.initial import uniform
-from models.matrices.rotations import Angles
-from models.network import Network, NetworkConfig
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.fast_rotations import fft_product, tunable_product
+from eigensweep.models.matrices.initial import uniform
+from eigensweep.models.matrices.rotations import Angles
+from eigensweep.models.network import Network, NetworkConfig
 
 
 class EUNNConfig(NetworkConfig):

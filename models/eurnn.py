@@ -14,14 +14,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from models.base import Shapes, State
-from models.eunn import EUNNConfig, EUNNModel
-from models.matrices.initial import uniform
-from models.matrices.orthogonal import orthogonality_error
-from models.recurrence import complex as complex_recurrence
-from models.recurrence import ungated
-from models.recurrence.complex_reference import complex_states
-from models.recurrence.reference import recurrent_states
+from eigensweep.models.base import Shapes, State
+from eigensweep.models.eunn import EUNNConfig, EUNNModel
+from eigensweep.models.matrices.initial import uniform
+from eigensweep.models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.recurrence import complex as complex_recurrence
+from eigensweep.models.recurrence import ungated
+from eigensweep.models.recurrence.complex_reference import complex_states
+from eigensweep.models.recurrence.reference import recurrent_states
 
 EPS = 0.01
 """What modReLU adds to the modulus, above and below the fraction bar."""

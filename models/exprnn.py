@@ -3,7 +3,7 @@
 Source: Lezcano-Casado & Martínez-Rubio, ICML 2019, section 3; Lezcano-Casado, NeurIPS 2019.
 
 Departure: W = B exp(A) in column convention, as in asRNN's port; the original program has the
-factors the other way round. See `models.trivialization.py` for when the base moves.
+factors the other way round. See `eigensweep.models.trivialization.py` for when the base moves.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from models.base import ParamGroup, Shapes
-from models.matrices.initial import Initial, draw
-from models.matrices.orthogonal import InitialSkew, initial_skew, orthogonality_error
-from models.network import RecurrentModel
-from models.trivialization import Trivialization, TrivializationConfig
+from eigensweep.models.base import ParamGroup, Shapes
+from eigensweep.models.matrices.initial import Initial, draw
+from eigensweep.models.matrices.orthogonal import InitialSkew, initial_skew, orthogonality_error
+from eigensweep.models.network import RecurrentModel
+from eigensweep.models.trivialization import Trivialization, TrivializationConfig
 
 
 class ExpRNNConfig(TrivializationConfig):

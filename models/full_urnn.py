@@ -16,11 +16,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import ParamGroup, Shapes
-from models.cayley_unitary import CayleyUnitary
-from models.complex_network import ComplexConfig, ComplexNetwork
-from models.matrices.orthogonal import nearest_orthogonal
-from models.matrices.unitary import initial_factors, restricted_product
+from eigensweep.models.base import ParamGroup, Shapes
+from eigensweep.models.cayley_unitary import CayleyUnitary
+from eigensweep.models.complex_network import ComplexConfig, ComplexNetwork
+from eigensweep.models.matrices.orthogonal import nearest_orthogonal
+from eigensweep.models.matrices.unitary import initial_factors, restricted_product
 
 
 class FullURNNConfig(ComplexConfig):

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.matrices.initial import uniform
-from models.network import Network, NetworkConfig
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.initial import uniform
+from eigensweep.models.network import Network, NetworkConfig
 
 
 class GatedConfig(NetworkConfig):

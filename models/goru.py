@@ -17,12 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes, State
-from models.eunn import EUNNConfig, EUNNModel
-from models.matrices.initial import draw, uniform
-from models.matrices.orthogonal import orthogonality_error
-from models.recurrence.goru import goru
-from models.recurrence.goru_reference import goru_states
+from eigensweep.models.base import Shapes, State
+from eigensweep.models.eunn import EUNNConfig, EUNNModel
+from eigensweep.models.matrices.initial import draw, uniform
+from eigensweep.models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.recurrence.goru import goru
+from eigensweep.models.recurrence.goru_reference import goru_states
 
 EPS = 0.001
 """What modReLU adds to the modulus."""

@@ -19,10 +19,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from models.base import State
-from models.gated import GatedConfig, GatedNetwork
-from models.recurrence.gated import gru
-from models.recurrence.gated_reference import gru_states
+from eigensweep.models.base import State
+from eigensweep.models.gated import GatedConfig, GatedNetwork
+from eigensweep.models.recurrence.gated import gru
+from eigensweep.models.recurrence.gated_reference import gru_states
 
 
 class GRUConfig(GatedConfig):

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from models.matrices.initial import Initial
-from models.vanilla import FreeConfig, FreeModel
+from eigensweep.models.matrices.initial import Initial
+from eigensweep.models.vanilla import FreeConfig, FreeModel
 
 
 class IRNNConfig(FreeConfig):

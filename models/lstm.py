@@ -15,11 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes, State
-from models.gated import GatedConfig, GatedNetwork
-from models.matrices.initial import draw
-from models.recurrence.gated import lstm
-from models.recurrence.gated_reference import Peephole, lstm_states
+from eigensweep.models.base import Shapes, State
+from eigensweep.models.gated import GatedConfig, GatedNetwork
+from eigensweep.models.matrices.initial import draw
+from eigensweep.models.recurrence.gated import lstm
+from eigensweep.models.recurrence.gated_reference import Peephole, lstm_states
 
 
 class LSTMConfig(GatedConfig):

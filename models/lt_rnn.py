@@ -18,12 +18,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from models.base import Shapes, State
-from models.matrices.initial import Initial, draw
-from models.matrices.orthogonal import nearest_orthogonal
-from models.network import Network, NetworkConfig
-from models.recurrence.reference import project, recurrent_states
-from models.recurrence.ungated import recur
+from eigensweep.models.base import Shapes, State
+from eigensweep.models.matrices.initial import Initial, draw
+from eigensweep.models.matrices.orthogonal import nearest_orthogonal
+from eigensweep.models.network import Network, NetworkConfig
+from eigensweep.models.recurrence.reference import project, recurrent_states
+from eigensweep.models.recurrence.ungated import recur
 
 
 class LTRNNConfig(NetworkConfig):

@@ -15,11 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.matrices.exponential import exponential
-from models.matrices.initial import Initial, draw, semi_orthogonal, uniform
-from models.matrices.orthogonal import initial_skew, skew
-from models.vanilla import FreeConfig, FreeModel
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.exponential import exponential
+from eigensweep.models.matrices.initial import Initial, draw, semi_orthogonal, uniform
+from eigensweep.models.matrices.orthogonal import initial_skew, skew
+from eigensweep.models.vanilla import FreeConfig, FreeModel
 
 
 class ModReLURNNConfig(FreeConfig):

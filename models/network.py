@@ -14,11 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Model, ModelConfig, Shapes, State
-from models.matrices.initial import Initial, draw
-from models.recurrence.reference import recurrent_states
-from models.recurrence.steps import Activation
-from models.recurrence.ungated import recur
+from eigensweep.models.base import Model, ModelConfig, Shapes, State
+from eigensweep.models.matrices.initial import Initial, draw
+from eigensweep.models.recurrence.reference import recurrent_states
+from eigensweep.models.recurrence.steps import Activation
+from eigensweep.models.recurrence.ungated import recur
 
 
 class NetworkConfig(ModelConfig):

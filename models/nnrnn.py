@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import ParamGroup, Shapes
-from models.matrices.exponential import exponential
-from models.matrices.initial import Initial, draw
-from models.matrices.orthogonal import initial_skew, orthogonality_error, skew
-from models.network import NetworkConfig, RecurrentModel
+from eigensweep.models.base import ParamGroup, Shapes
+from eigensweep.models.matrices.exponential import exponential
+from eigensweep.models.matrices.initial import Initial, draw
+from eigensweep.models.matrices.orthogonal import initial_skew, orthogonality_error, skew
+from eigensweep.models.network import NetworkConfig, RecurrentModel
 
 
 class NNRNNConfig(NetworkConfig):

@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.matrices.householder import normalised, reflection_parameters, reflections
-from models.matrices.orthogonal import orthogonality_error
-from models.network import RecurrentModel
-from models.reflected import ReflectedConfig
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.householder import normalised, reflection_parameters, reflections
+from eigensweep.models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.network import RecurrentModel
+from eigensweep.models.reflected import ReflectedConfig
 
 
 class ORNNConfig(ReflectedConfig):

@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import Field
 
-from models.base import Shapes
-from models.matrices.initial import Initial
-from models.network import NetworkConfig, require_at_most
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.initial import Initial
+from eigensweep.models.network import NetworkConfig, require_at_most
 
 
 class ReflectedConfig(NetworkConfig):

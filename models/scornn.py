@@ -11,15 +11,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import ParamGroup, Shapes
-from models.matrices.orthogonal import (
+from eigensweep.models.base import ParamGroup, Shapes
+from eigensweep.models.matrices.orthogonal import (
     InitialSkew,
     cayley,
     initial_skew,
     orthogonality_error,
     skew,
 )
-from models.network import (
+from eigensweep.models.network import (
     NetworkConfig,
     RecurrentModel,
     negative_count,

@@ -13,11 +13,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.matrices.householder import normalised, reflection_parameters, reflections
-from models.matrices.initial import Initial, draw
-from models.network import RecurrentModel
-from models.reflected import ReflectedConfig
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.householder import normalised, reflection_parameters, reflections
+from eigensweep.models.matrices.initial import Initial, draw
+from eigensweep.models.network import RecurrentModel
+from eigensweep.models.reflected import ReflectedConfig
 
 
 class SpectralRNNConfig(ReflectedConfig):

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from models.base import Shapes
-from models.vanilla import FreeConfig, FreeModel
+from eigensweep.models.base import Shapes
+from eigensweep.models.vanilla import FreeConfig, FreeModel
 
 
 class SRNNConfig(FreeConfig):

@@ -1,7 +1,7 @@
 """M networks of equal shape as one program, by `torch.vmap` over the model of one network.
 
 >>> from types import SimpleNamespace
->>> from models import MODELS
+>>> from eigensweep.models import MODELS
 >>> shapes = SimpleNamespace(input_size=3, input_kind="symbols", output_size=2, readout="last")
 >>> config = MODELS["lstm"].Config(hidden_size=4)
 >>> stack = Stack([MODELS["lstm"](config, shapes) for _ in range(5)])
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from models.base import Model, ParamGroup, State
+from eigensweep.models.base import Model, ParamGroup, State
 
 
 class Stack:

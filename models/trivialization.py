@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.matrices.exponential import exponential
-from models.matrices.orthogonal import cayley, nearest_orthogonal, skew
-from models.network import NetworkConfig
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.exponential import exponential
+from eigensweep.models.matrices.orthogonal import cayley, nearest_orthogonal, skew
+from eigensweep.models.network import NetworkConfig
 
 OrthogonalMap = Literal["exp", "cayley"]
 

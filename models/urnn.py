@@ -12,9 +12,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.complex_network import ComplexConfig, ComplexNetwork
-from models.matrices.unitary import initial_factors, restricted_product
+from eigensweep.models.base import Shapes
+from eigensweep.models.complex_network import ComplexConfig, ComplexNetwork
+from eigensweep.models.matrices.unitary import initial_factors, restricted_product
 
 
 class URNNConfig(ComplexConfig):

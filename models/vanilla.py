@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Shapes
-from models.matrices.initial import Initial, draw, semi_orthogonal
-from models.network import NetworkConfig, RecurrentModel
+from eigensweep.models.base import Shapes
+from eigensweep.models.matrices.initial import Initial, draw, semi_orthogonal
+from eigensweep.models.network import NetworkConfig, RecurrentModel
 
 
 class FreeConfig(NetworkConfig):

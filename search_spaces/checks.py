@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.errors import (
+from eigensweep.search_spaces.errors import (
     ConditionError,
     CorpusError,
     GridTooLargeError,
@@ -22,14 +22,14 @@ from search_spaces.errors import (
     did_you_mean,
     shown,
 )
-from search_spaces.fitting import place_of, unfit
-from search_spaces.parameters import Choice, Parameter, Scalar
-from search_spaces.space import Point, Space
-from tasks import TASKS
+from eigensweep.search_spaces.fitting import place_of, unfit
+from eigensweep.search_spaces.parameters import Choice, Parameter, Scalar
+from eigensweep.search_spaces.space import Point, Space
+from eigensweep.tasks import TASKS
 
 if TYPE_CHECKING:
-    from search_spaces.sections import Arm
-    from search_spaces.spec import ExperimentSpec
+    from eigensweep.search_spaces.sections import Arm
+    from eigensweep.search_spaces.spec import ExperimentSpec
 
 MOST_RUNGS = 1_000
 MOST_LISTED = 10_000

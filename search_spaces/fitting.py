@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from search_spaces.errors import (
+from eigensweep.search_spaces.errors import (
     ParameterValueError,
     SpecError,
     UnknownParameterError,
@@ -15,11 +15,11 @@ from search_spaces.errors import (
     sentence,
     shown,
 )
-from search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
-from search_spaces.trial import OptimizerConfig, TrainingConfig
+from eigensweep.search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
+from eigensweep.search_spaces.trial import OptimizerConfig, TrainingConfig
 
 if TYPE_CHECKING:
-    from search_spaces.spec import ExperimentSpec
+    from eigensweep.search_spaces.spec import ExperimentSpec
 
 
 def unfit(spec: ExperimentSpec) -> Iterator[SpecError]:

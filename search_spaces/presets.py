@@ -6,8 +6,8 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from search_spaces.errors import UnknownPresetError, did_you_mean, shown
-from search_spaces.spec import ExperimentSpec, read_spec
+from eigensweep.search_spaces.errors import UnknownPresetError, did_you_mean, shown
+from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
 
 
 def preset_names() -> list[str]:

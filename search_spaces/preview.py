@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from search_spaces.checks import corners
-from search_spaces.errors import InvalidPointError
-from search_spaces.parameters import Choice, Parameter
-from search_spaces.space import Point, Space
-from search_spaces.spec import ExperimentSpec
-from search_spaces.trial import TrialConfig
+from eigensweep.search_spaces.checks import corners
+from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.space import Point, Space
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 
 SHOWN = 5
 """Configurations that a preview lists."""

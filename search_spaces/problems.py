@@ -11,10 +11,10 @@ from typing import Any, TypedDict, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from models import MODELS
-from search_spaces.errors import SeveralErrors, SpecError, did_you_mean, sentence, shown
-from search_spaces.spec import ExperimentSpec
-from tasks import TASKS
+from eigensweep.models import MODELS
+from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean, sentence, shown
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.tasks import TASKS
 
 MOST_PROBLEMS = 50
 Location = Sequence[int | str]
@@ -119,7 +119,7 @@ def _fields(owners: list[type[BaseModel]]) -> list[str]:
 def _said(owner: type[BaseModel]) -> str:
     """Return what a person calls a config: by its name, or by its section of the spec.
 
-    >>> from search_spaces.trial import OptimizerConfig
+    >>> from eigensweep.search_spaces.trial import OptimizerConfig
     >>> _said(OptimizerConfig), _said(MODELS["scornn"].Config), _said(ExperimentSpec)
     ('optimizer', 'scornn', 'a spec')
     """

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from pydantic import Field
 
-from models import MODELS
-from models.base import ModelConfig
-from search_spaces.parameters import Parameter
-from search_spaces.trial import OptimizerConfig, Strict
-from tasks import TASKS
-from tasks.base import TaskConfig
+from eigensweep.models import MODELS
+from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.parameters import Parameter
+from eigensweep.search_spaces.trial import OptimizerConfig, Strict
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import TaskConfig
 
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 ArmName = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from search_spaces.errors import ConditionError, did_you_mean
-from search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
+from eigensweep.search_spaces.errors import ConditionError, did_you_mean
+from eigensweep.search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
 
 __all__ = ["Choice", "Integer", "Parameter", "Point", "Real", "Scalar", "Space"]
 

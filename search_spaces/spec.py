@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from models.base import ModelConfig
-from search_spaces.checks import findings
-from search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
-from search_spaces.sections import (
+from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.checks import findings
+from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
+from eigensweep.search_spaces.sections import (
     AnyModel,
     AnyTask,
     Arm,
@@ -28,8 +28,8 @@ from search_spaces.sections import (
     SchedulerConfig,
     SearchConfig,
 )
-from search_spaces.space import Point, Space
-from search_spaces.trial import (
+from eigensweep.search_spaces.space import Point, Space
+from eigensweep.search_spaces.trial import (
     DivergenceConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -37,7 +37,7 @@ from search_spaces.trial import (
     TrainingConfig,
     TrialConfig,
 )
-from tasks.base import TaskConfig
+from eigensweep.tasks.base import TaskConfig
 
 Config = TypeVar("Config", bound=BaseModel)
 

@@ -1,6 +1,6 @@
 """The fields of a spec as Markdown tables, made from the code.
 
-`python -m search_spaces.tables` prints them, with a page's name it renews them on that page.
+`python -m eigensweep.search_spaces.tables [PAGE]` prints them, or writes them to a page.
 """
 
 from __future__ import annotations
@@ -14,11 +14,22 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from models import MODELS
-from search_spaces.sections import Arm, LimitsConfig, ResourcesConfig, SchedulerConfig, SearchConfig
-from search_spaces.spec import ExperimentSpec
-from search_spaces.trial import DivergenceConfig, ObjectiveConfig, OptimizerConfig, TrainingConfig
-from tasks import TASKS
+from eigensweep.models import MODELS
+from eigensweep.search_spaces.sections import (
+    Arm,
+    LimitsConfig,
+    ResourcesConfig,
+    SchedulerConfig,
+    SearchConfig,
+)
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import (
+    DivergenceConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
+from eigensweep.tasks import TASKS
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerConfig,
@@ -55,7 +66,7 @@ def markdown() -> str:
 
 def _is_ours(cls: type) -> bool:
     """Tell whether a model or task belongs to this project, not to another installed package."""
-    return cls.__module__.split(".")[0] in ("models", "tasks")
+    return cls.__module__.startswith("eigensweep.")
 
 
 def _shared(configs: Iterable[type[BaseModel]]) -> list[str]:

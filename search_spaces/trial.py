@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
-from models import MODELS
-from models.base import ModelConfig
-from tasks import TASKS
-from tasks.base import TaskConfig
+from eigensweep.models import MODELS
+from eigensweep.models.base import ModelConfig
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import TaskConfig
 
 TRAINER_RESULT_VERSION = 1
-"""Raised when a change of `workers/training.py` makes the same config give other results."""
+"""Raised when a change of `workers/trial/training.py` makes the same config give other results."""
 
 
 class Strict(BaseModel):

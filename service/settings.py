@@ -10,7 +10,7 @@ from platformdirs import user_data_path
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.database import normalised
+from eigensweep.service.record.database import normalised
 
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """A path that stays the same when the working folder changes."""

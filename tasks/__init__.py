@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tasks.adding import Adding
-from tasks.copying import Copying
-from tasks.denoise import Denoise
-from tasks.pixel_mnist import PixelMnist
-from tasks.ptb_chars import PtbChars
-from tasks.registry import Registry
-from tasks.speech_frames import SpeechFrames
-from tasks.variable_copying import VariableCopying
+from eigensweep.tasks.adding import Adding
+from eigensweep.tasks.copying import Copying
+from eigensweep.tasks.denoise import Denoise
+from eigensweep.tasks.pixel_mnist import PixelMnist
+from eigensweep.tasks.ptb_chars import PtbChars
+from eigensweep.tasks.registry import Registry
+from eigensweep.tasks.speech_frames import SpeechFrames
+from eigensweep.tasks.variable_copying import VariableCopying
 
 TASKS = Registry(
     "eigensweep.tasks",

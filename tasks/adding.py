@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
-from tasks.streams import MAX_SIZE, below, chunks, draw, shuffled, uniform
+from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from eigensweep.tasks.streams import MAX_SIZE, below, chunks, draw, shuffled, uniform
 
 
 class AddingConfig(TaskConfig):

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tasks.base import Batch, Shapes
-from tasks.recall import Recall, RecallConfig, TrainSize
-from tasks.streams import below, draw
+from eigensweep.tasks.base import Batch, Shapes
+from eigensweep.tasks.recall import Recall, RecallConfig, TrainSize
+from eigensweep.tasks.streams import below, draw
 
 
 class CopyingConfig(RecallConfig):

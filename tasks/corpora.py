@@ -13,9 +13,9 @@ from hashlib import sha256
 from os.path import commonpath
 from pathlib import Path
 
-from tasks import mnist, treebank
-from tasks.corpus import Corpus
-from tasks.speech_corpora import (
+from eigensweep.tasks import mnist, treebank
+from eigensweep.tasks.corpus import Corpus
+from eigensweep.tasks.speech_corpora import (
     FSDD_DIGEST,
     FSDD_FOLDERS,
     FSDD_SPEAKERS,

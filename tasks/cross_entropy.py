@@ -107,7 +107,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
-            "tasks.cross_entropy has first derivatives only; take second ones through "
+            "eigensweep.tasks.cross_entropy has first derivatives only; take second ones through "
             "torch.nn.functional.cross_entropy"
         )
 

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.recall import Alphabet, BatchSize, Recall, RecallConfig
-from tasks.streams import below, draw
+from eigensweep.tasks.recall import Alphabet, BatchSize, Recall, RecallConfig
+from eigensweep.tasks.streams import below, draw
 
 
 class DenoiseConfig(RecallConfig):

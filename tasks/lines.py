@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasks.base import Batch
+from eigensweep.tasks.base import Batch
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.corpus import Corpus, Form, unpacked
+from eigensweep.tasks.corpus import Corpus, Form, unpacked
 
 PIXELS, CLASSES = 28 * 28, 10
 NUMBERS = {"train": 60_000, "test": 10_000}

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from tasks import mnist
-from tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
-from tasks.cross_entropy import cross_entropy
-from tasks.mnist import CLASSES, PIXELS, Images
-from tasks.streams import chunks, shuffled
+from eigensweep.tasks import mnist
+from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from eigensweep.tasks.cross_entropy import cross_entropy
+from eigensweep.tasks.mnist import CLASSES, PIXELS, Images
+from eigensweep.tasks.streams import chunks, shuffled
 
 Permutation = Literal["none", 92916, 1234]
 SplitRule = Literal["heldout_5000", "none", "nnrnn"]

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tasks import treebank
-from tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
-from tasks.cross_entropy import cross_entropy
-from tasks.lines import Lines
-from tasks.streams import shuffled
-from tasks.treebank import Reading
+from eigensweep.tasks import treebank
+from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from eigensweep.tasks.cross_entropy import cross_entropy
+from eigensweep.tasks.lines import Lines
+from eigensweep.tasks.streams import shuffled
+from eigensweep.tasks.treebank import Reading
 
 
 class PtbCharsConfig(TaskConfig):

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
-from tasks.cross_entropy import cross_entropy
-from tasks.streams import MAX_SIZE, chunks
+from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from eigensweep.tasks.cross_entropy import cross_entropy
+from eigensweep.tasks.streams import MAX_SIZE, chunks
 
 BatchSize = Annotated[int, Field(ge=1, le=65_536, description="Sequences in a training batch, B")]
 Symbols = Annotated[int, Field(ge=1, le=10_000, description="Symbols to recall, S")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import entry_points
 
-from tasks.base import Task
+from eigensweep.tasks.base import Task
 
 
 class Registry(MutableMapping[str, type[Task]]):
@@ -17,7 +17,7 @@ class Registry(MutableMapping[str, type[Task]]):
     Raises:
         ValueError: at the first look, if a package takes a name that is taken already.
 
-    >>> from tasks.copying import Copying
+    >>> from eigensweep.tasks.copying import Copying
     >>> Registry("eigensweep.tasks", {"copying": Copying})["copying"].__name__
     'Copying'
     """

@@ -17,8 +17,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.corpus import CorpusMismatchError, CorpusMissingError
-from tasks.speech_files import RATE, read_recording
+from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+from eigensweep.tasks.speech_files import RATE, read_recording
 
 Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)

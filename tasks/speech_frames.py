@@ -17,13 +17,27 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
-from tasks.spectra import BINS, SILENCE_DB, as_written, frame_count, predicted, spectrum, waveform
-from tasks.speech_corpora import COUNTS, LONGEST_SECONDS, Part, find_recordings, read_recordings
-from tasks.speech_files import RATE
-from tasks.speech_scores import speech_scores
-from tasks.streams import chunks, shuffled
-from tasks.utterances import Mask, Utterances, divisor, squared_error
+from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from eigensweep.tasks.spectra import (
+    BINS,
+    SILENCE_DB,
+    as_written,
+    frame_count,
+    predicted,
+    spectrum,
+    waveform,
+)
+from eigensweep.tasks.speech_corpora import (
+    COUNTS,
+    LONGEST_SECONDS,
+    Part,
+    find_recordings,
+    read_recordings,
+)
+from eigensweep.tasks.speech_files import RATE
+from eigensweep.tasks.speech_scores import speech_scores
+from eigensweep.tasks.streams import chunks, shuffled
+from eigensweep.tasks.utterances import Mask, Utterances, divisor, squared_error
 
 Normalisation = Literal["padded_mean", "valid_mean", "batch_padded_mean"]
 LOSSES: dict[Normalisation, Metric] = {

@@ -17,8 +17,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.active_speech import active_samples
-from tasks.speech_files import RATE
+from eigensweep.tasks.active_speech import active_samples
+from eigensweep.tasks.speech_files import RATE
 
 logger = logging.getLogger(__name__)
 

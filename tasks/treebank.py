@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.corpus import Corpus, Form
+from eigensweep.tasks.corpus import Corpus, Form
 
 Reading = Literal["raw", "tokens", "sentences"]
 

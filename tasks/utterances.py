@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.base import Batch
-from tasks.spectra import BINS, SILENCE_DB, frame_count, log_magnitudes, spectrum
+from eigensweep.tasks.base import Batch
+from eigensweep.tasks.spectra import BINS, SILENCE_DB, frame_count, log_magnitudes, spectrum
 
 Mask = Literal["lengths", "lengths-1"]
 

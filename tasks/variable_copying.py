@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tasks.recall import Recall, RecallConfig
-from tasks.streams import below, draw
+from eigensweep.tasks.recall import Recall, RecallConfig
+from eigensweep.tasks.streams import below, draw
 
 
 class VariableCopyingConfig(RecallConfig):

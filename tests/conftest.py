@@ -17,7 +17,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
 if TYPE_CHECKING:
-    from workers.ledger import ExperimentEnd, Ledger
+    from eigensweep.workers.shared.ledger import ExperimentEnd, Ledger
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ class ScriptedDriver:
         self.ledger.end(end)
 
     def _train(self) -> ExperimentEnd:
-        from search_spaces.spec import ExperimentSpec
+        from eigensweep.search_spaces.spec import ExperimentSpec
 
         spec = ExperimentSpec.model_validate(self.spec)
         points = list(spec.space())
@@ -129,11 +129,11 @@ def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of the real service, whose drivers are scripted: no Ray, no MLflow."""
     import uvicorn
 
-    from service.app import create_app
-    from service.dispatcher import Dispatcher
-    from service.migrations import migrate
-    from service.record import Record
-    from service.settings import Settings
+    from eigensweep.service.api.app import create_app
+    from eigensweep.service.queue.dispatcher import Dispatcher
+    from eigensweep.service.record.migrations import migrate
+    from eigensweep.service.record.record import Record
+    from eigensweep.service.settings import Settings
 
     settings = Settings(home=tmp_path_factory.mktemp("home"))
     migrate(settings.database)

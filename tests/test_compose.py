@@ -21,8 +21,8 @@ import psutil
 import pytest
 import yaml
 
-from service.client import Client, RefusedError
-from service.settings import Settings
+from eigensweep.service.client import Client, RefusedError
+from eigensweep.service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docker-compose.yml").read_text()

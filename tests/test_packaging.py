@@ -24,9 +24,9 @@ PACKAGES = ("models", "tasks", "search_spaces", "workers", "service")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of what a wheel is made from."""
     copy = tmp_path_factory.mktemp("source")
-    for package in PACKAGES:
+    for package in ("eigensweep", *PACKAGES):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, copy / package, ignore=ignored)
+        shutil.copytree(ROOT / package, copy / package, ignore=ignored, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     return copy
@@ -45,7 +45,7 @@ def wheel(source: Path) -> Iterator[zipfile.ZipFile]:
 
 def test_a_wheel_holds_every_file_of_every_package(source: Path, wheel: zipfile.ZipFile) -> None:
     expected = {
-        path.relative_to(source).as_posix()
+        f"eigensweep/{path.relative_to(source).as_posix()}"
         for package in PACKAGES
         for path in (source / package).rglob("*")
         if path.is_file()
@@ -62,7 +62,7 @@ def test_a_wheel_brings_the_command_line_and_the_licence(wheel: zipfile.ZipFile)
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(entry_points).decode())
 
-    assert scripts["console_scripts"]["eigensweep"] == "service.cli:main"
+    assert scripts["console_scripts"]["eigensweep"] == "eigensweep.service.command.cli:main"
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 
@@ -82,7 +82,7 @@ def test_everything_that_is_imported_is_declared(source: Path) -> None:
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules.add(node.module.partition(".")[0])
-    foreign = modules - set(sys.stdlib_module_names) - set(PACKAGES)
+    foreign = modules - set(sys.stdlib_module_names) - {"eigensweep"}
 
     found = packages_distributions()
     assert {m for m in foreign if not {named(d) for d in found[m]} & declared} == set()
@@ -94,7 +94,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.metadata import packages_distributions
 
-ours = {"models", "tasks"}
+ours = {"eigensweep"}
 allowed = {"torch", "numpy", "pydantic", "pydantic-core", "typing-extensions", "annotated-types"}
 allowed |= {"typing-inspection", "sympy", "mpmath", "networkx", "filelock", "fsspec", "jinja2"}
 allowed |= {"markupsafe", "setuptools"}
@@ -107,8 +107,8 @@ class Absent(MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is not there", name=name)
 
 sys.meta_path.insert(0, Absent())
-import models, models.analysis, models.stack, tasks
-print(len(models.MODELS), len(tasks.TASKS))
+import eigensweep.models, eigensweep.models.analysis, eigensweep.models.stack, eigensweep.tasks
+print(len(eigensweep.models.MODELS), len(eigensweep.tasks.TASKS))
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, cwd=ROOT

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from models import MODELS
-from search_spaces.presets import preset_names
-from search_spaces.tables import markdown
-from service.cli import app
-from service.client import Client
-from service.settings import Settings
-from tasks import TASKS
+from eigensweep.models import MODELS
+from eigensweep.search_spaces.presets import preset_names
+from eigensweep.search_spaces.tables import markdown
+from eigensweep.service.client import Client
+from eigensweep.service.command.cli import app
+from eigensweep.service.settings import Settings
+from eigensweep.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/fields.md", "docs/results.md"]
@@ -50,10 +50,10 @@ def test_relative_links_resolve(page: str) -> None:
 
 
 def test_the_tables_name_every_model_and_task_that_ships() -> None:
-    shipped = {name for name, cls in MODELS.items() if cls.__module__.startswith("models.")}
+    shipped = {name for name, cls in MODELS.items() if cls.__module__.startswith("eigensweep.")}
     assert first_cells(section("Models")) == shipped
     assert first_cells(section("Tasks")) == {
-        name for name, cls in TASKS.items() if cls.__module__.startswith("tasks.")
+        name for name, cls in TASKS.items() if cls.__module__.startswith("eigensweep.")
     }
 
 
@@ -67,7 +67,7 @@ def test_the_field_tables_are_those_of_the_code() -> None:
     page = (ROOT / "docs/fields.md").read_text()
     printed = page.split("<!-- fields -->\n\n", 1)[1].split("\n<!-- end of fields -->", 1)[0]
 
-    assert printed == markdown(), "run: python -m search_spaces.tables docs/fields.md"
+    assert printed == markdown(), "run: python -m eigensweep.search_spaces.tables docs/fields.md"
 
 
 def test_the_curl_example_is_accepted_and_makes_six_trials(scripted_service: str) -> None:

@@ -10,54 +10,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workers.checkpoints import CurvePoint as CurvePoint
-    from workers.checkpoints import Snapshot as Snapshot
-    from workers.checkpoints import StaleAttemptError as StaleAttemptError
-    from workers.checkpoints import Store as Store
-    from workers.cluster import ClusterError as ClusterError
-    from workers.cluster import DriverHandle as DriverHandle
-    from workers.cluster import RayCluster as RayCluster
-    from workers.driver import DriverOptions as DriverOptions
-    from workers.driver import run_experiment as run_experiment
-    from workers.durable_files import StorageError as StorageError
-    from workers.durable_files import write_whole as write_whole
-    from workers.ledger import Finished as Finished
-    from workers.ledger import Ledger as Ledger
-    from workers.ledger import StaleWriteError as StaleWriteError
-    from workers.ledger import TrialEntry as TrialEntry
-    from workers.replicates import TrialResult as TrialResult
-    from workers.replicates import train as train
-    from workers.results import summarise as summarise
-    from workers.training import Training as Training
+    from eigensweep.workers.cluster.ray_cluster import ClusterError as ClusterError
+    from eigensweep.workers.cluster.ray_cluster import DriverHandle as DriverHandle
+    from eigensweep.workers.cluster.ray_cluster import RayCluster as RayCluster
+    from eigensweep.workers.driver.experiment import DriverOptions as DriverOptions
+    from eigensweep.workers.driver.experiment import run_experiment as run_experiment
+    from eigensweep.workers.shared.checkpoints import CurvePoint as CurvePoint
+    from eigensweep.workers.shared.checkpoints import Snapshot as Snapshot
+    from eigensweep.workers.shared.checkpoints import StaleAttemptError as StaleAttemptError
+    from eigensweep.workers.shared.checkpoints import Store as Store
+    from eigensweep.workers.shared.durable_files import StorageError as StorageError
+    from eigensweep.workers.shared.durable_files import write_whole as write_whole
+    from eigensweep.workers.shared.ledger import Finished as Finished
+    from eigensweep.workers.shared.ledger import Ledger as Ledger
+    from eigensweep.workers.shared.ledger import StaleWriteError as StaleWriteError
+    from eigensweep.workers.shared.ledger import TrialEntry as TrialEntry
+    from eigensweep.workers.shared.results import summarise as summarise
+    from eigensweep.workers.trial.replicates import TrialResult as TrialResult
+    from eigensweep.workers.trial.replicates import train as train
+    from eigensweep.workers.trial.training import Training as Training
 
 _HOME = {
-    "CurvePoint": "checkpoints",
-    "Snapshot": "checkpoints",
-    "StaleAttemptError": "checkpoints",
-    "Store": "checkpoints",
-    "ClusterError": "cluster",
-    "DriverHandle": "cluster",
-    "RayCluster": "cluster",
-    "DriverOptions": "driver",
-    "run_experiment": "driver",
-    "StorageError": "durable_files",
-    "write_whole": "durable_files",
-    "Finished": "ledger",
-    "Ledger": "ledger",
-    "StaleWriteError": "ledger",
-    "TrialEntry": "ledger",
-    "TrialResult": "replicates",
-    "train": "replicates",
-    "summarise": "results",
-    "Training": "training",
+    "CurvePoint": "shared.checkpoints",
+    "Snapshot": "shared.checkpoints",
+    "StaleAttemptError": "shared.checkpoints",
+    "Store": "shared.checkpoints",
+    "ClusterError": "cluster.ray_cluster",
+    "DriverHandle": "cluster.ray_cluster",
+    "RayCluster": "cluster.ray_cluster",
+    "DriverOptions": "driver.experiment",
+    "run_experiment": "driver.experiment",
+    "StorageError": "shared.durable_files",
+    "write_whole": "shared.durable_files",
+    "Finished": "shared.ledger",
+    "Ledger": "shared.ledger",
+    "StaleWriteError": "shared.ledger",
+    "TrialEntry": "shared.ledger",
+    "TrialResult": "trial.replicates",
+    "train": "trial.replicates",
+    "summarise": "shared.results",
+    "Training": "trial.training",
 }
 """Which module each exported name lives in."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'workers' has no attribute '{name}'")
-    return getattr(import_module(f"workers.{_HOME[name]}"), name)
+        raise AttributeError(f"module 'eigensweep.workers' has no attribute '{name}'")
+    return getattr(import_module(f"eigensweep.workers.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

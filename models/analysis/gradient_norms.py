@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models.base import Model
+from eigensweep.models.base import Model
 
 Norm = Literal["spectral", "frobenius"]
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from models.base import Model
+from eigensweep.models.base import Model
 
 
 def hidden_trace(model: Model, x: Tensor) -> Tensor:

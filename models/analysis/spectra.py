@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.base import Model
+from eigensweep.models.base import Model
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.matrices.spectral_radius import dominant_eigenvalue
+from eigensweep.models.matrices.spectral_radius import dominant_eigenvalue
 
 WORTH_IT = 128
 """Rows from which on following is faster than decomposing."""

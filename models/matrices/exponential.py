@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.matrices.orthogonal import polished
+from eigensweep.models.matrices.orthogonal import polished
 
 LARGEST_NORM = {
     torch.float32: {3: 0.53, 5: 2.19, 7: 4.5, 9: 7.1},

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from models.matrices.rotations import Angles
+from eigensweep.models.matrices.rotations import Angles
 
 Style = Literal["tunable", "fft"]
 
@@ -139,7 +139,7 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
             "the fast products of rotations have first derivatives only; "
-            "models.matrices.rotations has them in plain PyTorch"
+            "eigensweep.models.matrices.rotations has them in plain PyTorch"
         )
 
     @staticmethod

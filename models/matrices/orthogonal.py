@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.matrices.initial import semi_orthogonal
+from eigensweep.models.matrices.initial import semi_orthogonal
 
 InitialSkew = Literal["cayley", "henaff", "random"]
 """`cayley`: rotations by t ~ U[0, π/2) under the Cayley map; `henaff`: entries U(-π, π);

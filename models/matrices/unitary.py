@@ -10,7 +10,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from models.matrices.initial import draw, uniform
+from eigensweep.models.matrices.initial import draw, uniform
 
 
 def restricted_product(theta: Tensor, v: Tensor, permutation: Tensor) -> Tensor:

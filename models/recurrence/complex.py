@@ -1,7 +1,8 @@
 """The fast complex recurrence, as a real one of twice the size in which pairs of units go together.
 
 Real and imaginary part of a unit stand side by side: W becomes a real (2n, 2n) matrix of blocks
-[[a, -b], [b, a]], and modReLU acts on pairs. So `models.recurrence.ungated` runs it like any other.
+[[a, -b], [b, a]], and modReLU acts on pairs. So `ungated` runs it like any
+other.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.recurrence import ungated
-from models.recurrence.complex_reference import PairedActivation
+from eigensweep.models.recurrence import ungated
+from eigensweep.models.recurrence.complex_reference import PairedActivation
 
 
 def recur(

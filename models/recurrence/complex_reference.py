@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from models.recurrence.reference import project
+from eigensweep.models.recurrence.reference import project
 
 PairedActivation = Literal["smoothed_modrelu", "shifted_modrelu"]
 """modReLU of complex z: as in the uRNN program, smooth at zero; and as in the EUNN program."""

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.recurrence.checks import check_each, check_input
-from models.recurrence.gated_function import GatedHow, run_gated
-from models.recurrence.gated_reference import NO_PEEPHOLE, Peephole
-from models.recurrence.gated_steps import ChoGRUSteps, GatedSteps, GRUSteps, LSTMSteps
-from models.recurrence.native_gated import NATIVE, is_available
+from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
+from eigensweep.models.recurrence.gated_reference import NO_PEEPHOLE, Peephole
+from eigensweep.models.recurrence.gated_steps import ChoGRUSteps, GatedSteps, GRUSteps, LSTMSteps
+from eigensweep.models.recurrence.native_gated import NATIVE, is_available
 
 Readout = Literal["all", "last"]
 Backend = Literal["torch", "native"]
@@ -48,7 +48,7 @@ def lstm(
     it can). Neither changes more than rounding.
 
     Values, parameters and first states take gradients, first derivatives only: for a second one
-    `models.recurrence.gated_reference` has the same function in plain PyTorch.
+    `eigensweep.models.recurrence.gated_reference` has the same function in plain PyTorch.
 
     Raises:
         ValueError: if shapes, dtypes or devices do not fit one another.

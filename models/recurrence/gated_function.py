@@ -15,9 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from models.recurrence.gated_steps import GatedSteps
-from models.recurrence.history import empty_history
-from models.recurrence.lanes import on_folded_lanes, spread_input
+from eigensweep.models.recurrence.gated_steps import GatedSteps
+from eigensweep.models.recurrence.history import empty_history
+from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
 
 CHUNK_BYTES = 6 << 20
 """States and gates in a chunk of time on a CPU: in the last cache, and worth a product."""
@@ -67,7 +67,7 @@ def run_gated(
     weights: tuple[Tensor, ...],
     start: tuple[Tensor, ...],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return (logits, last states) of one network; shapes as `models.recurrence.gated` has them."""
+    """Return (logits, last states) of one network; shapes as in `gated`."""
     tensors = (x, U, b, V, c, torch.stack(start), *weights)
     logits, state, _ = _Gated.apply(*(t.unsqueeze(0) for t in tensors), how)  # type: ignore[no-untyped-call]
     return logits.squeeze(0), state.squeeze(0).unbind(0)
@@ -181,7 +181,7 @@ class _GatedGradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
             "the fast recurrence has first derivatives only; take second ones through "
-            "models.recurrence.gated_reference, as Model.states does"
+            "eigensweep.models.recurrence.gated_reference, as Model.states does"
         )
 
     @staticmethod

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from models.recurrence.reference import project
+from eigensweep.models.recurrence.reference import project
 
 
 class Peephole(NamedTuple):

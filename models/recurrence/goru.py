@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.recurrence.checks import check_each, check_input
-from models.recurrence.gated_function import GatedHow, run_gated
-from models.recurrence.gated_steps import GRUSteps
-from models.recurrence.native_gated import GORU, NativeGatedSteps, is_available
+from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
+from eigensweep.models.recurrence.gated_steps import GRUSteps
+from eigensweep.models.recurrence.native_gated import GORU, NativeGatedSteps, is_available
 
 
 def goru(
@@ -32,7 +32,7 @@ def goru(
     U is (3n, m) and R (3n, n), in the order r, z, candidate, R's last rows the rotation W; b is
     (2n,), of the gates, and the threshold of modReLU (n,). x is int64 (τ, B), symbols in place of
     one-hot vectors, or float (τ, B, m); h0 is (B, n). `chunk` and `backend` are those of
-    `models.recurrence.gated`. First derivatives only: for a second one `goru_reference` has the
+    `gated`. First derivatives only: for a second one `goru_reference` has the
     same function in plain PyTorch.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.recurrence.reference import modrelu, project
+from eigensweep.models.recurrence.reference import modrelu, project
 
 
 def goru_states(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters
+from eigensweep.models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters
 
 logger = logging.getLogger(__name__)
 

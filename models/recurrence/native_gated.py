@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.recurrence.gated_steps import ChoGRUSteps, GatedSteps, GRUSteps, LSTMSteps
-from models.recurrence.native import fits, load_library, pack, row_length
+from eigensweep.models.recurrence.gated_steps import ChoGRUSteps, GatedSteps, GRUSteps, LSTMSteps
+from eigensweep.models.recurrence.native import fits, load_library, pack, row_length
 
 SOURCES = tuple(
     Path(__file__).with_name(f"native_{name}.cpp")

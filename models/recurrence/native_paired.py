@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from models.recurrence.native import fits, load_library, pack, row_length
-from models.recurrence.paired import PairedSteps
+from eigensweep.models.recurrence.native import fits, load_library, pack, row_length
+from eigensweep.models.recurrence.paired import PairedSteps
 
 SOURCES = tuple(
     Path(__file__).with_name(name)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.recurrence.complex_reference import FORMS, PairedActivation
-from models.recurrence.steps import Parameters
+from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
+from eigensweep.models.recurrence.steps import Parameters
 
 
 class PairedSteps:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, leaky_relu, linear
 
-from models.recurrence.steps import LEAK, Activation
+from eigensweep.models.recurrence.steps import LEAK, Activation
 
 
 def recur(

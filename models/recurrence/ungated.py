@@ -15,14 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from models.recurrence import native_paired
-from models.recurrence.checks import check_each, check_input
-from models.recurrence.complex_reference import FORMS, PairedActivation
-from models.recurrence.history import empty_history
-from models.recurrence.lanes import on_folded_lanes, spread_input
-from models.recurrence.native import NativeSteps, is_available
-from models.recurrence.paired import PairedSteps
-from models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
+from eigensweep.models.recurrence import native_paired
+from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
+from eigensweep.models.recurrence.history import empty_history
+from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
+from eigensweep.models.recurrence.native import NativeSteps, is_available
+from eigensweep.models.recurrence.paired import PairedSteps
+from eigensweep.models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
 
 CHUNK_BYTES = 2 << 20
 """States in a chunk of time on a CPU: near a core's cache, and worth a call."""
@@ -50,7 +50,7 @@ def recur(
     where it can). Neither changes more than rounding.
 
     Values, parameters and h0 take gradients, first derivatives only: for a second one
-    `models.recurrence.reference` has the same function in plain PyTorch.
+    `eigensweep.models.recurrence.reference` has the same function in plain PyTorch.
 
     Raises:
         ValueError: if shapes, dtypes or devices do not fit one another.
@@ -216,7 +216,7 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
             "the fast recurrence has first derivatives only; take second ones through "
-            "models.recurrence.reference, as Model.states does"
+            "eigensweep.models.recurrence.reference, as Model.states does"
         )
 
     @staticmethod

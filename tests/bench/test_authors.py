@@ -8,8 +8,8 @@ from bench.loops import LOOPS, loop_of
 from bench.steps import loop_step, lstm_step, our_step
 from bench.workloads import WORKLOADS as WHOLE
 from bench.workloads import Material, drawn, lstm_size, network, small, trained_models
-from models import MODELS
-from tasks import TASKS
+from eigensweep.models import MODELS
+from eigensweep.tasks import TASKS
 
 WORKLOADS = {name: small(WHOLE[name]) for name in ("copying-20", "ptb-32")}
 WORKLOADS["pixels"] = small(WHOLE["mnist-128"])

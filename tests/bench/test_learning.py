@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.learning import paper, verdict
-from models import MODELS
+from eigensweep.models import MODELS
 
 
 def trial(value, *objectives):
@@ -34,6 +34,8 @@ def test_without_a_value_the_state_is_told():
     assert verdict(EXPERIMENT, {**trial(None), "state": "diverged"}) == "diverged"
 
 
-@pytest.mark.parametrize("name", [n for n, c in MODELS.items() if c.__module__[:7] == "models."])
+@pytest.mark.parametrize(
+    "name", [n for n, c in MODELS.items() if c.__module__.startswith("eigensweep.")]
+)
 def test_every_model_names_its_paper_and_year(name):
     assert paper(MODELS[name])[-4:].isdigit()

@@ -10,7 +10,7 @@ from bench.memory import peaks_mb
 from bench.report import table
 from bench.rounds import interleaved
 from bench.workloads import WORKLOADS, copying, network
-from tasks import TASKS
+from eigensweep.tasks import TASKS
 
 
 def test_every_variant_runs_once_a_round_and_the_order_changes():

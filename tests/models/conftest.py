@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models import MODELS
+from eigensweep.models import MODELS
 
 REQUIRED = {
     "scornn": {"negative_ones": 3},

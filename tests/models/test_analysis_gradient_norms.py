@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import MODELS
-from models.analysis.gradient_norms import decay_bound, gradient_norms, matrix_norms
+from eigensweep.models import MODELS
+from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norms, matrix_norms
 
 STEPS, BATCH = 7, 3
 
@@ -68,7 +68,7 @@ def test_no_state_depends_on_a_later_input(enrnn, nets):
 def test_pieces_give_what_the_whole_gives(enrnn, nets, monkeypatch):
     x = nets.input(enrnn.shapes, STEPS, BATCH).double()
     whole = gradient_norms(enrnn, x)["long"]
-    monkeypatch.setattr("models.analysis.gradient_norms.MOST_ENTRIES", 1)
+    monkeypatch.setattr("eigensweep.models.analysis.gradient_norms.MOST_ENTRIES", 1)
     torch.testing.assert_close(gradient_norms(enrnn, x)["long"], whole)
 
 

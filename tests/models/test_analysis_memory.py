@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.analysis.fisher_memory import memory_curve, noise_root
-from models.analysis.transient import ensemble, feed_forward, transient
+from eigensweep.models.analysis.fisher_memory import memory_curve, noise_root
+from eigensweep.models.analysis.transient import ensemble, feed_forward, transient
 
 TIMES = (10, 25, 50, 75, 90, 99)
 NORMS = {

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models import MODELS
-from models.analysis.solutions import drawn, scores, successes
+from eigensweep.models import MODELS
+from eigensweep.models.analysis.solutions import drawn, scores, successes
 
 
 def test_the_scores_are_those_of_the_network_that_is_run():

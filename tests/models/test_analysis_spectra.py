@@ -7,9 +7,9 @@ from math import pi
 import pytest
 import torch
 
-from models import MODELS
-from models.analysis.hidden_traces import between, hidden_trace, movement
-from models.analysis.spectra import recurrent_spectra, spectrum
+from eigensweep.models import MODELS
+from eigensweep.models.analysis.hidden_traces import between, hidden_trace, movement
+from eigensweep.models.analysis.spectra import recurrent_spectra, spectrum
 
 
 def test_a_scaled_rotation_has_its_angle_and_its_factor():

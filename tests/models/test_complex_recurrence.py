@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from models.recurrence import complex as fast
-from models.recurrence import complex_reference as readable
-from models.recurrence import native_gated, native_paired
-from models.recurrence.complex import paired, paired_matrix
-from models.recurrence.goru import goru
-from models.recurrence.goru_reference import goru_states
+from eigensweep.models.recurrence import complex as fast
+from eigensweep.models.recurrence import complex_reference as readable
+from eigensweep.models.recurrence import native_gated, native_paired
+from eigensweep.models.recurrence.complex import paired, paired_matrix
+from eigensweep.models.recurrence.goru import goru
+from eigensweep.models.recurrence.goru_reference import goru_states
 
 SIZES = {  # τ, B, n, m, p
     "odd": (9, 5, 19, 4, 3),

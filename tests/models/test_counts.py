@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models import MODELS
+from eigensweep.models import MODELS
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 ADDING = {"input_size": 2, "output_size": 1, "input_kind": "values", "readout": "last"}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from models.matrices import dominant
-from models.matrices.dominant import EVERY, WORTH_IT, DominantEigenvalue
-from models.matrices.spectral_radius import dominant_eigenvalue, spectral_normalise
-from models.stack import Stack
+from eigensweep.models.matrices import dominant
+from eigensweep.models.matrices.dominant import EVERY, WORTH_IT, DominantEigenvalue
+from eigensweep.models.matrices.spectral_radius import dominant_eigenvalue, spectral_normalise
+from eigensweep.models.stack import Stack
 
 S, ON = 140, torch.tensor(True)
 DOMINANT = {"real": [[1.0]], "negative": [[-1.0]], "complex pair": [[0.6, -0.8], [0.8, 0.6]]}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.matrices import spectral_radius as radius_module
+from eigensweep.models.matrices import spectral_radius as radius_module
 
 
 def radius(T):

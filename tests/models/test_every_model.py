@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import models
-from models import MODELS
-from models.matrices.orthogonal import orthogonality_error
-from models.recurrence.reference import recur
+import eigensweep.models
+from eigensweep.models import MODELS
+from eigensweep.models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.recurrence.reference import recur
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 KINDS = [("symbols", "all"), ("values", "last")]
@@ -192,7 +192,7 @@ def test_an_installed_package_may_add_a_model_but_not_replace_one(monkeypatch):
     def offer(name):
         entry = SimpleNamespace(name=name, value="lab.models:Mine", load=lambda: "Mine")
         monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
-        return runpy.run_path(models.__file__)["MODELS"]
+        return runpy.run_path(eigensweep.models.__file__)["MODELS"]
 
     assert offer("mine")["mine"] == "Mine"
     with pytest.raises(ValueError, match="would replace the model 'scornn'"):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from models.recurrence import native, native_gated
-from models.recurrence.gated import gru, lstm
-from models.recurrence.gated_reference import Peephole, gru_states, lstm_states
+from eigensweep.models.recurrence import native, native_gated
+from eigensweep.models.recurrence.gated import gru, lstm
+from eigensweep.models.recurrence.gated_reference import Peephole, gru_states, lstm_states
 
 CELLS = {
     "lstm": ("lstm", "none", "state"),
@@ -329,6 +329,6 @@ class TestCompiling:
                 actual = [fast(cell, x, leaves) for _ in range(2)]
         finally:
             native.load_library.cache_clear()
-        assert [record.name for record in caplog.records] == ["models.recurrence.native"]
+        assert [record.name for record in caplog.records] == ["eigensweep.models.recurrence.native"]
         assert "no C++ compiler" in caplog.text
         close(actual[1], fast(cell, x, leaves, backend="torch"), 0)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.matrices.householder import normalised, reflection_parameters, reflections
-from models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.matrices.householder import normalised, reflection_parameters, reflections
+from eigensweep.models.matrices.orthogonal import orthogonality_error
 
 
 def same(found, expected, atol=1e-12):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.lt_rnn import pool
-from models.matrices.orthogonal import orthogonality_error
+from eigensweep.models.lt_rnn import pool
+from eigensweep.models.matrices.orthogonal import orthogonality_error
 
 VALUES = {"input_kind": "values"}
 

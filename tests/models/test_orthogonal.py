@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from models.matrices.initial import draw, semi_orthogonal
-from models.matrices.orthogonal import (
+from eigensweep.models.matrices.initial import draw, semi_orthogonal
+from eigensweep.models.matrices.orthogonal import (
     cayley,
     initial_skew,
     nearest_orthogonal,

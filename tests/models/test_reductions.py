@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.recurrence.reference import modrelu
+from eigensweep.models.recurrence.reference import modrelu
 
 IDENTITY = {"recurrent_init": "identity"}
 MODRELU = ["scornn", "enrnn", "exprnn", "nnrnn"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.matrices.spectral_radius import (
+from eigensweep.models.matrices.spectral_radius import (
     initial_short_block,
     spectral_normalise,
     spectral_radius,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models import MODELS
-from models.stack import Stack
+from eigensweep.models import MODELS
+from eigensweep.models.stack import Stack
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 DYNAMIC = {"trivialization": "dynamic", "rebase_every": 2, "project_every": 2}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.matrices.exponential import exponential
-from models.matrices.orthogonal import orthogonality_error, skew
+from eigensweep.models.matrices.exponential import exponential
+from eigensweep.models.matrices.orthogonal import orthogonality_error, skew
 
 
 def random_skew(n, norm, dtype=torch.float64):

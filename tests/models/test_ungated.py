@@ -9,11 +9,11 @@ import re
 import pytest
 import torch
 
-from models.recurrence import native, native_gated, native_paired, reference
-from models.recurrence.history import empty_history
-from models.recurrence.native import NativeSteps
-from models.recurrence.steps import ACTIVATIONS, Parameters, TorchSteps
-from models.recurrence.ungated import recur
+from eigensweep.models.recurrence import native, native_gated, native_paired, reference
+from eigensweep.models.recurrence.history import empty_history
+from eigensweep.models.recurrence.native import NativeSteps
+from eigensweep.models.recurrence.steps import ACTIVATIONS, Parameters, TorchSteps
+from eigensweep.models.recurrence.ungated import recur
 
 SIZES = {  # τ, B, n, m, p
     "odd": (9, 5, 19, 4, 3),
@@ -266,7 +266,7 @@ class TestCompiling:
             pytest.skip("no C++ compiler here")
         folder = tmp_path / "new"
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["models.recurrence.native"])
+        context.set_forkserver_preload(["eigensweep.models.recurrence.native"])
         running = [context.Process(target=native.compiled, args=(folder,)) for _ in range(4)]
         for process in running:
             process.start()
@@ -290,7 +290,7 @@ class TestCompiling:
                 actual = [recur(x, *leaves[:5], activation="tanh") for _ in range(2)]
         finally:
             native.load_library.cache_clear()
-        assert [r.name for r in caplog.records] == ["models.recurrence.native"]
+        assert [r.name for r in caplog.records] == ["eigensweep.models.recurrence.native"]
         assert "no C++ compiler" in caplog.text
         close(actual[1], recur(x, *leaves[:5], activation="tanh", backend="torch"), 0)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.cayley_unitary import CayleyUnitary
-from models.matrices import fast_rotations, rotations
-from models.matrices.orthogonal import nearest_orthogonal, orthogonality_error
-from models.matrices.rotations import Angles, fft_product, tunable_product
-from models.matrices.unitary import restricted_product
-from models.recurrence.reference import recurrent_states
+from eigensweep.models.cayley_unitary import CayleyUnitary
+from eigensweep.models.matrices import fast_rotations, rotations
+from eigensweep.models.matrices.orthogonal import nearest_orthogonal, orthogonality_error
+from eigensweep.models.matrices.rotations import Angles, fft_product, tunable_product
+from eigensweep.models.matrices.unitary import restricted_product
+from eigensweep.models.recurrence.reference import recurrent_states
 
 ROTATED = [
     ("urnn", {}),
@@ -137,7 +137,9 @@ class TestFastRotations:
         leaves, product = draw_angles(style, is_complex)
         W = product(fast_rotations, *leaves)
         (first,) = torch.autograd.grad(W.real.sin().sum(), leaves[0], create_graph=True)
-        with pytest.raises(RuntimeError, match=r"first derivatives only; models\.matrices"):
+        with pytest.raises(
+            RuntimeError, match=r"first derivatives only; eigensweep\.models\.matrices"
+        ):
             torch.autograd.grad(first.sum(), leaves[0])
 
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.base import Model, ModelConfig, Shapes, State
+from eigensweep.models.base import Model, ModelConfig, Shapes, State
 
 
 class ToyConfig(ModelConfig):

@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import pytest
 
-from search_spaces.errors import CorpusError, UnknownPresetError
-from search_spaces.presets import load_preset, preset_names
-from search_spaces.preview import preview
-from search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.errors import CorpusError, UnknownPresetError
+from eigensweep.search_spaces.presets import load_preset, preset_names
+from eigensweep.search_spaces.preview import preview
+from eigensweep.search_spaces.spec import ExperimentSpec
 
 PUBLISHED_SIZES = {
     "adding-enrnn-best": 15_441,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from search_spaces.preview import preview
-from search_spaces.spec import ExperimentSpec
-from search_spaces.tables import markdown
+from eigensweep.search_spaces.preview import preview
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.tables import markdown
 
 
 def make(**changes) -> ExperimentSpec:

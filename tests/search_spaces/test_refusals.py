@@ -10,7 +10,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from search_spaces.errors import (
+from eigensweep.search_spaces.errors import (
     CorpusError,
     GridTooLargeError,
     ParameterValueError,
@@ -19,8 +19,8 @@ from search_spaces.errors import (
     UnknownMetricError,
     UnknownParameterError,
 )
-from search_spaces.problems import problems
-from search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.problems import problems
+from eigensweep.search_spaces.spec import ExperimentSpec
 
 LSTM = {"name": "lstm", "hidden_size": 8}
 THOUSAND = {"low": 1, "high": 1000}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.errors import ConditionError
-from search_spaces.parameters import Parameter
-from search_spaces.space import Choice, Integer, Point, Real, Space
+from eigensweep.search_spaces.errors import ConditionError
+from eigensweep.search_spaces.parameters import Parameter
+from eigensweep.search_spaces.space import Choice, Integer, Point, Real, Space
 
 
 @st.composite

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from models import MODELS
-from models.base import ModelConfig
-from search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
-from search_spaces.presets import load_preset, preset_names
-from search_spaces.sections import union_of
-from search_spaces.space import Point
-from search_spaces.spec import ExperimentSpec, read_spec
-from search_spaces.trial import TrialConfig
+from eigensweep.models import MODELS
+from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
+from eigensweep.search_spaces.presets import load_preset, preset_names
+from eigensweep.search_spaces.sections import union_of
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
+from eigensweep.search_spaces.trial import TrialConfig
 
 YAML = """
 task: {name: copying, delay: 20}
@@ -197,7 +197,7 @@ def test_every_example_of_the_schema_is_a_spec_that_passes():
 def test_a_model_of_an_installed_package_can_be_posted_and_searched():
     plugins = Path(__file__).parents[1] / "plugins"
     program = """
-from search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.spec import ExperimentSpec
 spec = ExperimentSpec.model_validate({
     "task": {"name": "copying"}, "model": {"name": "toy_overflow", "hidden_size": 3},
     "training": {"steps": 1}, "search": {"space": {"model.growth": [2.0, 3.0]}},

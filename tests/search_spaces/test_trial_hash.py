@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from models import MODELS
-from search_spaces.spec import ExperimentSpec
-from search_spaces.trial import TrialConfig
+from eigensweep.models import MODELS
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 
 
 def trial(**changes) -> TrialConfig:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service import database
-from service.app import create_app
-from service.dispatcher import Dispatcher
-from service.ledger import RecordLedger
-from service.migrations import migrate
-from service.record import Record
-from service.settings import Settings
+from eigensweep.service.api.app import create_app
+from eigensweep.service.queue.dispatcher import Dispatcher
+from eigensweep.service.record import database
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.migrations import migrate
+from eigensweep.service.record.record import Record
+from eigensweep.service.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # of the module beside the tests
 

@@ -15,19 +15,19 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from search_spaces.space import Point
-from search_spaces.spec import ExperimentSpec
-from service.analyses import Analyses, Requested
-from service.app import create_app
-from service.cli import app as command_line
-from service.client import Client
-from service.ledger import RecordLedger
-from service.settings import Settings
-from workers.analyses import ANALYSES
-from workers.analyses.__main__ import Outcome
-from workers.analyses.__main__ import main as carry_out
-from workers.analyses.base import ExperimentSubject, TrialSubject
-from workers.checkpoints import Store
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.app import create_app
+from eigensweep.service.client import Client
+from eigensweep.service.command.cli import app as command_line
+from eigensweep.service.queue.analyses import Analyses, Requested
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.settings import Settings
+from eigensweep.workers.analyses import ANALYSES
+from eigensweep.workers.analyses.__main__ import Outcome
+from eigensweep.workers.analyses.__main__ import main as carry_out
+from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
+from eigensweep.workers.shared.checkpoints import Store
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
 
@@ -350,8 +350,8 @@ class TestCommandLine:
         """The real service without drivers, its analyses carried out in their thread."""
         import uvicorn
 
-        from service.dispatcher import Dispatcher
-        from service.record import Record
+        from eigensweep.service.queue.dispatcher import Dispatcher
+        from eigensweep.service.record.record import Record
 
         settings = Settings(home=tmp_path / "home")
         settings.home.mkdir()

@@ -12,16 +12,16 @@ import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from models import MODELS
-from search_spaces.presets import preset_names
-from search_spaces.spec import ExperimentSpec
-from service import examples as examples_shown
-from service.app import create_app
-from service.database import engine
-from service.ledger import RecordLedger
-from service.routes.analyses import AnalysisNow
-from service.schemas import ExperimentNow, TrialNow, TrialSummary
-from tasks import TASKS
+from eigensweep.models import MODELS
+from eigensweep.search_spaces.presets import preset_names
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api import examples as examples_shown
+from eigensweep.service.api.app import create_app
+from eigensweep.service.api.routes.analyses import AnalysisNow
+from eigensweep.service.api.schemas import ExperimentNow, TrialNow, TrialSummary
+from eigensweep.service.record.database import engine
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.tasks import TASKS
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 PLACE = {"node": "here", "pid": 7, "device": "cpu"}

@@ -15,9 +15,9 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from service import terminal
-from service.cli import app
-from service.client import Client
+from eigensweep.service.client import Client
+from eigensweep.service.command import terminal
+from eigensweep.service.command.cli import app
 
 SPEC = """
 name: nine
@@ -47,8 +47,12 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_the_command_line_starts_without_torch_ray_mlflow_and_the_spec() -> None:
-    heavy = "{'torch', 'ray', 'mlflow', 'optuna', 'search_spaces', 'models', 'tasks', 'fastapi'}"
-    program = f"import sys, service.cli, service.client; print(sorted({heavy} & set(sys.modules)))"
+    heavy = "{'torch', 'ray', 'mlflow', 'optuna', 'fastapi'}"
+    rooms = "('eigensweep.search_spaces', 'eigensweep.models', 'eigensweep.tasks')"
+    program = (
+        "import sys, eigensweep.service.command.cli, eigensweep.service.client\n"
+        f"print(sorted(m for m in sys.modules if m in {heavy} or m.startswith({rooms})))"
+    )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 

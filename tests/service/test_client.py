@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from service import experiment_client
-from service.client import Client, InputError, RefusedError, ServiceAwayError
-from service.spec_file import parse_settings, read, with_settings
+from eigensweep.service.client import Client, InputError, RefusedError, ServiceAwayError
+from eigensweep.service.client import experiments as experiment_client
+from eigensweep.service.client.spec_file import parse_settings, read, with_settings
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

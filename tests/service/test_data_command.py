@@ -24,14 +24,14 @@ from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from service import fetching
-from service.app import create_app
-from service.cli import app
-from service.settings import Settings
-from tasks import corpora
-from tasks.corpora import KnownCorpus, Together
-from tasks.corpus import Corpus, CorpusMissingError, Form, unpacked
-from workers import StorageError
+from eigensweep.service.api.app import create_app
+from eigensweep.service.command.cli import app
+from eigensweep.service.corpora import fetching
+from eigensweep.service.settings import Settings
+from eigensweep.tasks import corpora
+from eigensweep.tasks.corpora import KnownCorpus, Together
+from eigensweep.tasks.corpus import Corpus, CorpusMissingError, Form, unpacked
+from eigensweep.workers import StorageError
 
 pytestmark = pytest.mark.usefixtures("_no_environment")
 
@@ -285,7 +285,7 @@ class TestFetching:
             raise StorageError(f"cannot write {path}: No space left on device")
 
         publish(addresses(server.url))
-        monkeypatch.setattr("service.corpus_import.write_whole", full)
+        monkeypatch.setattr("eigensweep.service.corpora.importing.write_whole", full)
         done = run("fetch", "letters")
         assert done.exit_code == 1
         assert f"cannot write {root / 'letters/a.txt'}: No space left on device." in done.stderr
@@ -300,7 +300,7 @@ class TestFetching:
         publish(addresses(server.url))
         drawn = io.StringIO()
         screen = Console(file=drawn, force_terminal=True, width=100, legacy_windows=False)
-        monkeypatch.setattr("service.data_command.Console", lambda **_: screen)
+        monkeypatch.setattr("eigensweep.service.command.data.Console", lambda **_: screen)
         assert run("fetch", "letters").exit_code == 0
         assert re.search(r"a\.txt .*━+.*5\.0/5\.0 kB", drawn.getvalue())
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec import ExperimentSpec
-from service.dispatcher import MOST_DEATHS, Dispatcher
-from service.posting import queued
-from service.record import Record
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.posting import queued
+from eigensweep.service.queue.dispatcher import MOST_DEATHS, Dispatcher
+from eigensweep.service.record.record import Record
 
 
 @pytest.fixture

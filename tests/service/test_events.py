@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.ledger import RecordLedger
+from eigensweep.service.api.app import create_app
+from eigensweep.service.record.ledger import RecordLedger
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from search_spaces.spec import ExperimentSpec
-from service import database
-from service.ledger import RecordLedger
-from service.migrations import migrate
-from service.posting import queued
-from service.record import Record
-from workers.ledger import Finished, StaleWriteError
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.posting import queued
+from eigensweep.service.record import database
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.migrations import migrate
+from eigensweep.service.record.record import Record
+from eigensweep.workers.shared.ledger import Finished, StaleWriteError
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 3, "replicates": 1}
 RESULT: dict[str, Any] = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}

@@ -9,16 +9,16 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from search_spaces.spec import ExperimentSpec
-from service import database
-from service.ledger import RecordLedger
-from service.migrations import NewerRecordError, migrate
-from service.posting import queued
-from service.progress import progress
-from service.queries import StateCount
-from service.record import AlreadyEndedError, IdempotencyKeyReusedError, Record
-from service.settings import Settings
-from service.tables import Base, Experiment
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.posting import queued
+from eigensweep.service.record import database
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.migrations import NewerRecordError, migrate
+from eigensweep.service.record.progress import progress
+from eigensweep.service.record.queries import StateCount
+from eigensweep.service.record.record import AlreadyEndedError, IdempotencyKeyReusedError, Record
+from eigensweep.service.record.tables import Base, Experiment
+from eigensweep.service.settings import Settings
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 

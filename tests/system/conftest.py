@@ -52,7 +52,7 @@ class RunningService:
     def start(self, timeout: float = 90) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "service.serve"],
+                [sys.executable, "-m", "eigensweep.service.process.serve"],
                 cwd=self.folder,
                 env=self.env,
                 stdout=log,

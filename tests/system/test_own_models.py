@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("models", "tasks", "search_spaces", "workers", "service")
+ROOMS = ("eigensweep", "models", "tasks", "search_spaces", "workers", "service")
 
 MODEL = '''
 """A tanh RNN whose recurrent matrix is scaled by a constant."""
@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from models.vanilla import TanhRNN
+from eigensweep.models.vanilla import TanhRNN
 
 
 class {cls}Config(TanhRNN.Config):
@@ -36,7 +36,7 @@ class {cls}(TanhRNN):
 TASK = """
 from typing import Literal
 
-from tasks.copying import Copying
+from eigensweep.tasks.copying import Copying
 
 
 class EchoConfig(Copying.Config):
@@ -56,10 +56,11 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a copy of the project with one model more, and a folder with an installed package."""
     project, site = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
     for room in ROOMS:
-        shutil.copytree(ROOT / room, project / room, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / room, project / room, ignore=ignored, symlinks=True)
     (project / "models/damped.py").write_text(MODEL.format(name="damped", cls="Damped"))
     registry = project / "models/__init__.py"
-    lines = "from models.damped import Damped\n" + REGISTRY + '    "damped": Damped,\n'
+    lines = "from eigensweep.models.damped import Damped\n" + REGISTRY + '    "damped": Damped,\n'
     registry.write_text(registry.read_text().replace(REGISTRY, lines))
     (site / "lab.py").write_text(MODEL.format(name="lab_damped", cls="LabDamped") + TASK)
     metadata = site / "lab-1.0.dist-info"

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def run_quickstart(home: Path, mark: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EIGENSWEEP_")}
     return subprocess.run(
-        [sys.executable, "-m", "service.quickstart"],
+        [sys.executable, "-m", "eigensweep.service.command.quickstart"],
         cwd=ROOT,
         env={**kept, **environment, "EIGENSWEEP_HOME": str(home), "QUICKSTART": mark},
         capture_output=True,

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import mnist, pixel_mnist, treebank
-from tasks.corpus import Form
-from tasks.streams import draw
+from eigensweep.tasks import mnist, pixel_mnist, treebank
+from eigensweep.tasks.corpus import Form
+from eigensweep.tasks.streams import draw
 
 sys.path.insert(0, str(Path(__file__).parent))
 from recordings import voices

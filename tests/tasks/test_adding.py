@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tasks.adding import Adding, AddingConfig
+from eigensweep.tasks.adding import Adding, AddingConfig
 
 
 def draw(**config):

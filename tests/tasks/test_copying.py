@@ -3,7 +3,7 @@ from math import log
 import pytest
 import torch
 
-from tasks.copying import Copying, CopyingConfig
+from eigensweep.tasks.copying import Copying, CopyingConfig
 
 
 def batch_of(**config):

@@ -1,7 +1,7 @@
 import pytest
 
-from tasks.corpus import CorpusMismatchError, CorpusMissingError
-from tasks.ptb_chars import PtbChars, PtbCharsConfig
+from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+from eigensweep.tasks.ptb_chars import PtbChars, PtbCharsConfig
 
 
 def test_a_missing_file_is_told_with_the_path_tried_and_what_to_put_where(tmp_path):

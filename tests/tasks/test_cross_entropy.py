@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tasks.cross_entropy import cross_entropy
+from eigensweep.tasks.cross_entropy import cross_entropy
 
 WIDTHS = {"narrow": 1.0, "wide": 300.0}
 """Spread of the logits: with the wide ones exp overflows unless each row is shifted."""

@@ -3,7 +3,7 @@ from math import log
 import pytest
 import torch
 
-from tasks.denoise import Denoise, DenoiseConfig
+from eigensweep.tasks.denoise import Denoise, DenoiseConfig
 
 
 def sequences(**config):

@@ -7,14 +7,14 @@ import tracemalloc
 import pytest
 import torch
 
-from tasks import TASKS
-from tasks.adding import Adding, AddingConfig
-from tasks.copying import Copying, CopyingConfig
-from tasks.denoise import Denoise, DenoiseConfig
-from tasks.pixel_mnist import PixelMnistConfig
-from tasks.ptb_chars import PtbCharsConfig
-from tasks.speech_frames import SpeechFramesConfig
-from tasks.variable_copying import VariableCopying, VariableCopyingConfig
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.adding import Adding, AddingConfig
+from eigensweep.tasks.copying import Copying, CopyingConfig
+from eigensweep.tasks.denoise import Denoise, DenoiseConfig
+from eigensweep.tasks.pixel_mnist import PixelMnistConfig
+from eigensweep.tasks.ptb_chars import PtbCharsConfig
+from eigensweep.tasks.speech_frames import SpeechFramesConfig
+from eigensweep.tasks.variable_copying import VariableCopying, VariableCopyingConfig
 
 VOICES = "56b31ff3da3c29349f01bc49d2a56a6c71691f8b6c4f708aef28622a57060b76"
 """Digest of the recordings that the tests make."""

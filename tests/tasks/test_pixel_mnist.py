@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import mnist
-from tasks.corpus import CorpusMismatchError, CorpusMissingError
-from tasks.mnist import NUMBERS, read_idx, read_images
-from tasks.pixel_mnist import PixelMnist, PixelMnistConfig, divided, pixel_order
+from eigensweep.tasks import mnist
+from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+from eigensweep.tasks.mnist import NUMBERS, read_idx, read_images
+from eigensweep.tasks.pixel_mnist import PixelMnist, PixelMnistConfig, divided, pixel_order
 
 PERMUTATIONS = {  # first entries, and SHA-256 as little-endian int64
     92916: (

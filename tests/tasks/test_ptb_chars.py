@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.corpus import CorpusMismatchError
-from tasks.ptb_chars import PtbChars, PtbCharsConfig, in_lanes
-from tasks.treebank import COUNTS, LINES, SYMBOLS, read_streams
+from eigensweep.tasks.corpus import CorpusMismatchError
+from eigensweep.tasks.ptb_chars import PtbChars, PtbCharsConfig, in_lanes
+from eigensweep.tasks.treebank import COUNTS, LINES, SYMBOLS, read_streams
 
 FIRST_SYMBOLS = "aer_bnkotlizcwyusfmghd-qpx\n<>Njv.'1950&$324867#\\/*"
 PUBLISHED = [  # reading, lanes, evaluation lanes, bptt: pieces and last piece of each split

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.ptb_chars import PtbChars, PtbCharsConfig, read_lines
-from tasks.treebank import COUNTS, LINES, LONGEST_LINE, SYMBOLS, read_streams
+from eigensweep.tasks.ptb_chars import PtbChars, PtbCharsConfig, read_lines
+from eigensweep.tasks.treebank import COUNTS, LINES, LONGEST_LINE, SYMBOLS, read_streams
 
 
 class TestSentences:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks import TASKS
-from tasks.adding import Adding
-from tasks.copying import Copying
-from tasks.registry import Registry
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.adding import Adding
+from eigensweep.tasks.copying import Copying
+from eigensweep.tasks.registry import Registry
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from recordings import put_folder, riff, sphere, triangle, voices
 
-from tasks import speech_corpora
-from tasks.corpus import CorpusMismatchError, CorpusMissingError
-from tasks.speech_corpora import (
+from eigensweep.tasks import speech_corpora
+from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+from eigensweep.tasks.speech_corpora import (
     TEST_SPEAKERS,
     VALID_SPEAKERS,
     find_recordings,
     read_recordings,
 )
-from tasks.speech_files import at_half_rate
-from tasks.speech_frames import SpeechFrames, SpeechFramesConfig
+from eigensweep.tasks.speech_files import at_half_rate
+from eigensweep.tasks.speech_frames import SpeechFrames, SpeechFramesConfig
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recordings import riff, sphere, triangle
 
-from tasks.speech_files import at_half_rate, read_recording
+from eigensweep.tasks.speech_files import at_half_rate, read_recording
 
 WAVE = triangle(500)
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from recordings import put_folder, riff, triangle, voices
 
-from search_spaces.errors import UnknownMetricError
-from search_spaces.spec import ExperimentSpec
-from tasks import speech_frames, speech_scores
-from tasks.spectra import as_written, log_magnitudes, predicted, spectrum, waveform
-from tasks.speech_frames import FSDD_BASELINE, SpeechFrames, SpeechFramesConfig
-from tasks.utterances import Utterances
-from workers.evaluation import evaluate
+from eigensweep.search_spaces.errors import UnknownMetricError
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.tasks import speech_frames, speech_scores
+from eigensweep.tasks.spectra import as_written, log_magnitudes, predicted, spectrum, waveform
+from eigensweep.tasks.speech_frames import FSDD_BASELINE, SpeechFrames, SpeechFramesConfig
+from eigensweep.tasks.utterances import Utterances
+from eigensweep.workers.trial.evaluation import evaluate
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ class TestTensors:
 
 
 def _samples(root, part):
-    from tasks.speech_corpora import find_recordings, read_recordings
+    from eigensweep.tasks.speech_corpora import find_recordings, read_recordings
 
     digest = voices(root)
     return read_recordings(find_recordings("voices", digest, root))[part]
@@ -416,7 +416,7 @@ class TestSpokenDigits:
         ids=["lstm", "scornn"],
     )
     def test_a_small_network_learns_more_than_the_mean_frame(self, data_root, model, optimizer):
-        from workers.replicates import train
+        from eigensweep.workers.trial.replicates import train
 
         found = train(
             {
@@ -433,7 +433,7 @@ class TestSpokenDigits:
 
 
 def test_a_short_training_runs_from_end_to_end_with_scores_of_the_test_recordings(tmp_path):
-    from workers.replicates import train
+    from eigensweep.workers.trial.replicates import train
 
     parts = {
         part: {f"{part}{i}.wav": riff(triangle(3_400 + 50 * i, period)) for i in range(4)}

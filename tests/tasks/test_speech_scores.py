@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from recordings import triangle
 
-from tasks import speech_scores
-from tasks.active_speech import (
+from eigensweep.tasks import speech_scores
+from eigensweep.tasks.active_speech import (
     active_level,
     active_samples,
     filtered,
@@ -16,7 +16,7 @@ from tasks.active_speech import (
     high_pass,
     smoother,
 )
-from tasks.speech_scores import pesq_lqo, pesq_raw, seg_snr, stoi
+from eigensweep.tasks.speech_scores import pesq_lqo, pesq_raw, seg_snr, stoi
 
 
 def spoken(samples=9_000, seed=0):

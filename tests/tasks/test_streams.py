@@ -2,7 +2,7 @@ import hashlib
 
 import numpy as np
 
-from tasks.streams import below, chunks, draw, shuffled, uniform
+from eigensweep.tasks.streams import below, chunks, draw, shuffled, uniform
 
 
 class TestDraw:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tasks.variable_copying import VariableCopying, VariableCopyingConfig
+from eigensweep.tasks.variable_copying import VariableCopying, VariableCopyingConfig
 
 
 def sequences(**config):

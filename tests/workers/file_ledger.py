@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from workers.ledger import Finished, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
 
 
 class FileLedger:

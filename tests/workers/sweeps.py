@@ -9,10 +9,10 @@ from typing import Any
 
 from file_ledger import FileLedger
 
-from search_spaces.spec import ExperimentSpec
-from workers.searcher import LIVE, ExperimentSearch, Live
-from workers.study import Study, open_storage
-from workers.sweep import Job, Sweep, objective
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Live
+from eigensweep.workers.driver.study import Study, open_storage
+from eigensweep.workers.driver.sweep import Job, Sweep, objective
 
 COPYING: dict[str, Any] = {
     "name": "copying",

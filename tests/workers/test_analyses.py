@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from models.analysis.gradient_norms import gradient_norms
-from search_spaces.trial import TrialConfig
-from workers import spectrum_files
-from workers.analyses import ANALYSES, figures
-from workers.analyses.__main__ import FILES, Order, Outcome, main
-from workers.analyses.base import ExperimentSubject, Place, TrialOptions, TrialSubject
-from workers.analyses.delivery import NotDeliveredError, deliver
-from workers.analyses.weights import snapshot, trained
-from workers.attempt import Attempt
+from eigensweep.models.analysis.gradient_norms import gradient_norms
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.analyses import ANALYSES, figures
+from eigensweep.workers.analyses.__main__ import FILES, Order, Outcome, main
+from eigensweep.workers.analyses.base import ExperimentSubject, Place, TrialOptions, TrialSubject
+from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver
+from eigensweep.workers.analyses.weights import snapshot, trained
+from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.trial.attempt import Attempt
 
 BASE: dict[str, Any] = {
     "task": {"name": "adding", "length": 9, "batch_size": 6, "train_size": 60},
@@ -144,7 +144,7 @@ class TestWeights:
         kept.state["model"] = {
             name: values * float("nan") for name, values in kept.state["model"].items()
         }
-        monkeypatch.setattr("workers.analyses.weights.snapshot", lambda *_: kept)
+        monkeypatch.setattr("eigensweep.workers.analyses.weights.snapshot", lambda *_: kept)
         with pytest.raises(ValueError, match=r"not finite .*; ask for those that are 'best'"):
             trained(TrialOptions(), enrnn, place)
 
@@ -376,7 +376,7 @@ def test_a_bug_keeps_its_traceback(enrnn, place, tmp_path, monkeypatch):
 
 class TestDelivery:
     def test_an_mlflow_that_is_away_is_told(self, tmp_path, monkeypatch, free_port):
-        monkeypatch.setattr("workers.analyses.delivery.PAUSES", ())
+        monkeypatch.setattr("eigensweep.workers.analyses.delivery.PAUSES", ())
         with pytest.raises(NotDeliveredError, match="MLflow is away"):
             deliver(f"http://127.0.0.1:{free_port()}", "0", "spectra", {}, "run", False, [tmp_path])
 

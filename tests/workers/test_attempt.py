@@ -11,11 +11,11 @@ import pytest
 import torch
 from sweeps import spec
 
-from search_spaces.space import Point
-from search_spaces.spec import ExperimentSpec
-from workers.attempt import Attempt, cancel_mark
-from workers.checkpoints import StaleAttemptError, Store
-from workers.trainable import ForeignCodeError, check_code, own_code
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store
+from eigensweep.workers.trial.attempt import Attempt, cancel_mark
+from eigensweep.workers.trial.trainable import ForeignCodeError, check_code, own_code
 
 
 def order(folder: Path, attempt: int = 1, reported: int = 0, **fields: Any) -> dict[str, Any]:
@@ -128,7 +128,10 @@ class TestRungs:
 
 class TestCode:
     def test_importing_the_trainable_loads_neither_torch_nor_mlflow(self):
-        check = "import sys, workers.trainable; print({'torch', 'mlflow'} & set(sys.modules))"
+        check = (
+            "import sys, eigensweep.workers.trial.trainable\n"
+            "print({'torch', 'mlflow'} & set(sys.modules))"
+        )
         command = [sys.executable, "-c", check]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "set()"
@@ -138,11 +141,3 @@ class TestCode:
         check_code(own)
         with pytest.raises(ForeignCodeError, match="Install the same version of Eigensweep"):
             check_code({**own, "digest": "0" * 16, "node": "elsewhere"})
-
-    def test_a_package_of_the_same_name_in_the_way_is_refused_with_words(self, tmp_path):
-        (tmp_path / "models").mkdir()
-        (tmp_path / "models/__init__.py").touch()
-        check = "from workers.trainable import own_code; own_code()"
-        command = [sys.executable, "-c", check]  # with -c the current folder comes first
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        assert "shadows a package of Eigensweep" in done.stderr

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import workers
-from workers.checkpoints import CurvePoint, StaleAttemptError, Store
-from workers.durable_files import StorageError
+import eigensweep.workers
+from eigensweep.workers.shared.checkpoints import CurvePoint, StaleAttemptError, Store
+from eigensweep.workers.shared.durable_files import StorageError
 
 KEY = "e7/00012/0"
 
@@ -164,7 +164,7 @@ WRITER = """
 import sys, torch
 sys.path.insert(0, sys.argv[3])
 from tests_of_the_store import KEY, point, state
-from workers.checkpoints import Store
+from eigensweep.workers.shared.checkpoints import Store
 
 store = Store(sys.argv[1])
 store.begin(KEY, int(sys.argv[2]))
@@ -203,14 +203,18 @@ def test_killed_at_random_moments_it_never_loses_or_doubles_a_point(tmp_path):
 def test_the_store_and_the_public_face_load_without_torch_ray_or_mlflow():
     code = """
 import sys, workers
-from workers import CurvePoint, StaleAttemptError, Store, summarise
+from eigensweep.workers import CurvePoint, StaleAttemptError, Store, summarise
 assert not {"torch", "ray", "mlflow", "pydantic"} & set(sys.modules), sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_name_of_the_public_face_is_defined_where_it_says():
-    for name, module in workers._HOME.items():
-        source = Path(workers.__file__).with_name(f"{module}.py").read_text()
+    for name, module in eigensweep.workers._HOME.items():
+        source = (
+            Path(eigensweep.workers.__file__)
+            .parent.joinpath(f"{module.replace('.', '/')}.py")
+            .read_text()
+        )
         defined = [getattr(node, "name", None) for node in ast.parse(source).body]
-        assert name in defined, f"workers/{module}.py defines no {name}"
+        assert name in defined, f"workers.{module} defines no {name}"

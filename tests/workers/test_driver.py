@@ -18,11 +18,11 @@ from mlflow import MlflowClient
 from optuna.trial import TrialState
 from sweeps import COPYING, SCORNN
 
-from service.mlflow_server import MlflowServer
-from workers.checkpoints import Store
-from workers.cluster import ClusterError, DriverHandle, RayCluster
-from workers.driver import DriverOptions, run_experiment
-from workers.study import open_storage
+from eigensweep.service.process.mlflow_server import MlflowServer
+from eigensweep.workers.cluster.ray_cluster import ClusterError, DriverHandle, RayCluster
+from eigensweep.workers.driver.experiment import DriverOptions, run_experiment
+from eigensweep.workers.driver.study import open_storage
+from eigensweep.workers.shared.checkpoints import Store
 
 HERE = Path(__file__).parent
 

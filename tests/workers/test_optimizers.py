@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from models.base import ParamGroup
-from search_spaces.trial import OptimizerConfig
-from workers.optimizers import Optimizers
+from eigensweep.models.base import ParamGroup
+from eigensweep.search_spaces.trial import OptimizerConfig
+from eigensweep.workers.trial.optimizers import Optimizers
 
 KINDS = ("adam", "rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from workers.schedulers import Past, scheduler
+from eigensweep.workers.driver.schedulers import Past, scheduler
 
 
 class Trial:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from toys import Line, Lines, exact, reloaded, trained, trial
 
-from models import MODELS
-from search_spaces.trial import OptimizerConfig
-from tasks import TASKS
-from workers.results import summarise
-from workers.training import Training
+from eigensweep.models import MODELS
+from eigensweep.search_spaces.trial import OptimizerConfig
+from eigensweep.tasks import TASKS
+from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.trial.training import Training
 
 CURVE = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 4.1, 70: 3.0}
 TESTS = {10: 5.5, 20: 3.5, 25: 1.0, 30: 4.5, 40: 4.6, 50: 4.4, 60: 4.2, 70: 3.8}

@@ -8,8 +8,8 @@ import pytest
 from optuna.trial import TrialState
 from sweeps import SCORNN, Bench, spec
 
-from workers.ledger import Finished, StaleWriteError
-from workers.sweep import Job
+from eigensweep.workers.driver.sweep import Job
+from eigensweep.workers.shared.ledger import Finished, StaleWriteError
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}

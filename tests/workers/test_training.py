@@ -14,14 +14,14 @@ import pytest
 import torch
 from toys import Line, Lines, Text, TextConfig, exact, reloaded, trained, trial
 
-from models import MODELS
-from tasks import TASKS
-from workers.checkpoints import Store
-from workers.evaluation import carried_into, evaluate
-from workers.replicates import train
-from workers.results import summarise
-from workers.selection import selected_weights
-from workers.training import Training
+from eigensweep.models import MODELS
+from eigensweep.tasks import TASKS
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.trial.evaluation import carried_into, evaluate
+from eigensweep.workers.trial.replicates import train
+from eigensweep.workers.trial.selection import selected_weights
+from eigensweep.workers.trial.training import Training
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from models.base import Model, ModelConfig, ParamGroup
-from search_spaces.trial import TrialConfig
-from tasks.base import Batch, Metric, Shapes, Task, TaskConfig
-from workers.training import Training
+from eigensweep.models.base import Model, ModelConfig, ParamGroup
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks.base import Batch, Metric, Shapes, Task, TaskConfig
+from eigensweep.workers.trial.training import Training
 
 
 class LineConfig(ModelConfig):

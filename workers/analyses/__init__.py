@@ -1,6 +1,6 @@
 """Analyses of what was trained, and of matrices made for the purpose: numbers and pictures.
 
-`python -m workers.analyses` runs one, as its `__main__` says.
+`python -m eigensweep.workers.analyses` runs one, as its `__main__` says.
 
 >>> sorted(name for name, analysis in ANALYSES.items() if analysis.of == "trial")
 ['gradient_norms', 'hidden_states', 'spectra']
@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from workers.analyses.base import Analysis
-from workers.analyses.copying_solution import CopyingSolution
-from workers.analyses.gradient_norms import GradientNorms
-from workers.analyses.hidden_states import HiddenStates
-from workers.analyses.linear_memory import FisherMemory, TransientNorms
-from workers.analyses.size_study import SizeStudy
-from workers.analyses.spectra import Spectra
+from eigensweep.workers.analyses.base import Analysis
+from eigensweep.workers.analyses.copying_solution import CopyingSolution
+from eigensweep.workers.analyses.gradient_norms import GradientNorms
+from eigensweep.workers.analyses.hidden_states import HiddenStates
+from eigensweep.workers.analyses.linear_memory import FisherMemory, TransientNorms
+from eigensweep.workers.analyses.size_study import SizeStudy
+from eigensweep.workers.analyses.spectra import Spectra
 
 ANALYSES: dict[str, Analysis] = {
     "gradient_norms": GradientNorms(),

@@ -1,4 +1,4 @@
-"""One analysis in a process of its own: `python -m workers.analyses FOLDER < order.json`.
+"""One analysis in its own process: `python -m eigensweep.workers.analyses FOLDER < order.json`.
 
 The order is an `Order` as JSON. Numbers and pictures are written into the folder, then
 `outcome.json`, an `Outcome`. Where `result.json` stands already, only MLflow is told again.
@@ -15,12 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from search_spaces.trial import Strict
-from workers.analyses import ANALYSES
-from workers.analyses.base import ExperimentSubject, Findings, Place, TrialSubject
-from workers.analyses.delivery import NotDeliveredError, deliver
-from workers.analyses.figures import save
-from workers.durable_files import StorageError, write_whole
+from eigensweep.search_spaces.trial import Strict
+from eigensweep.workers.analyses import ANALYSES
+from eigensweep.workers.analyses.base import ExperimentSubject, Findings, Place, TrialSubject
+from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver
+from eigensweep.workers.analyses.figures import save
+from eigensweep.workers.shared.durable_files import StorageError, write_whole
 
 RESULT, TABLE, PNG, SVG = "result.json", "table.csv", "figure.png", "figure.svg"
 FILES: Final = (RESULT, TABLE, PNG, SVG)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from search_spaces.trial import Strict
+from eigensweep.search_spaces.trial import Strict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from models.analysis.solutions import successes
-from workers.analyses import figures
-from workers.analyses.base import Analysis, Findings, OneOrMore, Options, Place
+from eigensweep.models.analysis.solutions import successes
+from eigensweep.workers.analyses import figures
+from eigensweep.workers.analyses.base import Analysis, Findings, OneOrMore, Options, Place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workers.mlflow_runs import AwayError, Content, RefusedError, Runs, flattened
+from eigensweep.workers.tracking.mlflow_runs import (
+    AwayError,
+    Content,
+    RefusedError,
+    Runs,
+    flattened,
+)
 
 PROJECT: Final = "analyses"
 """MLflow's experiment for those that belong to no trial and no experiment."""

@@ -8,12 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from models.analysis.gradient_norms import decay_bound, gradient_norms
-from models.base import Model
-from models.network import RecurrentModel
-from search_spaces.trial import TrialConfig
-from workers.analyses import figures
-from workers.analyses.base import (
+from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norms
+from eigensweep.models.base import Model
+from eigensweep.models.network import RecurrentModel
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.analyses import figures
+from eigensweep.workers.analyses.base import (
     Analysis,
     Findings,
     Place,
@@ -21,7 +21,7 @@ from workers.analyses.base import (
     TrialSubject,
     rounded,
 )
-from workers.analyses.weights import seed_of, trained
+from eigensweep.workers.analyses.weights import seed_of, trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from models.analysis.hidden_traces import between, hidden_trace, movement
-from search_spaces.trial import TrialConfig
-from tasks.base import Shapes
-from workers.analyses import figures
-from workers.analyses.base import (
+from eigensweep.models.analysis.hidden_traces import between, hidden_trace, movement
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks.base import Shapes
+from eigensweep.workers.analyses import figures
+from eigensweep.workers.analyses.base import (
     Analysis,
     Findings,
     Place,
@@ -20,7 +20,7 @@ from workers.analyses.base import (
     TrialSubject,
     rounded,
 )
-from workers.analyses.weights import seed_of, trained
+from eigensweep.workers.analyses.weights import seed_of, trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

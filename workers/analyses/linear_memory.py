@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from pydantic import Field
 
-from models.analysis.fisher_memory import memory_curve
-from models.analysis.transient import ensemble, feed_forward, transient
-from workers.analyses import figures
-from workers.analyses.base import Analysis, Findings, OneOrMore, Options, Place, rounded
+from eigensweep.models.analysis.fisher_memory import memory_curve
+from eigensweep.models.analysis.transient import ensemble, feed_forward, transient
+from eigensweep.workers.analyses import figures
+from eigensweep.workers.analyses.base import Analysis, Findings, OneOrMore, Options, Place, rounded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from search_spaces.trial import TrialConfig
-from workers.analyses import figures
-from workers.analyses.base import (
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.analyses import figures
+from eigensweep.workers.analyses.base import (
     Analysis,
     ExperimentSubject,
     Findings,
@@ -19,7 +19,7 @@ from workers.analyses.base import (
     TrialSubject,
     rounded,
 )
-from workers.checkpoints import Store
+from eigensweep.workers.shared.checkpoints import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

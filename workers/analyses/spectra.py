@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import Field
 
-from models import MODELS
-from models.analysis.spectra import recurrent_spectra
-from search_spaces.trial import TrialConfig
-from workers import spectrum_files
-from workers.analyses import figures
-from workers.analyses.base import (
+from eigensweep.models import MODELS
+from eigensweep.models.analysis.spectra import recurrent_spectra
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.analyses import figures
+from eigensweep.workers.analyses.base import (
     Analysis,
     Findings,
     Options,
@@ -23,7 +22,8 @@ from workers.analyses.base import (
     TrialSubject,
     rounded,
 )
-from workers.analyses.weights import NotFiniteError, seed_of, snapshot, trained
+from eigensweep.workers.analyses.weights import NotFiniteError, seed_of, snapshot, trained
+from eigensweep.workers.shared import spectrum_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.base import Model
-from search_spaces.trial import TrialConfig
-from tasks.base import Task
-from workers.analyses.base import Place, TrialOptions, TrialSubject
-from workers.checkpoints import Snapshot, Store
-from workers.selection import selected_weights
-from workers.training import Training
+from eigensweep.models.base import Model
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks.base import Task
+from eigensweep.workers.analyses.base import Place, TrialOptions, TrialSubject
+from eigensweep.workers.shared.checkpoints import Snapshot, Store
+from eigensweep.workers.trial.selection import selected_weights
+from eigensweep.workers.trial.training import Training
 
 
 class NotFiniteError(ValueError):

@@ -1,0 +1,167 @@
+"""From what a person asks to a request that can be met; what cannot is refused here, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
+from eigensweep.search_spaces.problems import problems
+from eigensweep.service.queue.analyses import Requested
+from eigensweep.service.record.lifecycle import ENDED
+from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.workers.analyses import ANALYSES
+from eigensweep.workers.analyses.base import Analysis, ExperimentSubject, Options, TrialSubject
+from eigensweep.workers.shared.checkpoints import Store
+
+OPEN = ("waiting", "running")
+TRAINED = ("completed", "pruned", "diverged", "reused")
+"""Ends of a trial after which its curve says something about its configuration."""
+MOST_TRIALS = 5000
+
+
+class NotAnalysableError(RuntimeError):
+    """The trial or the experiment is not over, or left nothing, or too much, to be looked at."""
+
+
+class AnalysisRequest(BaseModel):
+    """An analysis, and what it is to look at."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(max_length=60, description="One of those at /v1/analysis-kinds")
+    experiment: str | None = Field(None, max_length=32, description="An experiment's id")
+    trial: int | None = Field(None, ge=0, lt=2**31, description="The number of one of its trials")
+    options: dict[str, Any] = Field({}, description="What its kind may be told; default: nothing")
+
+
+def requested(request: AnalysisRequest, queries: Queries, storage: Path) -> Requested:
+    """Return the whole request, with defaults filled in and its subject looked up.
+
+    Raises:
+        SpecError: if a name or an option is wrong, or the subject has not what is needed.
+        ExperimentNotFoundError, TrialNotFoundError: if there is no such subject.
+        NotAnalysableError: if the subject is not over, or the store holds nothing of it.
+    """
+    analysis = ANALYSES.get(request.name)
+    if analysis is None:
+        raise SpecError(
+            "name",
+            f"there is no analysis '{request.name}'; there are {', '.join(ANALYSES)}"
+            + did_you_mean(request.name, ANALYSES),
+            expected="the name of an analysis",
+            got=request.name,
+            available=list(ANALYSES),
+        )
+    _check_subject(request, analysis)
+    options = _options(request, analysis)
+    trial = experiment = None
+    if analysis.of == "trial":
+        assert request.experiment is not None
+        assert request.trial is not None
+        trial = _trial(request.experiment, request.trial, queries, Store(storage))
+    elif analysis.of == "experiment":
+        assert request.experiment is not None
+        experiment = _experiment(request.experiment, queries)
+    try:
+        analysis.check(options, trial or experiment)
+    except ValueError as error:
+        raise SpecError("", str(error)) from error
+    return Requested(request.name, options.model_dump(mode="json"), trial, experiment)
+
+
+def _check_subject(request: AnalysisRequest, analysis: Analysis) -> None:
+    name = request.name
+    needed = {"trial": ("experiment", "trial"), "experiment": ("experiment",), "matrices": ()}
+    for part in ("experiment", "trial"):
+        given, wanted = getattr(request, part) is not None, part in needed[analysis.of]
+        if wanted and not given:
+            raise SpecError(part, f"{name} looks at one {analysis.of}: say which", expected=part)
+        if given and not wanted:
+            what = "an experiment as a whole" if analysis.of == "experiment" else "no experiment"
+            raise SpecError(part, f"{name} looks at {what}; leave '{part}' out")
+
+
+def _options(request: AnalysisRequest, analysis: Analysis) -> Options:
+    try:
+        return analysis.Options.model_validate(request.options)
+    except ValidationError as error:
+        wrong = []
+        for one in problems(error, analysis.Options):
+            path, known = one["path"], list(analysis.Options.model_fields)
+            message, available = one["message"], one["available"]
+            if path and path.split(".")[0] not in known:
+                message = (
+                    f"{request.name} has no option '{path}'; it has {', '.join(known)}"
+                    f"{did_you_mean(path, known)}"
+                )
+                one["expected"], available = f"an option of {request.name}", known
+            place = f"options.{path}" if path else "options"
+            wrong.append(SpecError(place, message, one["expected"], one["got"], available))
+        raise (wrong[0] if len(wrong) == 1 else SeveralErrors(wrong)) from error
+
+
+def _trial(id: str, number: int, queries: Queries, store: Store) -> TrialSubject:
+    trial = queries.trial(id, number).trial
+    if trial.state in OPEN:
+        raise NotAnalysableError(
+            f"trial {number} of {id} is {trial.state}; an analysis looks at one that is over"
+        )
+    if trial.config is None:
+        raise NotAnalysableError(f"trial {number} of {id} is {trial.state}: it never trained")
+    subject = _subject(trial)
+    seed = subject.config["seed"]
+    if not store.has_checkpoint(f"{subject.place}/{seed}"):
+        raise NotAnalysableError(
+            f"trial {number} of {id} is {trial.state} and the store holds no checkpoint of it"
+        )
+    return subject
+
+
+def _experiment(id: str, queries: Queries) -> ExperimentSubject:
+    row: Experiment = queries.row(id)
+    if row.state not in ENDED:
+        raise NotAnalysableError(
+            f"experiment {id} is {row.state}; an analysis looks at one that is over"
+        )
+    found = queries.trials(id, states=TRAINED, limit=MOST_TRIALS + 1)
+    if len(found) > MOST_TRIALS:
+        raise NotAnalysableError(
+            f"more than {MOST_TRIALS:,} trials of experiment {id} trained; an analysis takes at "
+            f"most {MOST_TRIALS:,}"
+        )
+    trials = [_subject(record.trial) for record in found if record.trial.config is not None]
+    if not trials:
+        raise NotAnalysableError(f"no trial of experiment {id} trained to an end")
+    return ExperimentSubject(
+        experiment=id,
+        name=row.name,
+        metric=row.metric,
+        unit=row.unit,
+        better=row.better,
+        baseline=row.baseline,
+        trials=trials,
+        run_id=row.run_id,
+    )
+
+
+def _subject(trial: Trial) -> TrialSubject:
+    """Return a trial with the place of its checkpoints, those of its source if it was reused."""
+    source = (trial.result or {}).get("reused_from") or {}
+    experiment = source.get("experiment", trial.experiment_id)
+    number = source.get("number", trial.number)
+    assert trial.config is not None
+    return TrialSubject(
+        experiment=trial.experiment_id,
+        number=trial.number,
+        arm=trial.arm,
+        state=trial.state,
+        config=trial.config,
+        place=f"{experiment}/{number:05d}",
+        value=trial.value,
+        step=trial.step,
+        run_id=trial.run_id,
+    )

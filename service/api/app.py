@@ -1,0 +1,92 @@
+"""The application: routes, errors and middleware put together from what it is given."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from fastapi import FastAPI, Security
+from fastapi.responses import RedirectResponse
+from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
+
+from eigensweep.service.api.access import Access
+from eigensweep.service.api.errors import answer_errors
+from eigensweep.service.api.limits import BodyLimits
+from eigensweep.service.api.parts import Service
+from eigensweep.service.api.routes import analyses, catalogue, experiments, health, streams, trials
+from eigensweep.service.api.schemas import Views
+from eigensweep.service.queue.analyses import Analyses
+from eigensweep.service.queue.dispatcher import Dispatcher
+from eigensweep.service.record.events import Tailer
+from eigensweep.service.record.record import Record
+from eigensweep.service.settings import Settings
+
+DESCRIPTION: Final = """
+Post an experiment, follow it, read its ranked trials. Each trial is a run in MLflow.
+
+* `POST /v1/experiments` takes an `ExperimentSpec`; `/v1/presets` has examples of it.
+* `GET /v1/experiments/{id}/events` streams what happens until the experiment is over.
+* `POST /v1/analyses` looks into a trained trial; `/v1/analysis-kinds` says how.
+* Every error is an `application/problem+json` that names field, expectation and what exists.
+"""
+
+
+def create_app(
+    settings: Settings,
+    record: Record,
+    dispatcher: Dispatcher,
+    mlflow_uri: str | None = None,
+) -> FastAPI:
+    """Return the application; `app.state.service.tailer.closing` ends its open event streams."""
+    app = FastAPIOffline(  # its /docs needs no internet
+        title="Eigensweep",
+        version=installed_version(),
+        summary="Hyperparameter search for long-memory recurrent networks",
+        description=DESCRIPTION,
+        openapi_tags=[
+            {"name": "experiments", "description": "Post, follow, cancel."},
+            {"name": "trials", "description": "One configuration each."},
+            {
+                "name": "analyses",
+                "description": "Gradients, spectra, memory: numbers and pictures.",
+            },
+            {"name": "catalogue", "description": "Models, tasks and presets that specs name."},
+            {"name": "health", "description": "For those who watch over the service."},
+        ],
+    )
+    app.state.service = Service(
+        settings=settings,
+        record=record,
+        dispatcher=dispatcher,
+        tailer=Tailer(record),
+        views=Views(settings.mlflow_pages or mlflow_uri),
+        analyses=Analyses(
+            settings.home / "analyses",
+            settings.storage_folder,
+            str(settings.corpora),
+            mlflow_uri,
+        ),
+        mlflow_uri=mlflow_uri,
+    )
+    guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
+    for routes in (experiments, trials, streams, analyses, catalogue):
+        app.include_router(routes.router, prefix="/v1", dependencies=guard)
+    app.include_router(health.router)
+    app.add_api_route("/", _home, include_in_schema=False)
+    answer_errors(app)
+    app.add_middleware(BodyLimits)
+    app.add_middleware(Access, token=settings.token)
+    return app
+
+
+async def _home() -> RedirectResponse:
+    return RedirectResponse("/docs")
+
+
+def installed_version() -> str:
+    """Return the version of the installed package, "0" where it runs from its sources alone."""
+    try:
+        return version("eigensweep")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,236 @@
+"""From an error to an answer: one table, and one shape, `application/problem+json` (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from eigensweep.search_spaces.errors import SpecError, UnknownPresetError, shown
+from eigensweep.search_spaces.problems import problems
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.analysis_requests import NotAnalysableError
+from eigensweep.service.queue.analyses import AnalysisNotFoundError
+from eigensweep.service.record.database import is_away
+from eigensweep.service.record.queries import ExperimentNotFoundError, TrialNotFoundError
+from eigensweep.service.record.record import AlreadyEndedError, IdempotencyKeyReusedError
+from eigensweep.workers.shared.durable_files import StorageError
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+
+class NotInCatalogueError(LookupError):
+    """No model or task has this name."""
+
+    def __init__(self, kind: str, name: str, available: Sequence[str]) -> None:
+        super().__init__(
+            f"there is no {kind} '{shown(name)}'; there are {', '.join(sorted(available))}"
+        )
+        self.name = name
+        self.available = sorted(available)
+
+
+STATUS: Final[dict[type[Exception], int]] = {
+    ExperimentNotFoundError: 404,
+    TrialNotFoundError: 404,
+    NotInCatalogueError: 404,
+    AnalysisNotFoundError: 404,
+    UnknownPresetError: 404,
+    AlreadyEndedError: 409,
+    NotAnalysableError: 409,
+    IdempotencyKeyReusedError: 422,
+    SpecError: 422,
+    StorageError: 503,
+}
+
+
+class ProblemItem(BaseModel):
+    """One thing that is wrong with a request."""
+
+    path: str = Field(description="Dotted path into the body, or the name of a parameter")
+    message: str
+    expected: str | None = None
+    got: Any = None
+    available: list[str] | None = None
+
+
+class Problem(BaseModel):
+    """What went wrong, for people (`detail`, `errors`) and for programs (`type`, `status`)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[ProblemItem] = []
+
+
+EXAMPLE: Final = {
+    "type": "urn:eigensweep:problem:unprocessable-content",
+    "title": "Unprocessable Content",
+    "status": 422,
+    "detail": "scornn has no 'negative_one'; it has ...; did you mean 'model.negative_ones'?",
+    "errors": [
+        {
+            "path": "search.space.model.negative_one",
+            "message": "scornn has no 'negative_one'; it has ...; "
+            "did you mean 'model.negative_ones'?",
+            "expected": "a field of scornn",
+            "got": "model.negative_one",
+            "available": ["model.hidden_size", "model.negative_ones"],
+        }
+    ],
+}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return OpenAPI's account of the errors that a route answers with."""
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": EXAMPLE}
+    return {
+        status: {
+            "model": Problem,
+            "description": _title(status),
+            "content": {MEDIA_TYPE: schema},
+        }
+        for status in statuses
+    }
+
+
+def problem(
+    status: int,
+    detail: str,
+    errors: Sequence[Mapping[str, Any]] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return an error as problem+json; keys of `errors` whose value is None are left out."""
+    title = _title(status)
+    content = {
+        "type": f"urn:eigensweep:problem:{title.lower().replace(' ', '-')}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "errors": [{k: v for k, v in one.items() if v is not None} for one in errors],
+    }
+    body = json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    return Response(body, status, headers, MEDIA_TYPE)
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Make every error of an application a problem+json."""
+    for kind in STATUS:
+        app.add_exception_handler(kind, _known)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(SQLAlchemyError, _database)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _title(status: int) -> str:
+    return {413: "Content Too Large", 422: "Unprocessable Content"}.get(
+        status, HTTPStatus(status).phrase
+    )
+
+
+def _known(request: Request, error: Exception) -> Response:
+    status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    found: Sequence[Mapping[str, Any]] = ()
+    if isinstance(error, SpecError):
+        found = problems(error)
+    elif isinstance(error, NotInCatalogueError):
+        message, available = str(error), error.available
+        found = [
+            {"path": "name", "message": message, "got": shown(error.name), "available": available}
+        ]
+    elif isinstance(error, IdempotencyKeyReusedError):
+        found = [{"path": "Idempotency-Key", "message": str(error)}]
+    return problem(status, _counted(found) or str(error), found)
+
+
+def _invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = _body_problems(request, error) or [_parameter_problem(one) for one in error.errors()]
+    return problem(422, _counted(found), found)
+
+
+def _body_problems(request: Request, error: RequestValidationError) -> Sequence[Mapping[str, Any]]:
+    """Return what is wrong with a posted spec, in the words of `search_spaces`."""
+    if isinstance(error.body, dict) and request.url.path.startswith("/v1/experiments"):
+        try:
+            ExperimentSpec.model_validate(error.body)
+        except ValidationError as invalid:
+            return problems(invalid)
+    return []
+
+
+def _parameter_problem(error: Mapping[str, Any]) -> Mapping[str, Any]:
+    place, kind = error["loc"], error["type"]
+    path = ".".join(str(part) for part in place[1:])
+    context = error.get("ctx", {})
+    if kind == "json_invalid":
+        message = (
+            f"the body is not JSON: {context.get('error', error['msg'])} (at character {path})"
+        )
+        return {"path": "", "message": message, "expected": "JSON"}
+    if kind == "extra_forbidden":
+        return {"path": path, "message": f"there is no parameter '{shown(path)}' here"}
+    if kind == "missing" and path:
+        return {"path": path, "message": f"'{shown(path)}' is missing"}
+    if kind == "missing" and place[0] == "body":
+        return {"path": "", "message": "the body is empty", "expected": "JSON"}
+    wish = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    got = shown(error.get("input"))
+    return {"path": path, "message": f"{wish}; got {got!r}", "expected": wish, "got": got}
+
+
+def _counted(found: Sequence[Mapping[str, Any]]) -> str:
+    if len(found) < 2:
+        return "".join(str(one["message"]) for one in found)
+    return f"{len(found)} things are wrong, see 'errors'; nothing was queued"
+
+
+def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail, headers = error.detail, dict(error.headers or {})
+    if error.status_code == 404:
+        detail = (
+            f"there is nothing at {shown(request.url.path)}; the pages at /docs list what there is"
+        )
+    if error.status_code == 405:
+        headers["Allow"] = _allowed(request)
+        detail = f"{request.url.path} does not take {request.method}; it takes {headers['Allow']}"
+    return problem(error.status_code, detail, headers=headers)
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods of every route at a request's path, as the OpenAPI page lists them."""
+    found: set[str] = set()
+    for template, methods in request.app.openapi()["paths"].items():
+        pattern = re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(template))
+        if re.fullmatch(pattern, request.url.path):
+            found |= {method.upper() for method in methods}
+    return ", ".join(sorted(found))
+
+
+def _database(request: Request, error: Exception) -> Response:
+    if not is_away(error):
+        return _unexpected(request, error)
+    logger.warning("database away path=%s error=%s", request.url.path, error)
+    detail = "the database of the record is away; nothing was changed, try again soon"
+    return problem(503, detail, headers={"Retry-After": "5"})
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    logger.error("bug path=%s", request.url.path, exc_info=error)
+    detail = "this is a bug; the service's console has the traceback"
+    return problem(500, detail)

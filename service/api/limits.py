@@ -1,0 +1,73 @@
+"""What a request may bring: JSON, and not too much of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eigensweep.service.api.errors import problem
+
+LARGEST_BODY: Final = 1024 * 1024
+LARGEST_DISCARDED: Final = 64 * LARGEST_BODY
+"""What is still taken from the wire of a body that is refused: most clients write to its end before
+they read, and would see a broken connection in place of the refusal."""
+JSON: Final = "application/json"
+
+
+class BodyLimits:
+    """Answers 413 to a body over `largest` bytes and 415 to one that is not JSON.
+
+    Bytes are counted as they come, so a request that does not announce its length, or lies about
+    it, is cut off at the limit; nothing is parsed before the last byte is here.
+    """
+
+    def __init__(self, app: ASGIApp, largest: int = LARGEST_BODY) -> None:
+        self._app = app
+        self._largest = largest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        body = await self._read(receive)
+        if body is None:
+            refusal = problem(
+                413,
+                f"a body has at most {self._largest:,} bytes",
+                headers={"Connection": "close"},
+            )
+            await refusal(scope, receive, send)
+            return
+        kind = headers.get("content-type", "").split(";", 1)[0].strip().lower()
+        if body and kind != JSON:
+            refusal = problem(415, f"send the header 'Content-Type: {JSON}'; got '{kind[:80]}'")
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """Return the whole body, None if it is over the limit; the rest of that is dropped."""
+        pieces, size = [], 0
+        while size <= LARGEST_DISCARDED:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b""
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size <= self._largest:
+                pieces.append(piece)
+            if not message.get("more_body", False):
+                break
+        return b"".join(pieces) if size <= self._largest else None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return replayed

@@ -1,0 +1,47 @@
+"""Cursors: where a page ended, as a string that only this service reads."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from eigensweep.search_spaces.errors import SpecError
+
+
+def encode(sort: str, key: Sequence[Any]) -> str:
+    """Return the cursor of a page sorted by `sort` whose last item has this key.
+
+    >>> decode("value", encode("value", [0.5, 7]), (float, int))
+    [0.5, 7]
+    """
+    text = json.dumps([sort, *key], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode(sort: str, cursor: str | None, kinds: Sequence[type]) -> list[Any] | None:
+    """Return the key in a cursor, None for no cursor.
+
+    Raises:
+        SpecError: if it is no cursor of a list with this order.
+    """
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        was_sorted_by: str
+        key: list[Any]
+        was_sorted_by, *key = json.loads(base64.urlsafe_b64decode(padded))
+        if was_sorted_by != sort or [type(part) for part in key] != list(kinds):
+            raise ValueError(cursor)
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise SpecError(
+            "cursor",
+            f"this is no cursor of a list sorted by '{sort}'; take 'next_cursor' from the page "
+            "before, asked for with the same 'sort'",
+            expected="the next_cursor of the page before",
+            got=cursor,
+        ) from error
+    return key

@@ -1,0 +1,228 @@
+"""Ask for analyses, list them, look at one, fetch its files; and what kinds there are."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Body, Path, Query, Response
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from eigensweep.service.api.analysis_requests import AnalysisRequest, requested
+from eigensweep.service.api.errors import NotInCatalogueError, documented
+from eigensweep.service.api.examples import ANALYSES as REQUESTS
+from eigensweep.service.api.examples import ANALYSIS
+from eigensweep.service.api.paging import decode, encode
+from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.routes.catalogue import Listing, Name, about
+from eigensweep.service.api.schemas import Answer, Page
+from eigensweep.service.queue.analyses import Standing
+from eigensweep.workers.analyses import ANALYSES
+from eigensweep.workers.analyses.base import Kind
+
+router = APIRouter(tags=["analyses"])
+
+AnalysisId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
+State = Literal["queued", "running", "finished", "failed"]
+SORT: Final = "-created_at"
+
+FILES: Final = {
+    "result.json": "application/json",
+    "table.csv": "text/csv",
+    "figure.png": "image/png",
+    "figure.svg": "image/svg+xml",
+}
+
+
+class AnalysisLinks(Answer):
+    """Where more of an analysis is."""
+
+    self: str
+    files: dict[str, str] = Field(description="By name, once it is finished")
+    mlflow: str | None = Field(description="The run in MLflow's pages that has it as artifacts")
+
+
+class AnalysisNow(Answer):
+    """An analysis: what was asked, and how far it is."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [ANALYSIS]})
+
+    id: str = Field(description="The digest of the request: the same request has the same id")
+    name: str
+    experiment: str | None
+    trial: int | None
+    options: dict[str, Any] = Field(description="Every option, defaults filled in")
+    state: State
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    error: str | None = Field(description="Why it failed")
+    mlflow_problem: str | None = Field(
+        description="Why MLflow has not got it; the same request again delivers it"
+    )
+    links: AnalysisLinks
+
+
+class AnalysisKindListing(Listing):
+    """A kind of analysis in a list."""
+
+    of: Kind = Field(description="What it looks at: a trial, an experiment, or its own matrices")
+
+
+class AnalysisKinds(Answer):
+    """All kinds of analyses."""
+
+    items: list[AnalysisKindListing]
+
+
+class AnalysisKindEntry(AnalysisKindListing):
+    """A kind of analysis in full."""
+
+    description: str
+    result_version: int = Field(description="Raised when its results change")
+    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of its `options`")
+
+
+class AnalysisQuery(BaseModel):
+    """Which analyses."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str | None = Field(None, description="Only of this kind")
+    experiment: str | None = Field(None, description="Only of this experiment and its trials")
+    trial: int | None = Field(None, description="Only of trials of this number")
+    state: list[State] = Field([], description="Only in these states")
+    limit: int = Field(50, ge=1, le=200)
+    cursor: str | None = Field(
+        None, max_length=1000, description="`next_cursor` of the page before"
+    )
+
+
+@router.post(
+    "/analyses",
+    status_code=201,
+    summary="Ask for an analysis",
+    responses=documented(401, 404, 409, 413, 415, 422, 503)
+    | {200: {"model": AnalysisNow, "description": "Asked for before: it comes back as it stands"}},
+)
+def post_analysis(
+    service: TheService,
+    request: Annotated[AnalysisRequest, Body(openapi_examples=REQUESTS)],
+    response: Response,
+) -> AnalysisNow:
+    """Check a request and queue it; what cannot be met is refused here.
+
+    An analysis is a function of its request, so the same request gives the same one. One that
+    failed, or that MLflow has not got, or whose files were removed, is queued again.
+    """
+    found = requested(request, service.record, FilePath(service.settings.storage_folder))
+    standing, is_new = service.analyses.add(found)
+    answer = _now(service, standing)
+    response.headers["Location"] = answer.links.self
+    if not is_new:
+        response.status_code = 200
+    return answer
+
+
+@router.get("/analyses", summary="List analyses", responses=documented(401, 422))
+def list_analyses(
+    service: TheService, query: Annotated[AnalysisQuery, Query()]
+) -> Page[AnalysisNow]:
+    """Return the analyses that were asked for, the newest first."""
+    after = decode(SORT, query.cursor, (float, str))
+
+    def wanted(each: Standing) -> bool:
+        return (
+            query.name in (None, each.name)
+            and query.experiment in (None, each.experiment)
+            and query.trial in (None, each.trial)
+            and (not query.state or each.state in query.state)
+            and (after is None or [each.created_at, each.id] < after)
+        )
+
+    found = service.analyses.list(wanted)
+    page = found[: query.limit]
+    more = len(found) > query.limit
+    cursor = encode(SORT, [page[-1].created_at, page[-1].id]) if more else None
+    return Page(items=[_now(service, each) for each in page], next_cursor=cursor)
+
+
+@router.get("/analyses/{id}", summary="Look at an analysis", responses=documented(401, 404, 422))
+def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
+    """Return an analysis with its state and the links of its files."""
+    return _now(service, service.analyses.get(id))
+
+
+@router.get(
+    "/analyses/{id}/files/{name}",
+    summary="Fetch a file of an analysis",
+    response_class=FileResponse,
+    responses=documented(401, 404, 422)
+    | {
+        200: {
+            "description": "The numbers as JSON or as a table, or the picture",
+            "content": {kind: {} for kind in FILES.values()},
+        }
+    },
+)
+def get_file(
+    service: TheService, id: AnalysisId, name: Annotated[str, Path(max_length=60)]
+) -> FileResponse:
+    """Return `result.json`, `table.csv`, `figure.png` or `figure.svg` of a finished analysis."""
+    path = service.analyses.file(id, name)
+    return FileResponse(path, media_type=FILES[name], headers={"X-Content-Type-Options": "nosniff"})
+
+
+@router.get("/analysis-kinds", summary="List kinds of analyses", responses=documented(401))
+def list_kinds() -> AnalysisKinds:
+    """Return what can be asked for."""
+    items = [AnalysisKindListing(**about(name, type(a)), of=a.of) for name, a in ANALYSES.items()]
+    return AnalysisKinds(items=items)
+
+
+@router.get(
+    "/analysis-kinds/{name}",
+    summary="Look at a kind of analysis",
+    responses=documented(401, 404, 422),
+)
+def get_kind(name: Name) -> AnalysisKindEntry:
+    """Return what an analysis shows, and the options it takes."""
+    analysis = ANALYSES.get(name)
+    if analysis is None:
+        raise NotInCatalogueError("analysis", name, list(ANALYSES))
+    return AnalysisKindEntry(
+        **about(name, type(analysis)),
+        of=analysis.of,
+        description=type(analysis).__doc__ or "",
+        result_version=analysis.result_version,
+        schema=analysis.Options.model_json_schema(),
+    )
+
+
+def _now(service: Service, standing: Standing) -> AnalysisNow:
+    here = f"/v1/analyses/{standing.id}"
+    finished = standing.state == "finished"
+    return AnalysisNow(
+        id=standing.id,
+        name=standing.name,
+        experiment=standing.experiment,
+        trial=standing.trial,
+        options=standing.options,
+        state=standing.state,
+        created_at=datetime.fromtimestamp(standing.created_at, UTC),
+        started_at=_moment(standing.started_at),
+        finished_at=_moment(standing.finished_at),
+        error=standing.error,
+        mlflow_problem=standing.mlflow_problem,
+        links=AnalysisLinks(
+            self=here,
+            files={name: f"{here}/files/{name}" for name in FILES} if finished else {},
+            mlflow=service.views.run(standing.mlflow_run),
+        ),
+    )
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,183 @@
+"""The models, tasks and presets that a spec can name, described from the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from functools import cache
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field
+
+from eigensweep.models import MODELS
+from eigensweep.search_spaces.presets import load_preset, preset_names
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.errors import NotInCatalogueError, documented
+from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import TaskConfig
+
+router = APIRouter(tags=["catalogue"])
+
+Name = Annotated[str, Path(max_length=200)]
+
+
+class Listing(Answer):
+    """A model or preset in a list."""
+
+    name: str
+    summary: str
+    source: str | None = Field(description="The paper it comes from")
+
+
+class TaskListing(Listing):
+    """A task in a list."""
+
+    baseline: float | None = Field(
+        description="What remembering nothing scores on the loss, at the default settings"
+    )
+
+
+class Models(Answer):
+    """All models."""
+
+    items: list[Listing]
+
+
+class Tasks(Answer):
+    """All tasks."""
+
+    items: list[TaskListing]
+
+
+class Presets(Answer):
+    """All presets."""
+
+    items: list[Listing]
+
+
+class ModelEntry(Listing):
+    """A model in full."""
+
+    description: str
+    result_version: int = Field(description="Raised when its results change")
+    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of `model` in a spec")
+
+
+class TaskMetric(Metric):
+    """A number that a task reports."""
+
+    test_only: bool = Field(description="Scored on test data alone: no search ranks by it")
+
+
+class TaskEntry(TaskListing):
+    """A task in full."""
+
+    description: str
+    result_version: int = Field(description="Raised when its batches change")
+    metrics: list[TaskMetric] = Field(description="The loss first")
+    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of `task` in a spec")
+
+
+class PresetEntry(Listing):
+    """A preset in full."""
+
+    spec: dict[str, Any] = Field(description="An ExperimentSpec, ready to be posted")
+    published: list[dict[str, Any]] = Field(description="The paper's own numbers")
+
+
+@router.get("/models", summary="List models", responses=documented(401))
+def list_models() -> Models:
+    """Return the models, those that installed packages add among them."""
+    return Models(items=[Listing(**about(name, cls)) for name, cls in MODELS.items()])
+
+
+@router.get("/models/{name}", summary="Look at a model", responses=documented(401, 404, 422))
+def get_model(name: Name) -> ModelEntry:
+    """Return what a search may vary on a model."""
+    cls = MODELS.get(name)
+    if cls is None:
+        raise NotInCatalogueError("model", name, list(MODELS))
+    return ModelEntry(
+        **about(name, cls),
+        description=inspect.getdoc(sys.modules[cls.__module__]) or "",
+        result_version=cls.result_version,
+        schema=_schema(cls.Config),
+    )
+
+
+@router.get("/tasks", summary="List tasks", responses=documented(401))
+def list_tasks() -> Tasks:
+    """Return the tasks, those that installed packages add among them."""
+    items = [
+        TaskListing(
+            **about(name, cls), baseline=_baseline(cls.Config.model_validate({"name": name}))
+        )
+        for name, cls in TASKS.items()
+    ]
+    return Tasks(items=items)
+
+
+@router.get("/tasks/{name}", summary="Look at a task", responses=documented(401, 404, 422))
+def get_task(name: Name) -> TaskEntry:
+    """Return what an experiment may set on a task, and what it measures."""
+    cls = TASKS.get(name)
+    if cls is None:
+        raise NotInCatalogueError("task", name, list(TASKS))
+    config = cls.Config.model_validate({"name": name})
+    return TaskEntry(
+        **about(name, cls),
+        baseline=_baseline(config),
+        description=inspect.getdoc(cls) or "",
+        result_version=cls.result_version,
+        metrics=[TaskMetric(**vars(m)) for m in config.metrics],
+        schema=_schema(cls.Config),
+    )
+
+
+@router.get("/presets", summary="List presets", responses=documented(401))
+def list_presets() -> Presets:
+    """Return the experiments that ship with the project."""
+    return Presets(items=[_preset_listing(name) for name in preset_names()])
+
+
+@router.get("/presets/{name:path}", summary="Look at a preset", responses=documented(401, 404, 422))
+def get_preset(name: Name) -> PresetEntry:
+    """Return a preset's spec, ready to be posted, beside the paper's own numbers."""
+    spec = load_preset(name)
+    return PresetEntry(
+        **_preset_listing(name).model_dump(),
+        spec=spec.model_dump(mode="json", exclude_unset=True),
+        published=[number.model_dump(exclude_none=True) for number in spec.published],
+    )
+
+
+def about(name: str, cls: type) -> dict[str, Any]:
+    """Return a name with the first line of a class's docstring and the paper it cites."""
+    words = inspect.getdoc(cls) or ""
+    module = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    source = re.search(r"^Source: (.+?)(?:\n\s*\n|\Z)", f"{words}\n\n{module}", re.M | re.S)
+    return {
+        "name": name,
+        "summary": words.split("\n", 1)[0],
+        "source": None if source is None else " ".join(source[1].split()).rstrip("."),
+    }
+
+
+def _baseline(config: TaskConfig) -> float | None:
+    try:
+        return config.baseline()
+    except ValueError:  # none is known
+        return None
+
+
+@cache
+def _schema(config: type[BaseModel]) -> dict[str, Any]:
+    return config.model_json_schema()
+
+
+def _preset_listing(name: str) -> Listing:
+    spec: ExperimentSpec = load_preset(name)
+    return Listing(name=name, summary=spec.description or spec.name, source=spec.source or None)

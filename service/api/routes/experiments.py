@@ -1,0 +1,129 @@
+"""Post, preview, list, look at and cancel experiments."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Body, Header, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from eigensweep.search_spaces.preview import Preview, preview
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.errors import documented
+from eigensweep.service.api.examples import SPECS
+from eigensweep.service.api.paging import decode, encode
+from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.posting import queued
+from eigensweep.service.api.schemas import ExperimentNow, Page
+from eigensweep.service.record.lifecycle import ExperimentState
+
+router = APIRouter(tags=["experiments"])
+
+ExperimentId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
+
+PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=SPECS)]
+
+
+class ExperimentQuery(BaseModel):
+    """Which experiments, and in which order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: list[ExperimentState] = Field([], description="Only in these states")
+    project: str | None = Field(None, description="Only of this project")
+    name: str | None = Field(None, description="Only with this in their name")
+    sort: Literal["created_at", "-created_at", "name", "-name"] = "-created_at"
+    limit: int = Field(50, ge=1, le=200)
+    cursor: str | None = Field(
+        None, max_length=1000, description="`next_cursor` of the page before"
+    )
+
+
+@router.post(
+    "/experiments",
+    status_code=201,
+    summary="Post an experiment",
+    responses=documented(401, 413, 415, 422, 503)
+    | {200: {"model": ExperimentNow, "description": "Posted before with the same Idempotency-Key"}},
+)
+def post_experiment(
+    service: TheService,
+    spec: PostedSpec,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=255,
+            description="A post that is repeated with the same key and body queues nothing again",
+        ),
+    ] = None,
+) -> ExperimentNow:
+    """Check a spec and queue it. What could not run is refused here, and nothing is queued."""
+    spec.checked(service.settings.corpora)
+    experiment, is_new = service.record.add(queued(spec, idempotency_key))
+    service.dispatcher.wake()
+    answer = service.views.experiment(service.record.experiment(experiment.id))
+    response.headers["Location"] = answer.links.self
+    if not is_new:
+        response.status_code = 200
+    return answer
+
+
+@router.post(
+    "/experiments/preview",
+    summary="Say what an experiment would do",
+    responses=documented(401, 413, 415, 422),
+)
+def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
+    """Check a spec as a post does, count its trials and sizes, guess its cost; queue nothing."""
+    spec.checked(service.settings.corpora)
+    return preview(spec)
+
+
+@router.get("/experiments", summary="List experiments", responses=documented(401, 422, 503))
+def list_experiments(
+    service: TheService, query: Annotated[ExperimentQuery, Query()]
+) -> Page[ExperimentNow]:
+    """Return experiments, the newest first unless `sort` says otherwise."""
+    kind = float if query.sort.endswith("created_at") else str
+    found = service.record.experiments(
+        states=query.state,
+        project=query.project,
+        name=query.name,
+        sort=query.sort,
+        limit=query.limit + 1,
+        after=decode(query.sort, query.cursor, (kind, str)),
+    )
+    page, more = found[: query.limit], len(found) > query.limit
+    cursor = None
+    if more:
+        last = page[-1].experiment
+        cursor = encode(query.sort, [last.created_at if kind is float else last.name, last.id])
+    return Page(items=[service.views.experiment(each) for each in page], next_cursor=cursor)
+
+
+@router.get(
+    "/experiments/{id}",
+    summary="Look at an experiment",
+    responses=documented(401, 404, 422, 503),
+)
+def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+    """Return an experiment with its progress, the time it still needs and its best trial."""
+    return service.views.experiment(service.record.experiment(id))
+
+
+@router.post(
+    "/experiments/{id}/cancel",
+    status_code=202,
+    summary="Cancel an experiment",
+    responses=documented(401, 404, 409, 422, 503),
+)
+def cancel_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+    """Cancel a queued experiment at once; let the driver of a running one stop its trials.
+
+    Asked again it changes nothing. One that has completed or failed cannot be cancelled (409).
+    """
+    service.record.cancel(id)
+    service.dispatcher.wake()
+    return service.views.experiment(service.record.experiment(id))

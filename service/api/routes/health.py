@@ -1,0 +1,92 @@
+"""Whether the process lives, and whether all that it needs is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import httpx2
+from fastapi import APIRouter, Response
+from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
+
+from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.schemas import Answer
+
+router = APIRouter(tags=["health"])
+
+PATIENCE_SECONDS = 3.0
+
+
+class Alive(Answer):
+    """The process answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Check(Answer):
+    """One thing the service needs."""
+
+    ready: bool
+    detail: str = Field(description="What is wrong; empty: nothing")
+    url: str | None = None
+
+
+class Readiness(Answer):
+    """Everything the service needs, by name."""
+
+    ready: bool
+    checks: dict[str, Check]
+
+
+@router.get("/healthz", summary="Is the process alive?")
+async def healthz() -> Alive:
+    """Answer, and so show that the process lives."""
+    return Alive()
+
+
+@router.get(
+    "/readyz",
+    summary="Can experiments run?",
+    responses={503: {"model": Readiness, "description": "Something is not ready, see `checks`"}},
+)
+def readyz(service: TheService, response: Response) -> Readiness:
+    """Look at the database, MLflow and the launcher of drivers, each named; 503 if one is away."""
+    checks = {name: look(service) for name, look in CHECKS.items()}
+    ready = all(check.ready for check in checks.values())
+    if not ready:
+        response.status_code = 503
+    return Readiness(ready=ready, checks=checks)
+
+
+def _database(service: Service) -> Check:
+    try:
+        service.record.ping()
+    except SQLAlchemyError as error:
+        return Check(ready=False, detail=str(error).split("\n", 1)[0])
+    return Check(ready=True, detail="")
+
+
+def _mlflow(service: Service) -> Check:
+    uri = service.mlflow_uri
+    if uri is None:
+        return Check(ready=True, detail="")
+    try:
+        answer = httpx2.get(f"{uri.rstrip('/')}/health", timeout=PATIENCE_SECONDS, trust_env=False)
+    except httpx2.HTTPError as error:
+        return Check(ready=False, detail=f"no answer ({error})", url=uri)
+    if answer.is_success:
+        return Check(ready=True, detail="", url=uri)
+    return Check(ready=False, detail=f"it answers {answer.status_code}", url=uri)
+
+
+def _launcher(service: Service) -> Check:
+    problem = service.dispatcher.problem
+    return Check(ready=problem is None, detail=problem or "")
+
+
+CHECKS: dict[str, Callable[[Service], Check]] = {
+    "database": _database,
+    "mlflow": _mlflow,
+    "launcher": _launcher,
+}

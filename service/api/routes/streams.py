@@ -1,0 +1,42 @@
+"""What happens in an experiment, as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from eigensweep.service.api.errors import documented
+from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.routes.experiments import ExperimentId
+
+router = APIRouter(tags=["experiments"])
+
+
+def _existing(service: TheService, id: ExperimentId) -> str:
+    return service.record.row(id).id
+
+
+@router.get(
+    "/experiments/{id}/events",
+    summary="Follow an experiment",
+    response_class=EventSourceResponse,
+    responses=documented(401, 404, 422, 503),
+)
+async def follow(
+    service: TheService,
+    id: Annotated[str, Depends(_existing)],
+    last_event_id: Annotated[
+        int, Header(ge=0, le=2**62, description="Go on after this event; default: from the first")
+    ] = 0,
+) -> AsyncIterable[ServerSentEvent]:
+    """Stream server-sent events, those of the past first, until the experiment is over.
+
+    Each has an `id`, a kind in `event` (`experiment.started`, `trial.report`, `trial.completed`,
+    ...) and JSON in `data`: `experiment`, `at`, and for a trial `trial`, `arm`, `step`, `steps`,
+    `attempt`, `metrics` or `value`. A comment now and then keeps a quiet connection open.
+    """
+    async for event in service.tailer.stream(id, last_event_id):
+        yield event

@@ -1,0 +1,1 @@
+"""The command line `eigensweep`. It runs in a user's terminal and speaks HTTP to the service."""

@@ -1,0 +1,309 @@
+"""The command line. It speaks HTTP, so it starts at once: no torch, Ray or MLflow is imported.
+
+Exit codes: 0 success; 1 failure (the experiment failed or was cancelled, the service is away);
+2 bad input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from eigensweep.service.client import Client, Experiment, RefusedError, ServiceAwayError
+from eigensweep.service.client.analyses import Analysis, AnalysisFailedError
+from eigensweep.service.client.spec_file import (
+    InputError,
+    parse_options,
+    parse_settings,
+    parse_trial,
+)
+from eigensweep.service.command import data as data_command
+from eigensweep.service.command import summaries, terminal
+
+FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", envvar="EIGENSWEEP_URL", help="Address of the service."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+Source = Annotated[
+    str,
+    typer.Argument(help="A YAML or JSON file, '-' for standard input, or a preset's name."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change one field; the value is YAML. Such as training.steps=500, "
+        "arms.lstm.optimizer.lr=0.01, search.space.optimizer.lr=[0.1,0.01].",
+    ),
+]
+Id = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="An experiment's id.")]
+Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]
+CatalogueName = Annotated[str | None, typer.Argument(help="Show this one in full.")]
+
+app = typer.Typer(
+    name="eigensweep",
+    help="Hyperparameter search for long-memory recurrent networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data_command.data)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@contextmanager
+def connected(url: str | None, as_json: bool = False) -> Iterator[Client]:
+    """Lend a client; what goes wrong becomes words on standard error and an exit code."""
+    try:
+        with Client(url) as client:
+            yield client
+    except InputError as error:
+        problem = {"title": "The input cannot be read", "detail": str(error)}
+        _fail(f"error: {error}", problem, as_json, BAD_INPUT)
+    except RefusedError as error:
+        words = f"error: {error}"
+        if error.status in {401, 403}:
+            words += "\n  the token is read from EIGENSWEEP_TOKEN"
+        code = BAD_INPUT if 400 <= error.status < 500 else FAILURE
+        _fail(words, {"status": error.status, **error.problem}, as_json, code)
+    except ServiceAwayError as error:
+        words = f"error: {error}\n  start one with `eigensweep serve`, or say where it is: --url"
+        _fail(words, {"title": "The service is away", "detail": str(error)}, as_json, FAILURE)
+    except OSError as error:
+        if error.filename is None:  # no file of ours
+            raise
+        words = f"{error.filename}: {error.strerror}"
+        problem = {"title": "A file cannot be written", "detail": words}
+        _fail(f"error: {words}", problem, as_json, BAD_INPUT)
+
+
+def _fail(words: str, problem: Mapping[str, Any], as_json: bool, code: int) -> None:
+    typer.echo(json.dumps(problem) if as_json else words, err=True)
+    raise typer.Exit(code)
+
+
+def _answer(content: Any) -> None:
+    typer.echo(json.dumps(content, indent=2))
+
+
+def _tell(content: Any, words: Callable[[Any], str], as_json: bool) -> None:
+    typer.echo(json.dumps(content, indent=2) if as_json else words(content))
+
+
+@app.command()
+def serve() -> None:
+    """Run the service, until Ctrl-C; EIGENSWEEP_* variables configure it."""
+    from eigensweep.service.process.serve import main as run_service
+
+    sys.exit(run_service())
+
+
+@app.command()
+def submit(
+    source: Source,
+    settings: Settings = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Post an experiment."""
+    with connected(url, as_json) as client:
+        experiment = client.submit(source, **parse_settings(settings or []))
+        if follow:
+            _watch(experiment, as_json)
+        elif as_json:
+            _answer(experiment.content)
+        else:
+            typer.echo(f"{experiment.id} {experiment.name} is {experiment.state}")
+            typer.echo(f"follow it with: eigensweep watch {experiment.id}")
+
+
+@app.command()
+def preview(
+    source: Source, settings: Settings = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """Say what an experiment would do: trials, sizes, time; nothing is posted."""
+    with connected(url, as_json) as client:
+        content = client.preview(source, **parse_settings(settings or []))
+        _tell(content, summaries.previewed, as_json)
+
+
+@app.command("list")
+def list_experiments(
+    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only those of this project.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only those with this in their name.")] = None,
+    limit: Limit = 20,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List experiments, newest first."""
+    with connected(url, as_json) as client:
+        found = client.experiments(limit, state=state, project=project, name=name)
+        if as_json:
+            _answer(found)
+            return
+        heads = ("id", "name", "project", "state", "trials", "best", "created")
+        terminal.show_rows(heads, map(summaries.listed, found), terminal.console())
+
+
+@app.command()
+def show(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+    """Show one experiment: state, progress, best trial, links."""
+    with connected(url, as_json) as client:
+        _tell(client.experiment(experiment).content, summaries.summary, as_json)
+
+
+@app.command()
+def trials(
+    experiment: Id,
+    number: Annotated[int | None, typer.Argument(help="Show this trial in full.")] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank an experiment's trials beside the baseline, or show one in full."""
+    with connected(url, as_json) as client:
+        found = client.experiment(experiment)
+        if number is not None:
+            _tell(found.trial(number), summaries.outline, as_json)
+        elif as_json:
+            _answer(found.listing(sort="value"))
+        else:
+            terminal.show_trials(found.trials, terminal.console())
+
+
+@app.command()
+def watch(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+    """Watch an experiment to its end: live bars, or plain lines where there is no terminal."""
+    with connected(url, as_json) as client:
+        _watch(client.experiment(experiment), as_json)
+
+
+def _watch(experiment: Experiment, as_json: bool) -> None:
+    try:
+        if as_json:
+            for event in experiment.events():
+                told = {"id": event.id, "kind": event.kind, "data": event.data}
+                typer.echo(json.dumps(told))
+            typer.echo(json.dumps(experiment.refresh().content))
+        else:
+            screen = terminal.console()
+            terminal.follow(experiment, screen)
+            terminal.show_trials(experiment.trials, screen)
+            typer.echo(summaries.summary(experiment.content))
+    except KeyboardInterrupt:
+        typer.echo(f"{experiment.id} goes on: eigensweep watch {experiment.id}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if experiment.state != "completed":
+        raise typer.Exit(FAILURE)
+
+
+@app.command()
+def cancel(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+    """Cancel an experiment: what runs stops, what is finished stays."""
+    with connected(url, as_json) as client:
+        _tell(client.experiment(experiment).cancel().content, summaries.summary, as_json)
+
+
+@app.command()
+def analyse(
+    name: Annotated[str, typer.Argument(help="What to look at: `eigensweep analyses` lists it.")],
+    trials: Annotated[
+        list[str] | None,
+        typer.Option("--trial", metavar="EXPERIMENT/NUMBER", help="A finished trial; repeatable."),
+    ] = None,
+    experiments: Annotated[
+        list[str] | None,
+        typer.Option("--experiment", metavar="EXPERIMENT", help="A finished one; repeatable."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="One of its options, as YAML."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the numbers (JSON, CSV) and pictures.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look into what was trained: gradients, states, spectra, sizes; or into matrices."""
+    with connected(url, as_json) as client:
+        subjects = [parse_trial(trial) for trial in trials or []]
+        subjects += [{"experiment": experiment} for experiment in experiments or []]
+        settings = parse_options(options or [])
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        asked = [client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
+        for analysis in asked:
+            _wait_for(analysis)
+            paths = [] if out is None else analysis.save(out)
+            words = summaries.analysed(analysis.content, paths)
+            typer.echo(json.dumps(analysis.content) if as_json else words)
+        if any(analysis.state == "failed" for analysis in asked):
+            raise typer.Exit(FAILURE)
+
+
+def _wait_for(analysis: Analysis) -> None:
+    try:
+        analysis.wait()
+    except AnalysisFailedError:
+        pass  # its content tells
+    except KeyboardInterrupt:
+        typer.echo(f"it goes on: see /v1/analyses/{analysis.id}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
+def analyses(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
+    """List kinds of analyses, or show what may be set on one."""
+    _catalogue("analysis-kinds", name, url, as_json)
+
+
+@app.command()
+def models(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
+    """List models, or show what a search may vary on one."""
+    _catalogue("models", name, url, as_json)
+
+
+@app.command()
+def tasks(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
+    """List tasks, or show what an experiment may set on one."""
+    _catalogue("tasks", name, url, as_json)
+
+
+@app.command()
+def presets(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
+    """List presets, or show one as the YAML that `submit` takes."""
+    _catalogue("presets", name, url, as_json)
+
+
+def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> None:
+    with connected(url, as_json) as client:
+        content = client.get(f"/v1/{kind}/{quote(name)}" if name else f"/v1/{kind}")
+        if as_json:
+            _answer(content)
+        elif name is None:
+            rows = [(item["name"], item["summary"]) for item in content["items"]]
+            terminal.show_rows(("name", "what it is"), rows, terminal.console())
+        else:
+            typer.echo(summaries.entry(kind, content))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Corpora on this machine: fetched, imported and verified. Runs in a user's terminal."""

@@ -1,0 +1,194 @@
+"""Corpora recognised by their contents, and copied to where tasks look for them.
+
+A file is copied once its digest is that of a file of a corpus, under the name that it has there,
+unpacked; so neither its own name nor what it came from matters, and nothing else is ever written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+
+from eigensweep.service.corpora.offered_files import Offered, UnreadableError, offered_by
+from eigensweep.tasks.corpora import KnownCorpus, Together
+from eigensweep.tasks.corpus import Corpus, CorpusMissingError
+from eigensweep.workers import StorageError, write_whole
+
+MOST_PACKED = 100_000_000
+"""Bytes of a packed file that is looked into."""
+MOST_RECORDING = 1_000_000
+"""Bytes of one of many small files."""
+
+
+class UnwritableError(RuntimeError):
+    """The data root cannot be written; says what to do."""
+
+
+class Importer:
+    """Takes in files, folders and archives, and copies what it knows of them."""
+
+    def __init__(self, data_root: Path, corpora: Iterable[KnownCorpus]) -> None:
+        self.data_root = data_root
+        self.copied: list[tuple[str, str]] = []
+        """Of each file that was put in its place: that place, and where it came from."""
+        self.kept: list[str] = []
+        """Places of files that were offered and are there already."""
+        self.refused: list[str] = []
+        """What was wrong with files that go by the name of a corpus's file."""
+        self._wholes = [c for c in corpora if isinstance(c.contents, Together)]
+        self._corpora = [c.contents for c in corpora if isinstance(c.contents, Corpus)]
+        self._digests = {
+            digest: (corpus, name)
+            for corpus in self._corpora
+            for name, (_, digest) in corpus.files.items()
+        }
+        self._sizes = {size for c in self._corpora for size, _ in c.files.values()}
+        self._forms = [
+            form for c in self._corpora for forms in c.other_forms.values() for form in forms
+        ]
+        self._sizes |= {form.size for form in self._forms if form.size is not None}
+
+    def take(self, path: Path) -> None:
+        """Copy what is known of a file, of what a folder holds, or of an archive's members.
+
+        Raises:
+            OSError: if there is nothing at `path`.
+            UnwritableError: if a file cannot be put in its place.
+        """
+        parts: dict[str, dict[str, bytes]] = {}
+        for offered in offered_by(path, self._refuse):
+            try:
+                self._look_at(offered)
+                self._collect(offered, parts)
+            except UnreadableError as error:
+                self._refuse(str(error))
+        for corpus in self._wholes:
+            self._finish(corpus, parts.get(corpus.name, {}), path)
+
+    def _look_at(self, offered: Offered) -> None:
+        is_packed = offered.name.lower().endswith(".gz")
+        name = offered.name[:-3] if is_packed else offered.name
+        expected = {n.replace("-idx", ".idx"): n for c in self._corpora for n in c.files}
+        name = expected.get(name, name)
+        named = next((c for c in self._corpora if name in c.files), None)
+        looked_into = is_packed and offered.size <= MOST_PACKED
+        if not looked_into and offered.size not in self._sizes:
+            if named is not None:
+                self._refuse(
+                    f"{offered.place} holds {offered.size:,} bytes; expected "
+                    f"{named.files[name][0]:,}"
+                )
+            return
+        content = offered.read()
+        reason = ""
+        try:
+            for variant in self._variants(content):
+                corpus, known = self._digests.get(sha256(variant).hexdigest(), (None, ""))
+                if corpus is not None:
+                    self._place(corpus, known, variant, offered.place)
+                    return
+        except ValueError as error:
+            reason = str(error)
+        if named is not None:
+            found = sha256(content).hexdigest()
+            self._refuse(
+                f"{offered.place} {reason or f'has SHA-256 {found}'}; "
+                f"expected, unpacked: {named.files[name][1]}"
+            )
+
+    def _variants(self, content: bytes) -> Iterator[bytes]:
+        """Yield what a file may hold, taken as it is, unpacked, or as another form of a file."""
+        if content.startswith(b"\x1f\x8b"):
+            content = _unpacked(content, max(self._sizes, default=0))
+        yield content
+        for form in self._forms:
+            if form.size == len(content):
+                yield form.decode(content)
+
+    def _place(self, corpus: Corpus, name: str, content: bytes, origin: str) -> None:
+        path = self.data_root / corpus.folder / name
+        try:
+            corpus.read(name, self.data_root)
+        except (CorpusMissingError, OSError):
+            self._write(path, content, origin)
+        else:
+            self.kept.append(str(path))
+
+    def _collect(self, offered: Offered, parts: dict[str, dict[str, bytes]]) -> None:
+        for corpus in self._wholes:
+            assert isinstance(corpus.contents, Together)
+            if offered.size <= MOST_RECORDING and corpus.contents.names.fullmatch(offered.name):
+                parts.setdefault(corpus.name, {}).setdefault(offered.name, offered.read())
+
+    def _finish(self, corpus: KnownCorpus, files: dict[str, bytes], origin: Path) -> None:
+        """Copy a corpus of many files if what was collected is the whole of it."""
+        whole = corpus.contents
+        assert isinstance(whole, Together)
+        if not files:
+            return
+        if len(files) != whole.count:
+            self._refuse(
+                f"{origin} has {len(files):,} files of '{corpus.name}'; all {whole.count:,} are "
+                "needed"
+            )
+            return
+        folder = Path(whole.folder).name
+        lines = (f"{sha256(files[name]).hexdigest()}  {folder}/{name}\n" for name in sorted(files))
+        found = sha256("".join(lines).encode()).hexdigest()
+        if found != whole.sha256:
+            self._refuse(
+                f"the files of '{corpus.name}' in {origin} have SHA-256 {found} together; "
+                f"expected {whole.sha256}"
+            )
+            return
+        for name, content in files.items():
+            path = self.data_root / whole.folder / name
+            if _holds(path, content):
+                self.kept.append(str(path))
+            else:
+                self._write(path, content, str(origin))
+
+    def _refuse(self, words: str) -> None:
+        if words not in self.refused:  # each member tells of its archive's damage
+            self.refused.append(words)
+
+    def _write(self, path: Path, content: bytes, origin: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+        except (OSError, StorageError) as error:
+            raise unwritable(path, error) from error
+        self.copied.append((str(path), origin))
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False
+
+
+def unwritable(path: Path, error: OSError | StorageError) -> UnwritableError:
+    """Return the error that says what could not be written, why, and what would help."""
+    reason = error.strerror if isinstance(error, OSError) else str(error).rpartition(": ")[2]
+    return UnwritableError(
+        f"cannot write {path}: {reason}. EIGENSWEEP_DATA_ROOT names the folder of the corpora; "
+        "set it to one of yours with room enough"
+    )
+
+
+def _unpacked(content: bytes, most: int) -> bytes:
+    """Return what a gzip file holds, or its first `most` bytes and one more.
+
+    Raises:
+        ValueError: if it is damaged; said of the file.
+    """
+    try:
+        with gzip.GzipFile(fileobj=BytesIO(content)) as file:
+            return file.read(most + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"is damaged, or no gzip file ({error})") from error

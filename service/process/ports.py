@@ -1,0 +1,48 @@
+"""Ports: the one that was asked for, or the next that is free."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+from eigensweep.service.settings import StartError
+
+TRIED: Final = 200
+
+
+class PortTakenError(StartError):
+    """Nothing can listen on the port that was asked for."""
+
+
+def listen(host: str, port: int, may_move: bool) -> socket.socket:
+    """Return a socket that listens on `port`, or with `may_move` on the next free one.
+
+    Raises:
+        PortTakenError: if there is none, or `host` is no address of this machine.
+    """
+    last = min(port + TRIED, 65535) if may_move else port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        for candidate in range(port, last + 1):
+            try:
+                listener = socket.create_server((host, candidate), family=family, backlog=512)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+                continue
+            # Connections inherit it. asyncio sets it only where a socket names its protocol, and
+            # without it an answer's second packet waits 40 ms for the first to be acknowledged.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return listener
+    except OSError as error:
+        raise PortTakenError(f"cannot listen on {host}: {error}") from error
+    tried = f"ports {port} to {last}" if may_move else f"port {port}"
+    raise PortTakenError(f"cannot listen on {host}: {tried} taken; set another port")
+
+
+def free_port(host: str, port: int, may_move: bool) -> int:
+    """Return a port that nobody listens on just now, from `port` on as in `listen`."""
+    with listen(host, port, may_move) as found:
+        number: int = found.getsockname()[1]
+    return number

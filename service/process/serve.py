@@ -1,0 +1,263 @@
+"""The service as a process: puts the pieces together, and takes them apart again.
+
+The API answers first, from a thread; Ray starts after it, in the main thread, where signals arrive.
+Started by `python -m eigensweep.service.process.serve` or `eigensweep serve`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+
+from eigensweep.service.process import home, ports
+from eigensweep.service.process.mlflow_server import MlflowServer
+from eigensweep.service.settings import Settings, StartError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from eigensweep.service.queue.dispatcher import Dispatcher, Launcher
+    from eigensweep.workers.driver.experiment import DriverOptions
+
+logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
+
+LONGEST_STOP: Final = 10.0
+"""A service that was told to stop is gone after so many seconds, finished or not."""
+NODES_JOIN_SECONDS: Final = 300.0
+"""How long an experiment on a cluster waits for a node that its trials fit on."""
+REFUSED: Final = 2
+"""Exit status of a service that cannot start as it was set up."""
+
+
+class RayUnusableError(StartError):
+    """Ray could not be started or reached."""
+
+
+class ServerEndedError(RuntimeError):
+    """The HTTP server ended by itself."""
+
+
+class _StoppedEarly(BaseException):
+    """A signal came while the service was starting."""
+
+
+class _Stopping(threading.Event):
+    """Set by SIGINT and SIGTERM; while the service starts, they also break off what it does."""
+
+    is_starting = True
+
+
+def main() -> int:
+    """Serve with the settings of the environment until a signal, and end the process.
+
+    It returns only where the service could not start: the exit status.
+    """
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        for one in error.errors():
+            name = "_".join(str(part) for part in one["loc"]).upper()
+            words = one["msg"].removeprefix("Value error, ")
+            sys.stderr.write(f"error: {f'EIGENSWEEP_{name}: ' if name else ''}{words}\n")
+        return REFUSED
+    try:
+        serve(settings)
+    except StartError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return REFUSED
+    logging.shutdown()
+    os._exit(0)  # nothing is left to do; after torch and Ray the interpreter takes seconds to end
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM, then stop everything that was started, within 15 seconds."""
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(levelname)s %(name)s %(message)s", force=True
+    )
+    for chatty in ("httpx2", "httpcore2", "alembic", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    with (
+        suppress(_StoppedEarly),
+        _signals() as stopping,
+        home.occupied(settings.home),
+        ExitStack() as stack,
+    ):
+        mlflow = _mlflow(settings)
+        mlflow_uri = settings.mlflow_uri if mlflow is None else mlflow.url
+        if mlflow is not None:
+            mlflow.start()
+            stack.callback(mlflow.stop)
+        # From here on imports take seconds; MLflow has begun with its own.
+        dispatcher, app = _application(settings, mlflow_uri)
+        http = _Http(settings, app)
+        stack.callback(http.stop)
+        home.announce(settings.home, {"url": http.url, "mlflow": mlflow_uri, "pid": os.getpid()})
+        logger.info(
+            "serving url=%s docs=%s/docs mlflow=%s home=%s",
+            *(http.url, http.url, mlflow_uri, settings.home),
+        )
+        launcher = stack.enter_context(_cluster(settings))
+        dispatcher.start(launcher, _driver_options(settings, mlflow_uri))
+        analyses = app.state.service.analyses
+        analyses.start()
+        stack.callback(analyses.stop)
+        logger.info("ready for experiments at_once=%d", settings.max_experiments)
+        stopping.is_starting = False
+        while not stopping.wait(1.0):
+            if mlflow is not None:
+                mlflow.keep()
+            if not http.is_alive():
+                raise ServerEndedError("the HTTP server ended by itself")
+        logger.info("stopping")
+        http.begin_to_stop()
+        if mlflow is not None:
+            mlflow.begin_to_stop()
+        dispatcher.stop()
+
+
+@contextmanager
+def _signals() -> Iterator[_Stopping]:
+    """Yield an event that SIGINT and SIGTERM set; from then on the process has little time."""
+    stopping = _Stopping()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            threading.Thread(target=_end_soon, daemon=True).start()
+            if stopping.is_starting:
+                raise _StoppedEarly
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _end_soon() -> None:
+    time.sleep(LONGEST_STOP)
+    logger.error("not stopped after %.0f s, leaving the rest to the guard", LONGEST_STOP)
+    os._exit(1)
+
+
+def _mlflow(settings: Settings) -> MlflowServer | None:
+    if settings.mlflow_uri is not None:
+        return None
+    may_move = "mlflow_port" not in settings.model_fields_set
+    port = ports.free_port("127.0.0.1", settings.mlflow_port, may_move)
+    if port != settings.mlflow_port:
+        logger.info("port %d is taken, MLflow uses %d", settings.mlflow_port, port)
+    return MlflowServer(settings.home / "mlflow", port)
+
+
+def _application(settings: Settings, mlflow_uri: str | None) -> tuple[Dispatcher, FastAPI]:
+    from eigensweep.service.api.app import create_app
+    from eigensweep.service.queue.dispatcher import Dispatcher
+    from eigensweep.service.record.migrations import migrate
+    from eigensweep.service.record.record import Record
+
+    migrate(settings.database)
+    record = Record(settings.database)
+    dispatcher = Dispatcher(record, settings.max_experiments)
+    return dispatcher, create_app(settings, record, dispatcher, mlflow_uri)
+
+
+def _driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOptions:
+    from eigensweep.workers.driver.experiment import DriverOptions
+
+    return DriverOptions(
+        mlflow_uri=mlflow_uri,
+        storage=settings.storage_folder,
+        data_root=str(settings.corpora),
+        optuna=settings.optuna,
+        retries=settings.retries,
+        checkpoint_seconds=settings.checkpoint_seconds,
+        room_seconds=0.0 if settings.ray_address is None else NODES_JOIN_SECONDS,
+    )
+
+
+class _Http:
+    """Answers HTTP from a thread."""
+
+    def __init__(self, settings: Settings, app: FastAPI) -> None:
+        import uvicorn
+
+        may_move = "port" not in settings.model_fields_set
+        self._listener = ports.listen(settings.host, settings.port, may_move)
+        port = self._listener.getsockname()[1]
+        if port != settings.port:
+            logger.info("port %d is taken, the API uses %d", settings.port, port)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.url = f"http://{host}:{port}"
+        self._closing = app.state.service.tailer.closing
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=4, lifespan="off"
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._listener],), name="http", daemon=True
+        )
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Return whether it still answers."""
+        return self._thread.is_alive()
+
+    def begin_to_stop(self) -> None:
+        """End open event streams, and take no new requests."""
+        self._closing.set()
+        self._server.should_exit = True
+
+    def stop(self) -> None:
+        """Return when the last request is answered, or has been given up."""
+        self.begin_to_stop()
+        self._thread.join(6)
+        self._listener.close()
+
+
+@contextmanager
+def _cluster(settings: Settings) -> Iterator[Launcher]:
+    from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
+
+    folder = _ray_folder(settings.home) if settings.ray_address is None else None
+    try:
+        cluster = RayCluster.start(settings.ray_address, settings.cpus, temp_dir=folder)
+    except ClusterError as error:
+        raise RayUnusableError(str(error)) from error
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _ray_folder(home: Path) -> Path | None:
+    """Return an empty folder for Ray, always the same; None where somebody else has it."""
+    from eigensweep.workers.cluster.ray_cluster import LONGEST_TEMP_DIR
+
+    folder = home / "ray"
+    if len(str(folder)) > LONGEST_TEMP_DIR:
+        folder = Path("/tmp") / f"eigensweep-{sha256(str(folder).encode()).hexdigest()[:12]}"
+    shutil.rmtree(folder, ignore_errors=True)  # of a service that was killed
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:
+        return None
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What changes to the record share: their events, and how trials and experiments end."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record.lifecycle import ENDED, RANKED, may_follow
+from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Trial
+from eigensweep.workers.shared.ledger import ExperimentEnd, Outcome
+
+
+def finite(content: Any) -> Any:
+    """Return JSON content with None for every number that is not finite.
+
+    >>> finite({"loss": float("nan"), "steps": [1, float("inf")]})
+    {'loss': None, 'steps': [1, None]}
+    """
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {str(name): finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return content
+
+
+def storable(text: str | None) -> str | None:
+    """Return text without the one character that PostgreSQL cannot hold."""
+    return None if text is None else text.replace("\0", "")
+
+
+def emit(session: Session, experiment: Experiment, kind: str, **data: Any) -> None:
+    """Add an event to the transaction that makes it true."""
+    session.add(
+        Event(
+            experiment_id=experiment.id,
+            kind=kind,
+            data={"experiment": experiment.id, **finite(data)},
+            at=time.time(),
+        )
+    )
+
+
+def emit_trial(
+    session: Session, experiment: Experiment, trial: Trial, kind: str, **data: Any
+) -> None:
+    """Add an event of a trial: where it stands, and what the kind has to say besides."""
+    about = {"trial": trial.number, "arm": trial.arm, "step": trial.step, "steps": trial.steps}
+    emit(session, experiment, f"trial.{kind}", **about, attempt=trial.attempt, **data)
+
+
+def finish_trial(
+    session: Session,
+    experiment: Experiment,
+    trial: Trial,
+    outcome: Outcome,
+    result: dict[str, Any] | None = None,
+    error: str | None = None,
+) -> None:
+    """Give an open trial its outcome, its result and its place in the ranking."""
+    trial.state = outcome
+    trial.result = finite(result)
+    trial.error = storable(error)
+    trial.ended_at = time.time()
+    if trial.result is not None:
+        trial.value = trial.result.get("value")
+        trial.step = max(trial.step, int(trial.result.get("step") or 0))
+    if outcome in RANKED and trial.value is not None:
+        trial.rank = trial.value if experiment.better == "lower" else -trial.value
+    else:
+        trial.rank = UNRANKED
+    close_attempt(session, trial, None)
+    told = None if error is None else error.strip().rsplit("\n", 1)[-1]
+    emit_trial(session, experiment, trial, outcome, value=trial.value, error=told)
+
+
+def close_attempt(session: Session, trial: Trial, reason: str | None) -> None:
+    """Note that the trial's newest attempt is over; `reason` tells why, if it was cut short."""
+    attempt = session.get(Attempt, (trial.experiment_id, trial.number, trial.attempt))
+    if attempt is not None and attempt.ended_at is None:
+        attempt.ended_at = time.time()
+        attempt.reason = storable(reason)
+
+
+def end_experiment(
+    session: Session, experiment: Experiment, state: ExperimentEnd, error: str | None
+) -> bool:
+    """End an experiment, cancel what is open in it; return False if it was over already."""
+    if experiment.state in ENDED:
+        return False
+    assert may_follow(experiment.state, state)
+    still_open = select(Trial).where(
+        Trial.experiment_id == experiment.id, Trial.state.in_(("waiting", "running"))
+    )
+    for trial in session.scalars(still_open.order_by(Trial.number)):
+        finish_trial(session, experiment, trial, "cancelled", trial.result)
+    experiment.state = state
+    experiment.error = storable(error)
+    experiment.finished_at = time.time()
+    emit(session, experiment, f"experiment.{state}", error=experiment.error)
+    return True

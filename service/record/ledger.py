@@ -1,0 +1,318 @@
+"""RecordLedger: a driver's way into the record, from whatever process it runs in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.journal import (
+    close_attempt,
+    emit_trial,
+    end_experiment,
+    finish_trial,
+    finite,
+    storable,
+)
+from eigensweep.service.record.lifecycle import OUTCOMES
+from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
+from eigensweep.workers.shared.ledger import (
+    ExperimentEnd,
+    Finished,
+    Outcome,
+    StaleWriteError,
+    TrialEntry,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RecordLedger:
+    """One experiment's part of the record, written by one generation of its driver.
+
+    Picklable: a connection is opened where it is used. While the database is locked or away every
+    call waits and tries again, for `patience` seconds.
+    """
+
+    database_url: str
+    experiment_id: str
+    generation: int
+    patience: float = 24 * 3600.0
+
+    def load(self) -> list[TrialEntry]:
+        def work(session: Session) -> list[TrialEntry]:
+            reports: dict[int, dict[int, dict[str, float]]] = {}
+            mine = select(Report).where(Report.experiment_id == self.experiment_id)
+            for report in session.scalars(mine.order_by(Report.number, Report.step)):
+                reports.setdefault(report.number, {})[report.step] = report.metrics
+            tried = select(Attempt).where(Attempt.experiment_id == self.experiment_id)
+            places = {
+                attempt.number: attempt.place
+                for attempt in session.scalars(tried.order_by(Attempt.number, Attempt.attempt))
+                if attempt.place
+            }
+            trials = select(Trial).where(Trial.experiment_id == self.experiment_id)
+            return [
+                _entry(trial, reports.get(trial.number, {}), places.get(trial.number, {}))
+                for trial in session.scalars(trials.order_by(Trial.number))
+            ]
+
+        return database.read(self.database_url, work, self.patience)
+
+    def open(
+        self,
+        number: int,
+        arm: str,
+        params: dict[str, Any],
+        config: dict[str, Any],
+        config_hash: str,
+    ) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            if session.get(Trial, (self.experiment_id, number)) is None:
+                trial = Trial(
+                    experiment_id=self.experiment_id,
+                    number=number,
+                    arm=arm,
+                    params=finite(params),
+                    config=finite(config),
+                    config_hash=config_hash,
+                    seed=config.get("seed", 0),
+                    replicates=config.get("replicates", 1),
+                    steps=_budget(config),
+                )
+                session.add(trial)
+
+        self._write(work)
+
+    def open_invalid(self, number: int, arm: str, params: dict[str, Any], error: str) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            if session.get(Trial, (self.experiment_id, number)) is None:
+                trial = Trial(
+                    experiment_id=self.experiment_id,
+                    number=number,
+                    arm=arm,
+                    params=finite(params),
+                    steps=0,
+                    step=0,
+                    attempt=0,
+                )
+                session.add(trial)
+                finish_trial(session, experiment, trial, "invalid", None, error)
+
+        self._write(work)
+
+    def begin(self, number: int) -> int:
+        token = uuid4().hex
+
+        def work(session: Session, experiment: Experiment) -> int:
+            trial = self._trial(session, number)
+            newest = session.get(Attempt, (self.experiment_id, number, trial.attempt))
+            if newest is not None and newest.token == token:
+                return trial.attempt  # committed before, and the answer was lost
+            if trial.state in OUTCOMES:
+                raise StaleWriteError(f"trial {number} has ended already: {trial.state}")
+            close_attempt(session, trial, "its driver was lost")
+            trial.attempt += 1
+            trial.state = "running"
+            trial.started_at = trial.started_at or time.time()
+            started = Attempt(
+                experiment_id=self.experiment_id,
+                number=number,
+                attempt=trial.attempt,
+                started_at=time.time(),
+                token=token,
+                place={},
+            )
+            session.add(started)
+            emit_trial(session, experiment, trial, "started", params=trial.params)
+            return trial.attempt
+
+        return self._write(work)
+
+    def interrupt(self, number: int, attempt: int, reason: str) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            trial = self._trial(session, number, attempt)
+            if trial.state == "running":
+                trial.state = "waiting"
+                close_attempt(session, trial, reason)
+                emit_trial(session, experiment, trial, "interrupted", reason=storable(reason))
+
+        self._write(work)
+
+    def report(
+        self, number: int, attempt: int, step: int, metrics: dict[str, float], place: dict[str, Any]
+    ) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            trial = self._trial(session, number, attempt)
+            started = session.get(Attempt, (self.experiment_id, number, attempt))
+            if started is not None and place:
+                started.place = finite(place)
+            known = session.get(Report, (self.experiment_id, number, step))
+            if trial.state in OUTCOMES or known is not None:
+                return
+            kept = {name: value for name, value in finite(metrics).items() if value is not None}
+            trial.step = max(trial.step, step)
+            if not kept:
+                return
+            report = Report(
+                experiment_id=self.experiment_id,
+                number=number,
+                step=step,
+                attempt=attempt,
+                metrics=kept,
+                at=time.time(),
+            )
+            session.add(report)
+            emit_trial(session, experiment, trial, "report", metrics=kept)
+
+        self._write(work)
+
+    def finish(
+        self,
+        number: int,
+        attempt: int,
+        outcome: Outcome,
+        result: dict[str, Any] | None = None,
+        error: str | None = None,
+    ) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            trial = self._trial(session, number, attempt)
+            if trial.state not in OUTCOMES:
+                finish_trial(session, experiment, trial, outcome, result, error)
+
+        self._write(work)
+
+    def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+        ended = [Trial.steps == steps, Trial.result.is_not(None)]
+        return self._completed(config_hash, seed, replicates, *ended, first=Trial.ended_at)
+
+    def shorter(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+        budget = Trial.steps < steps
+        return self._completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
+
+    def _completed(
+        self,
+        config_hash: str,
+        seed: int,
+        replicates: int,
+        *conditions: ColumnElement[bool],
+        first: Any,
+    ) -> Finished | None:
+        def work(session: Session) -> Finished | None:
+            same = select(Trial).where(
+                Trial.config_hash == config_hash,
+                Trial.state == "completed",
+                Trial.seed == seed,
+                Trial.replicates == replicates,
+                *conditions,
+            )
+            found = session.scalars(same.order_by(first).limit(1)).first()
+            if found is None:
+                return None
+            return Finished(found.experiment_id, found.number, found.result or {}, found.run_id)
+
+        return database.read(self.database_url, work, self.patience)
+
+    def set_run(self, number: int | None, run_id: str) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            holder = experiment if number is None else self._trial(session, number)
+            holder.run_id = run_id
+
+        self._write(work)
+
+    def experiment_run(self) -> str | None:
+        def work(session: Session) -> str | None:
+            mine = Experiment.id == self.experiment_id
+            return session.scalars(select(Experiment.run_id).where(mine)).one()
+
+        return database.read(self.database_url, work, self.patience)
+
+    def set_tracked(self, number: int | None) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            holder = experiment if number is None else self._trial(session, number)
+            holder.tracked = True
+
+        self._write(work)
+
+    def set_total(self, trials: int | None) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            experiment.total = trials
+
+        self._write(work)
+
+    def intent(self) -> Literal["run", "cancel"]:
+        """Return what the person wants of this experiment now.
+
+        Raises:
+            StaleWriteError: if this driver has a successor; so it learns of it while idle.
+        """
+
+        def work(session: Session) -> Literal["run", "cancel"]:
+            mine = Experiment.id == self.experiment_id
+            columns = select(Experiment.intent, Experiment.generation).where(mine)
+            intent, generation = session.execute(columns).one()
+            self._refuse_if_superseded(generation)
+            return "cancel" if intent == "cancel" else "run"
+
+        return database.read(self.database_url, work, self.patience)
+
+    def end(self, state: ExperimentEnd, error: str | None = None) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            end_experiment(session, experiment, state, error)
+
+        self._write(work)
+
+    def _write(self, work: Callable[[Session, Experiment], T]) -> T:
+        def fenced(session: Session) -> T:
+            # The experiment's row is locked first: its writers stand in line, and its events come
+            # out in the order of their ids.
+            mine = select(Experiment).where(Experiment.id == self.experiment_id)
+            experiment = session.scalars(mine.with_for_update()).one()
+            self._refuse_if_superseded(experiment.generation)
+            return work(session, experiment)
+
+        return database.write(self.database_url, fenced, self.patience)
+
+    def _refuse_if_superseded(self, generation: int) -> None:
+        if generation != self.generation:
+            raise StaleWriteError(
+                f"driver {self.generation} of experiment {self.experiment_id} has a successor, "
+                f"driver {generation}"
+            )
+
+    def _trial(self, session: Session, number: int, attempt: int | None = None) -> Trial:
+        trial = session.get_one(Trial, (self.experiment_id, number))
+        if attempt is not None and attempt < trial.attempt:
+            raise StaleWriteError(
+                f"attempt {attempt} of trial {number} has a successor, attempt {trial.attempt}"
+            )
+        return trial
+
+
+def _budget(config: dict[str, Any]) -> int:
+    return int(config.get("training", {}).get("steps") or 0)
+
+
+def _entry(trial: Trial, reports: dict[int, dict[str, float]], place: dict[str, Any]) -> TrialEntry:
+    return TrialEntry(
+        number=trial.number,
+        arm=trial.arm,
+        params=trial.params,
+        config=trial.config or {},
+        config_hash=trial.config_hash or "",
+        state=trial.state,  # type: ignore[arg-type]  # a column cannot be a Literal
+        attempt=trial.attempt,
+        reports=reports,
+        place=place,
+        result=trial.result,
+        error=trial.error,
+        run_id=trial.run_id,
+        tracked=trial.tracked,
+    )

@@ -1,0 +1,271 @@
+"""What the service reads from the record: pages, counts and the best trial, each by an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Select, func, literal, select, text, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Report, Trial
+
+T = TypeVar("T")
+
+Key = Sequence[Any]
+"""Where a page ended: the sorted column's value and what breaks its ties."""
+
+EXPERIMENT_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
+    "created_at": (Experiment.created_at, Experiment.id),
+    "name": (Experiment.name, Experiment.id),
+}
+TRIAL_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
+    "number": (Trial.number,),
+    "value": (Trial.rank, Trial.number),
+}
+
+
+class ExperimentNotFoundError(LookupError):
+    """No experiment has this id."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"there is no experiment '{id}'")
+
+
+class TrialNotFoundError(LookupError):
+    """The experiment has no trial of this number."""
+
+    def __init__(self, id: str, number: int, opened: int) -> None:
+        super().__init__(f"experiment '{id}' has no trial {number}; it has opened {opened} so far")
+
+
+@dataclass(frozen=True)
+class StateCount:
+    """The trials of one state: how many, steps done, and steps budgeted."""
+
+    trials: int
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial with all that is known of it."""
+
+    trial: Trial
+    reports: list[Report] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ExperimentRecord:
+    """An experiment with its counts by trial state, and its best trial so far."""
+
+    experiment: Experiment
+    counts: dict[str, StateCount]
+    best: TrialRecord | None
+
+
+def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, StateCount]]:
+    """Return for each experiment the counts by trial state; an index holds all that is read."""
+    grouped = (
+        select(
+            Trial.experiment_id,
+            Trial.state,
+            func.count(),
+            func.sum(Trial.step),
+            func.sum(Trial.steps),
+        )
+        .where(Trial.experiment_id.in_(ids))
+        .group_by(Trial.experiment_id, Trial.state)
+    )
+    counts: dict[str, dict[str, StateCount]] = {id: {} for id in ids}
+    for id, state, trials, step, steps in session.execute(grouped):
+        counts[id][state] = StateCount(trials, int(step), int(steps))
+    return counts
+
+
+class Queries:
+    """Reads the record at a database URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ping(self) -> None:
+        """Raise what the database driver raises if the database is away."""
+        self._read(lambda session: session.execute(text("SELECT 1")))
+
+    def experiment(self, id: str) -> ExperimentRecord:
+        """Return an experiment with counts and best trial.
+
+        Raises:
+            ExperimentNotFoundError: if there is none of this id.
+        """
+
+        def work(session: Session) -> ExperimentRecord:
+            return _described(session, [_experiment(session, id)])[0]
+
+        return self._read(work)
+
+    def row(self, id: str) -> Experiment:
+        """Return an experiment's own row.
+
+        Raises:
+            ExperimentNotFoundError: if there is none of this id.
+        """
+        return self._read(lambda session: _experiment(session, id))
+
+    def experiments(
+        self,
+        *,
+        states: Sequence[str] = (),
+        project: str | None = None,
+        name: str | None = None,
+        sort: str = "-created_at",
+        limit: int = 50,
+        after: Key | None = None,
+    ) -> list[ExperimentRecord]:
+        """Return a page of experiments; `name` matches anywhere in the name, whatever the case."""
+        chosen: list[ColumnElement[bool]] = []
+        if states:
+            chosen.append(Experiment.state.in_(states))
+        if project is not None:
+            chosen.append(Experiment.project == project)
+        if name is not None:
+            chosen.append(Experiment.name.icontains(name, autoescape=True))
+        query = _page(select(Experiment).where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
+        return self._read(lambda session: _described(session, session.scalars(query).all()))
+
+    def trials(
+        self,
+        id: str,
+        *,
+        states: Sequence[str] = (),
+        arm: str | None = None,
+        sort: str = "number",
+        limit: int = 50,
+        after: Key | None = None,
+    ) -> list[TrialRecord]:
+        """Return a page of an experiment's trials; sorted by `value`, the best comes first.
+
+        They come without their history, those that train with their newest report.
+        """
+        chosen: list[ColumnElement[bool]] = [Trial.experiment_id == id]
+        if states:
+            chosen.append(Trial.state.in_(states))
+        if arm is not None:
+            chosen.append(Trial.arm == arm)
+        query = _page(select(Trial).where(*chosen), TRIAL_SORTS, sort, limit, after)
+
+        def work(session: Session) -> list[TrialRecord]:
+            _experiment(session, id)
+            return _with_newest_report(session, id, session.scalars(query).all())
+
+        return self._read(work)
+
+    def trial(self, id: str, number: int) -> TrialRecord:
+        """Return one trial with its reports and attempts.
+
+        Raises:
+            ExperimentNotFoundError, TrialNotFoundError: if there is none.
+        """
+
+        def work(session: Session) -> TrialRecord:
+            _experiment(session, id)
+            trial = session.get(Trial, (id, number))
+            if trial is None:
+                mine = select(func.count()).where(Trial.experiment_id == id)
+                raise TrialNotFoundError(id, number, session.scalars(mine).one())
+            return _with_history(session, id, [trial])[0]
+
+        return self._read(work)
+
+    def events(self, id: str, after: int = 0, limit: int = 500) -> list[Event]:
+        """Return the experiment's events that follow the one of number `after`, in order."""
+        following = select(Event).where(Event.experiment_id == id, Event.id > after)
+        query = following.order_by(Event.id).limit(limit)
+        return self._read(lambda session: list(session.scalars(query)))
+
+    def newest_event(self) -> int:
+        """Return the number of the newest event of all, 0 if there is none."""
+        query = select(func.coalesce(func.max(Event.id), 0))
+        return self._read(lambda session: session.scalars(query).one())
+
+    def _read(self, work: Callable[[Session], T]) -> T:
+        return database.read(self.url, work)
+
+
+def _experiment(session: Session, id: str) -> Experiment:
+    experiment = session.get(Experiment, id)
+    if experiment is None:
+        raise ExperimentNotFoundError(id)
+    return experiment
+
+
+def _page(
+    query: Select[Any],
+    sorts: dict[str, tuple[InstrumentedAttribute[Any], ...]],
+    sort: str,
+    limit: int,
+    after: Key | None,
+) -> Select[Any]:
+    columns = sorts[sort.removeprefix("-")]
+    falling = sort.startswith("-")
+    if after is not None:
+        here, there = tuple_(*columns), tuple_(*(literal(value) for value in after))
+        query = query.where(here < there if falling else here > there)
+    return query.order_by(*(c.desc() if falling else c.asc() for c in columns)).limit(limit)
+
+
+def _described(session: Session, rows: Sequence[Experiment]) -> list[ExperimentRecord]:
+    ids = [row.id for row in rows]
+    counts = count_states(session, ids)
+    best = {record.trial.experiment_id: record for record in _best(session, ids)}
+    return [ExperimentRecord(row, counts[row.id], best.get(row.id)) for row in rows]
+
+
+def _best(session: Session, ids: Sequence[str]) -> list[TrialRecord]:
+    inner = Trial.__table__.alias()
+    first = (
+        select(inner.c.number)
+        .where(inner.c.experiment_id == Experiment.id, inner.c.rank < UNRANKED)
+        .order_by(inner.c.rank, inner.c.number)
+        .limit(1)
+        .correlate(Experiment)
+        .scalar_subquery()
+    )
+    query = (
+        select(Trial)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(Experiment.id.in_(ids), Trial.number == first)
+    )
+    return [
+        record
+        for trial in session.scalars(query)
+        for record in _with_history(session, trial.experiment_id, [trial])
+    ]
+
+
+def _with_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
+    training = {trial.number: trial.step for trial in trials if trial.state == "running"}
+    query = select(Report).where(
+        Report.experiment_id == id, tuple_(Report.number, Report.step).in_(training.items())
+    )
+    newest = {report.number: report for report in session.scalars(query)} if training else {}
+    return [
+        TrialRecord(trial, [newest[trial.number]] if trial.number in newest else [])
+        for trial in trials
+    ]
+
+
+def _with_history(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
+    records = {trial.number: TrialRecord(trial) for trial in trials}
+    reports = select(Report).where(Report.experiment_id == id, Report.number.in_(records))
+    for report in session.scalars(reports.order_by(Report.number, Report.step)):
+        records[report.number].reports.append(report)
+    attempts = select(Attempt).where(Attempt.experiment_id == id, Attempt.number.in_(records))
+    for attempt in session.scalars(attempts.order_by(Attempt.number, Attempt.attempt)):
+        records[attempt.number].attempts.append(attempt)
+    return list(records.values())

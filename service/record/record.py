@@ -1,0 +1,203 @@
+"""What the service itself writes to the record: the queue, who drives what, and who gave up."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.journal import emit, end_experiment
+from eigensweep.service.record.lifecycle import ENDED, OUTCOMES
+from eigensweep.service.record.queries import ExperimentNotFoundError, Queries, count_states
+from eigensweep.service.record.tables import Experiment, Report, Trial
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+class AlreadyEndedError(RuntimeError):
+    """The experiment is over, so what was asked of it cannot be done."""
+
+
+class IdempotencyKeyReusedError(ValueError):
+    """The key came with a different body before."""
+
+
+def new_id() -> str:
+    """Return a fresh experiment id: 13 letters and digits that sort by the time they were made."""
+    moment, letters = int(time.time() * 1000), ""
+    for _ in range(9):
+        moment, digit = divmod(moment, 32)
+        letters = ALPHABET[digit] + letters
+    return letters + "".join(secrets.choice(ALPHABET) for _ in range(4))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to drive an experiment, until the next claim."""
+
+    experiment_id: str
+    spec: dict[str, Any]
+    generation: int
+
+
+@dataclass(frozen=True)
+class Underway:
+    """An experiment that has a driver or needs one."""
+
+    id: str
+    is_over: bool
+    """Whether only the delivery to MLflow is left to do."""
+
+
+class Record(Queries):
+    """The record of experiments at a database URL: the queue and the only memory."""
+
+    def add(self, experiment: Experiment) -> tuple[Experiment, bool]:
+        """Queue a new experiment; return it, and whether it is new.
+
+        One that carries the idempotency key of an earlier one is not added: the earlier one comes
+        back.
+
+        Raises:
+            IdempotencyKeyReusedError: if the earlier one had a different body.
+        """
+
+        def work(session: Session) -> tuple[Experiment, bool]:
+            if (earlier := self._same_key(session, experiment)) is not None:
+                return earlier, False
+            session.add(experiment)
+            session.flush()
+            emit(session, experiment, "experiment.queued", name=experiment.name)
+            return experiment, True
+
+        try:
+            return database.write(self.url, work)
+        except IntegrityError:  # two posts with one key at the same moment
+            return database.write(self.url, work)
+
+    def _same_key(self, session: Session, posted: Experiment) -> Experiment | None:
+        if posted.idempotency_key is None:
+            return None
+        same = select(Experiment).where(Experiment.idempotency_key == posted.idempotency_key)
+        earlier = session.scalars(same).first()
+        if earlier is not None and earlier.fingerprint != posted.fingerprint:
+            raise IdempotencyKeyReusedError(
+                f"the key '{posted.idempotency_key}' was used for experiment {earlier.id}, "
+                "which was posted with a different body"
+            )
+        return earlier
+
+    def cancel(self, id: str) -> None:
+        """Cancel a queued experiment at once; ask the driver of a running one to stop.
+
+        Raises:
+            ExperimentNotFoundError: if there is none of this id.
+            AlreadyEndedError: if it has completed or failed.
+        """
+
+        def work(session: Session) -> None:
+            experiment = _locked(session, id)
+            if experiment.state in ENDED - {"cancelled"}:
+                raise AlreadyEndedError(f"experiment {id} is over: it has {experiment.state}")
+            if experiment.intent == "cancel":
+                return
+            experiment.intent = "cancel"
+            emit(session, experiment, "experiment.cancel_requested")
+            if experiment.state == "queued":
+                end_experiment(session, experiment, "cancelled", None)
+                experiment.tracked = True  # it never began, so MLflow has nothing to learn
+
+        database.write(self.url, work)
+
+    def underway(self) -> list[Underway]:
+        """Return the experiments that have a driver or need one, the queue apart, oldest first."""
+        query = (
+            select(Experiment.id, Experiment.state)
+            .where(
+                or_(
+                    Experiment.state == "running",
+                    Experiment.state.in_(ENDED) & Experiment.tracked.is_(False),
+                )
+            )
+            .order_by(Experiment.created_at, Experiment.id)
+        )
+        rows = self._read(lambda session: session.execute(query).all())
+        return [Underway(id, state in ENDED) for id, state in rows]
+
+    def next_queued(self, limit: int) -> list[str]:
+        """Return the ids at the head of the queue: highest priority first, then the oldest."""
+        query = (
+            select(Experiment.id)
+            .where(Experiment.state == "queued")
+            .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
+            .limit(limit)
+        )
+        return self._read(lambda session: list(session.scalars(query)))
+
+    def claim(self, id: str) -> Claim | None:
+        """Return the right to drive an experiment, earlier drivers shut out; None if it needs none.
+
+        A queued experiment becomes `running`.
+        """
+
+        def work(session: Session) -> Claim | None:
+            experiment = _locked(session, id)
+            if experiment.state in ENDED and experiment.tracked:
+                return None
+            now = time.time()
+            experiment.generation += 1
+            experiment.claimed_at = now
+            experiment.claimed_steps = sum(
+                count.step
+                for state, count in count_states(session, [id])[id].items()
+                if state != "reused"
+            )
+            if experiment.state == "queued":
+                experiment.state = "running"
+                experiment.started_at = now
+                emit(session, experiment, "experiment.started")
+            return Claim(id, experiment.spec, experiment.generation)
+
+        return database.write(self.url, work)
+
+    def count_death(self, id: str) -> int:
+        """Return how many drivers of the experiment died in a row without progress, this one too.
+
+        Progress is a rung reported or a trial ended.
+        """
+
+        def work(session: Session) -> int:
+            experiment = _locked(session, id)
+            reports = select(func.count()).where(Report.experiment_id == id)
+            ended = select(func.count()).where(Trial.experiment_id == id, Trial.state.in_(OUTCOMES))
+            mark = session.scalars(reports).one() + session.scalars(ended).one()
+            experiment.deaths = 1 if mark > experiment.progress_mark else experiment.deaths + 1
+            experiment.progress_mark = mark
+            return experiment.deaths
+
+        return database.write(self.url, work)
+
+    def give_up(self, id: str, error: str) -> None:
+        """End an experiment as failed, its drivers shut out."""
+
+        def work(session: Session) -> None:
+            experiment = _locked(session, id)
+            experiment.generation += 1
+            end_experiment(session, experiment, "failed", error)
+
+        database.write(self.url, work)
+
+
+def _locked(session: Session, id: str) -> Experiment:
+    experiment = session.scalars(
+        select(Experiment).where(Experiment.id == id).with_for_update()
+    ).first()
+    if experiment is None:
+        raise ExperimentNotFoundError(id)
+    return experiment

@@ -1,0 +1,1 @@
+"""What the service's process does with Ray: start or join it, and launch drivers."""

@@ -1,0 +1,276 @@
+"""The Ray that experiments run on: our own, or one that is there; and the drivers in it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from eigensweep.workers.shared.ledger import Ledger
+
+if TYPE_CHECKING:
+    from eigensweep.workers.driver.experiment import DriverOptions
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "eigensweep"
+
+LONGEST_TEMP_DIR = 40
+"""Ray's sockets lie below its folder, and a socket's path has at most 107 characters."""
+
+OBJECT_STORE_BYTES = 128 * 2**20
+
+ANSWER_SECONDS = 20.0
+"""How long a driver may take to say how it is; a busy one counts as running."""
+
+KNOCK_SECONDS = 10.0
+
+LINGER_SECONDS = 120.0
+"""How long a driver that is over stays to be asked, before its process ends by itself."""
+
+State = Literal["running", "ended", "died"]
+
+
+class ClusterError(RuntimeError):
+    """Ray could not be started or reached."""
+
+
+class Driver:
+    """A process of its own for the driver of one experiment: an actor, asked while it runs."""
+
+    def __init__(self) -> None:
+        self._state: State = "running"
+        self._error: str | None = None
+
+    def run(
+        self, experiment: str, spec: dict[str, Any], ledger: Ledger, options: DriverOptions
+    ) -> None:
+        from eigensweep.workers.driver.experiment import run_experiment
+
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+        try:
+            run_experiment(experiment, spec, ledger, options)
+            self._state = "ended"
+        except BaseException:
+            # Nothing is recorded of it: whoever asks is told, and starts another driver.
+            self._error, self._state = traceback.format_exc(), "died"
+            logger.exception("driver died experiment=%s", experiment)
+        end = threading.Timer(LINGER_SECONDS, os._exit, [0])
+        end.daemon = True
+        end.start()
+
+    def state(self) -> tuple[State, str | None]:
+        return self._state, self._error
+
+
+@dataclass
+class DriverHandle:
+    """A driver, wherever its process is."""
+
+    experiment: str
+    _actor: Any
+    error: str | None = None
+    """Why it died, once `state` said so."""
+    _over: State | None = None
+
+    def state(self) -> State:
+        """Return how the driver is. One that is over is also laid to rest, with its trials."""
+        if self._over is not None:
+            return self._over
+        try:
+            state, self.error = ray.get(self._actor.state.remote(), timeout=ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            return "running"
+        except ray.exceptions.RayActorError as error:
+            state, self.error = "died", f"the driver's process died: {error}"
+        if state != "running":
+            self._over = state
+            self.kill()
+        return state
+
+    def wait(self, timeout: float | None = None) -> State:
+        """Wait until the driver is over, or for `timeout` seconds; return its state."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (state := self.state()) == "running":
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            time.sleep(0.1)
+        return state
+
+    def kill(self) -> None:
+        """End the driver's process at once, and with it its trials'."""
+        with suppress(ray.exceptions.RayActorError, ValueError):
+            ray.kill(self._actor, no_restart=True)
+
+
+class RayCluster:
+    """A connection to Ray. One in a process."""
+
+    def __init__(self, temp_dir: Path | None, owned: bool) -> None:
+        self._temp_dir, self._owned = temp_dir, owned
+
+    @classmethod
+    def start(
+        cls,
+        address: str | None = None,
+        num_cpus: int | None = None,
+        num_gpus: int | None = None,
+        temp_dir: Path | str | None = None,
+    ) -> Self:
+        """Start a Ray of our own, which ends with this process, or join the one at `address`.
+
+        Call it in the main thread: Ray's processes die with the thread that started them. Our own
+        has `temp_dir` to itself, and `stop` removes it.
+
+        Raises:
+            ClusterError: if Ray does not start or does not answer.
+        """
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if address is not None:
+            _knock(address)
+            with _kept_signal_handlers():
+                _init(address=address)
+            return cls(None, owned=False)
+        # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
+        # none is given. One for each process: Ray remembers the first.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+        folder = _short_folder(temp_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _kept_signal_handlers():
+            _init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(folder),
+            )
+        return cls(folder, owned=True)
+
+    def launch(
+        self, experiment: str, spec: dict[str, Any], ledger: Ledger, options: DriverOptions
+    ) -> DriverHandle:
+        """Start a driver on this node, unless one runs; return its handle at once."""
+        found = self.find(experiment)
+        if found is not None and found.state() == "running":
+            return found
+        here = ray.get_runtime_context().get_node_id()
+        actor: Any = (
+            ray.remote(Driver)
+            .options(
+                name=_name(experiment),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=0,
+                max_concurrency=4,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            )
+            .remote()
+        )
+        actor.run.remote(experiment, spec, ledger, options)
+        return DriverHandle(experiment, actor)
+
+    def find(self, experiment: str) -> DriverHandle | None:
+        """Return the driver of an experiment, None if there is none."""
+        try:
+            return DriverHandle(experiment, ray.get_actor(_name(experiment), NAMESPACE))
+        except ValueError:
+            return None
+
+    def stop(self) -> None:
+        """Leave the cluster; our own ends with all its processes, drivers on another go on."""
+        if self._owned:
+            for actor in ray.util.list_named_actors(all_namespaces=True):
+                with suppress(ValueError, ray.exceptions.RayError):
+                    ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
+        with _kept_signal_handlers():
+            ray.shutdown()
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+
+
+def _name(experiment: str) -> str:
+    return f"driver-{experiment}"
+
+
+def _knock(address: str) -> None:
+    """Raise ClusterError if nobody listens at `host:port`: Ray would try for ten minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(f"no Ray answers at {address}: {error}") from error
+
+
+def _init(**settings: Any) -> None:
+    try:
+        ray.init(
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            configure_logging=False,
+            **settings,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        place = settings["address"]
+        raise ClusterError(
+            f"Ray at {place} cannot be used: {error}. On a cluster with tokens set RAY_AUTH_MODE "
+            "and RAY_AUTH_TOKEN, and let this node join it: ray start --address=... --num-cpus=0"
+            if place != "local"
+            else f"Ray does not start: {error}"
+        ) from error
+
+
+def _short_folder(wanted: Path | str | None) -> Path:
+    """Return a folder for Ray: the one wanted, if its path is short enough, or one under /tmp.
+
+    That one follows from the path wanted, so what a killed process left is cleared by the next.
+    """
+    base = Path("/tmp" if sys.platform != "win32" else tempfile.gettempdir())
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
+    folder = Path(wanted).absolute()
+    if len(str(folder)) <= LONGEST_TEMP_DIR:
+        return folder
+    folder = base / f"eigensweep-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:  # somebody else's
+        return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
+    return folder
+
+
+@contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Put this process's signal handlers back after Ray has set its own."""
+    main = threading.current_thread() is threading.main_thread()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    try:
+        yield
+    finally:
+        if main:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)

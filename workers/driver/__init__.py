@@ -1,0 +1,1 @@
+"""What runs in a driver's process: one experiment, with Ray Tune and Optuna."""

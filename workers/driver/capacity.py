@@ -1,0 +1,37 @@
+"""How many trials a cluster has room for at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from eigensweep.search_spaces.sections import ResourcesConfig
+
+
+def bundle(resources: ResourcesConfig) -> dict[str, float]:
+    """Return what one trial occupies, in Ray's words."""
+    gpus = {"GPU": resources.gpus} if resources.gpus else {}
+    return {"CPU": resources.cpus, **gpus}
+
+
+def room(resources: ResourcesConfig) -> int:
+    """Return how many such trials the nodes of this cluster hold at once."""
+    need = bundle(resources)
+    return sum(
+        min(int(node.get(kind, 0) // amount) for kind, amount in need.items()) for node in _nodes()
+    )
+
+
+def why_no_room(resources: ResourcesConfig) -> str:
+    """Return the words for a person whose trials fit on no node."""
+    need = bundle(resources)
+    wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in need.items())
+    nodes = [", ".join(f"{node.get(kind, 0):g} {kind}" for kind in need) for node in _nodes()]
+    return f"resources: a trial needs {wanted}, and no node has that; there are {'; '.join(nodes)}"
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return what each living node has."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]

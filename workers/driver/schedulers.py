@@ -1,0 +1,117 @@
+"""Schedulers of Ray Tune that know what earlier drivers saw.
+
+A trial's time is its optimizer step, and what is compared is the best value so far. A driver is
+started anew after any kill: ended trials come back as `Past`, and a trial that goes on brings the
+reports it made before in its config, so that no rung is forgotten and none is judged twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    TrialScheduler,
+)
+
+from eigensweep.workers.shared.ledger import OBJECTIVE
+
+Reports = Sequence[tuple[int, float]]
+"""Step and objective of each rung report."""
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """A trial that ended under an earlier driver, as schedulers look at one."""
+
+    trial_id: str
+    reports: Reports
+
+
+class Asha(AsyncHyperBandScheduler):
+    """Stops at each rung all but the best 1 in `reduction_factor`, without waiting for others."""
+
+    def __init__(self, past: Iterable[Past], **settings: Any) -> None:
+        super().__init__(time_attr="step", metric=OBJECTIVE, **settings)
+        for trial in past:
+            self._remember(trial, trial.reports)
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        super().on_trial_add(controller, trial)
+        self._remember(trial, trial.config["reports"])
+
+    def on_trial_error(self, controller: Any, trial: Any) -> None:
+        """Forget a trial whose process was lost: it comes back with its reports."""
+        bracket: Any = self._brackets[0]
+        for _, recorded in bracket._rungs:
+            recorded.pop(trial.trial_id, None)
+
+    def _remember(self, trial: Any, reports: Reports) -> None:
+        bracket: Any = self._brackets[0]
+        sign = -1.0 if self._mode == "min" else 1.0
+        for step, value in reports:
+            bracket.on_result(trial, step, sign * value)
+
+
+class Median(MedianStoppingRule):
+    """Stops a trial whose best is worse than the median of the others' running means."""
+
+    def __init__(self, past: Iterable[Past], **settings: Any) -> None:
+        super().__init__(
+            time_attr="step",
+            metric=OBJECTIVE,
+            hard_stop=True,
+            **settings,
+        )
+        for trial in past:
+            self._remember(trial, trial.reports)
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        super().on_trial_add(controller, trial)
+        self._remember(trial, trial.config["reports"])
+
+    def on_trial_error(self, controller: Any, trial: Any) -> None:
+        """Forget a trial whose process was lost: it comes back with its reports."""
+        self._results.pop(trial, None)
+
+    def _on_insufficient_samples(self, controller: Any, trial: Any, time: float) -> str:
+        """Go on: the default pauses the trial to let others catch up."""
+        return TrialScheduler.CONTINUE
+
+    def _remember(self, trial: Any, reports: Reports) -> None:
+        if reports:
+            self._results[trial] += [{"step": step, OBJECTIVE: value} for step, value in reports]
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        if OBJECTIVE in result:  # a trial that diverged or failed has none
+            super().on_trial_complete(controller, trial, result)
+
+
+def scheduler(
+    name: Literal["none", "asha", "median"],
+    *,
+    better: Literal["lower", "higher"],
+    min_steps: int,
+    max_steps: int,
+    reduction_factor: int,
+    min_samples: int,
+    past: Iterable[Past],
+) -> TrialScheduler:
+    """Return the scheduler of that name, for trials that end by themselves at `max_steps`."""
+    mode = "min" if better == "lower" else "max"
+    if name == "asha":
+        return Asha(
+            past,
+            mode=mode,
+            grace_period=min_steps,
+            max_t=max_steps + 1,  # so that no trial is stopped for having come to its end
+            reduction_factor=reduction_factor,
+            stop_last_trials=False,
+        )
+    if name == "median":
+        return Median(past, mode=mode, grace_period=min_steps, min_samples_required=min_samples)
+    return FIFOScheduler()  # type: ignore[no-untyped-call]

@@ -1,0 +1,238 @@
+"""Optuna's side of an experiment: where samplers look back on what was asked and how it ended.
+
+The ledger is the truth and this is its image. `reconcile` brings the image up to date after any
+kill, and draws it anew where it was lost. Optuna's trials are matched by the user attribute
+`number`, which is the ledger's; asks that gave no new trial are told FAIL, which samplers forget.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
+from eigensweep.workers.shared.ledger import OBJECTIVE, Outcome, TrialEntry
+
+logger = logging.getLogger(__name__)
+
+NUMBER = "number"
+"""User attribute of an Optuna trial: its number in the ledger."""
+
+STATES: dict[Outcome, TrialState] = {
+    "completed": TrialState.COMPLETE,
+    "reused": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "diverged": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+    "cancelled": TrialState.FAIL,
+}
+"""What Optuna is told of each outcome; it never hears of invalid points."""
+
+
+def open_storage(where: str, experiment: str) -> BaseStorage:
+    """Return Optuna's storage: a database where `where` is a URL, else a journal in that folder."""
+    if "://" in where:
+        return RDBStorage(where)
+    path = Path(where) / f"{experiment}.journal"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _mend(path)
+    try:
+        return JournalStorage(Journal(path))
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("journal unreadable, drawn anew path=%s error=%s", path, error)
+        path.rename(path.with_suffix(".broken"))
+        return JournalStorage(Journal(path))
+
+
+class Journal(JournalFileBackend):
+    """A journal of one writer that may be lost: it takes no lock and does not wait for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
+        with self._path.open("ab") as file:
+            file.write("".join(lines).encode())
+
+
+def _mend(path: Path) -> None:
+    """Remove a last line that was not written to its end."""
+    if path.exists():
+        with path.open("r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A point that the sampler gave, and the Optuna trial that waits to hear of it."""
+
+    point: Point
+    optuna_number: int
+
+
+class Study:
+    """Asks, tells and their record in Optuna, for one experiment. One driver at a time."""
+
+    def __init__(
+        self,
+        storage: BaseStorage,
+        experiment: str,
+        space: Space,
+        *,
+        method: Literal["grid", "random", "tpe"],
+        seed: int,
+        better: Literal["lower", "higher"],
+    ) -> None:
+        self._space = space
+        self._storage = storage
+        self._study = optuna.create_study(
+            study_name=experiment,
+            storage=storage,
+            direction="minimize" if better == "lower" else "maximize",
+            load_if_exists=True,
+        )
+        self._study_id = storage.get_study_id_from_name(experiment)
+        self._worst = math.inf if better == "lower" else -math.inf
+        # Never the same random stream twice: a new driver would draw its predecessor's points.
+        seed += len(self._study.get_trials(deepcopy=False))
+        self._random = optuna.samplers.RandomSampler(seed=seed)
+        self._sampler = optuna.samplers.TPESampler(seed=seed) if method == "tpe" else self._random
+        self._numbers: dict[int, int] = {}
+
+    def reconcile(self, entries: Iterable[TrialEntry]) -> None:
+        """Make Optuna agree with the ledger; doing it again changes nothing."""
+        ledger = {entry.number: entry for entry in entries if entry.state != "invalid"}
+        for trial in self._study.get_trials(deepcopy=False):
+            number = trial.user_attrs.get(NUMBER)
+            if number in ledger and number not in self._numbers:
+                self._numbers[number] = trial.number
+                if trial.state == TrialState.RUNNING:
+                    self.tell(ledger[number])
+            elif not trial.state.is_finished():
+                self._study.tell(trial.number, state=TrialState.FAIL)
+        for number in ledger.keys() - self._numbers.keys():
+            self.add(ledger[number])
+
+    def draw(self, *, at_random: bool = False) -> Draw:
+        """Return a point from the sampler, or from the random one. It may be an old point."""
+        self._study.sampler = self._random if at_random else self._sampler
+        trial = self._study.ask()
+        arms = self._space.arms
+        arm = trial.suggest_categorical("arm", arms) if len(arms) > 1 else arms[0]
+        params: dict[str, Scalar] = {}
+        for path, parameter in self._space.axes(arm).items():
+            if parameter.is_active(params):
+                params[path] = _suggest(trial, self._name(arm, path), _distribution(parameter))
+        return Draw(Point(arm, params), trial.number)
+
+    def keep(self, draw: Draw, number: int) -> None:
+        """Record that a draw became the ledger's trial `number`."""
+        self._storage.set_trial_user_attr(self._id(draw.optuna_number), NUMBER, number)
+        self._numbers[number] = draw.optuna_number
+
+    def discard(self, draw: Draw) -> None:
+        """Record that a draw gave no new trial. Samplers forget it: the first ask counts."""
+        self._study.tell(draw.optuna_number, state=TrialState.FAIL)
+
+    def add(self, entry: TrialEntry) -> None:
+        """Record a trial whose point was not drawn here, and its end if it has one."""
+        params: dict[str, Scalar] = {}
+        distributions: dict[str, BaseDistribution] = {}
+        if len(self._space.arms) > 1:
+            params["arm"] = entry.arm
+            distributions["arm"] = CategoricalDistribution(self._space.arms)
+        axes = self._space.axes(entry.arm)
+        for path, value in entry.params.items():
+            name = self._name(entry.arm, path)
+            params[name], distributions[name] = value, _distribution(axes[path])
+        running = create_trial(
+            state=TrialState.RUNNING,
+            params=params,
+            distributions=distributions,
+            user_attrs={NUMBER: entry.number},
+        )
+        trial_id = self._storage.create_new_trial(self._study_id, running)
+        self._numbers[entry.number] = self._storage.get_trial(trial_id).number
+        self.tell(entry)
+
+    def tell(self, entry: TrialEntry) -> None:
+        """Tell Optuna how a trial ended, once; nothing where it has not.
+
+        Diverged is PRUNED at step 0 with the worst value: worse than whatever was pruned, and
+        remembered, where FAIL would be forgotten and tried again.
+        """
+        if entry.state not in STATES:
+            return
+        trial_id = self._id(self._numbers[entry.number])
+        trial = self._storage.get_trial(trial_id)
+        if trial.state.is_finished():
+            return
+        state = STATES[entry.state]
+        value = (entry.result or {}).get("value")
+        finite = isinstance(value, int | float) and math.isfinite(value)
+        if state == TrialState.COMPLETE and not finite:
+            state = TrialState.FAIL
+        if entry.state == "diverged":
+            self._storage.set_trial_intermediate_value(trial_id, 0, self._worst)
+        elif entry.state == "pruned":
+            for step, metrics in entry.reports.items():
+                if OBJECTIVE in metrics:
+                    value = metrics[OBJECTIVE]
+                    self._storage.set_trial_intermediate_value(trial_id, step, value)
+        values = value if state == TrialState.COMPLETE else None
+        self._study.tell(trial.number, values, state=state, skip_if_finished=True)
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return Optuna's own view of every trial, discarded draws among them."""
+        return self._study.get_trials(deepcopy=False)
+
+    def started_at(self, now: float) -> float:
+        """Return when this experiment first ran, which is `now` the first time."""
+        known = self._study.user_attrs.get("started_at")
+        if known is None:
+            self._study.set_user_attr("started_at", now)
+        return known or now
+
+    def _name(self, arm: str, path: str) -> str:
+        return f"{arm}:{path}" if len(self._space.arms) > 1 else path
+
+    def _id(self, optuna_number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, optuna_number)
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    """Return a parameter in Optuna's words, with both ends being values that it takes."""
+    if isinstance(parameter, Choice):
+        return CategoricalDistribution(parameter.values)
+    low, high = parameter.ends()
+    if isinstance(parameter, Integer):
+        return IntDistribution(int(low), int(high), log=parameter.log, step=parameter.step)
+    return FloatDistribution(float(low), float(high), log=parameter.log, step=parameter.step)
+
+
+def _suggest(trial: optuna.Trial, name: str, among: BaseDistribution) -> Scalar:
+    if isinstance(among, CategoricalDistribution):
+        return trial.suggest_categorical(name, among.choices)
+    if isinstance(among, IntDistribution):
+        return trial.suggest_int(name, among.low, among.high, step=among.step, log=among.log)
+    assert isinstance(among, FloatDistribution)
+    return trial.suggest_float(name, among.low, among.high, step=among.step, log=among.log)

@@ -1,0 +1,300 @@
+"""One experiment under way: what is open, what has ended, what comes next. No Ray here.
+
+Every change goes to the ledger first and to Optuna second, so that whatever dies in between, the
+next driver finds in the ledger all that Optuna must be told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from eigensweep.search_spaces.space import Point, Scalar
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.driver.study import Draw, Study
+from eigensweep.workers.shared.ledger import (
+    ExperimentEnd,
+    Finished,
+    Ledger,
+    Outcome,
+    StaleWriteError,
+    TrialEntry,
+)
+
+ASKS = 10
+"""How often a sampler is asked again when it gives a point that was tried already."""
+
+RANDOM_ASKS = 200
+"""How often points are then drawn at random, where the space has no list of all its points."""
+
+OPEN = ("waiting", "running")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial to be started, as one attempt."""
+
+    entry: TrialEntry
+    attempt: int
+    donor: Finished | None = None
+    """The same configuration, finished with a smaller budget: what the trial goes on from."""
+
+
+class Sweep:
+    """The trials of one experiment, as its one driver sees and changes them."""
+
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        ledger: Ledger,
+        study: Study,
+        *,
+        retries: int,
+        watch: Callable[[TrialEntry], None] = lambda entry: None,
+    ) -> None:
+        """Take up what the ledger holds: what is unfinished there is handed out first.
+
+        `watch` is called with every trial, as it is found and whenever it changes.
+        """
+        self.spec, self.ledger, self.study = spec, ledger, study
+        self.retries, self.watch = retries, watch
+        self._stopped: tuple[ExperimentEnd, str] | None = None
+        self.entries: dict[int, TrialEntry] = {}
+        self._exhausted = False
+        self._lost: Counter[int] = Counter()
+        self._space = spec.space()
+        self._walked = 0
+        self._points: set[tuple[str, tuple[tuple[str, Scalar], ...]]] = set()
+        self._identities: set[tuple[Any, ...]] = set()
+        for entry in ledger.load():
+            if entry.state == "running":
+                ledger.interrupt(entry.number, entry.attempt, "its driver was lost")
+                entry = replace(entry, state="waiting")
+            self._points.add(_key(Point(entry.arm, entry.params)))
+            if entry.state != "invalid":
+                self._identities.add(_identity(TrialConfig.from_dict(entry.config)))
+            self._put(entry)
+        study.reconcile(self.entries.values())
+        self._queue = deque(n for n, e in sorted(self.entries.items()) if e.state == "waiting")
+        self._handed_out: set[int] = set()
+        self._most = spec.trial_count()
+        ledger.set_total(self._most)
+
+    @property
+    def is_handed_out(self) -> bool:
+        """Whether no trial waits and no new one will come; one that is lost will wait again."""
+        return (self._exhausted or self._stopped is not None) and not self._queue
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no trial is open and no new one will come."""
+        return self.is_handed_out and not self._handed_out
+
+    def has_work(self) -> bool:
+        """Tell whether there is a trial to be started, without handing it out."""
+        job = self.next_job()
+        if job is None:
+            return False
+        self._handed_out.discard(job.entry.number)
+        self._queue.appendleft(job.entry.number)
+        return True
+
+    def next_job(self) -> Job | None:
+        """Return the next trial to be started, None if there is none at the moment.
+
+        What was finished before, here or in another experiment, is taken over on the way.
+        """
+        while self._stopped is None:
+            if not self._queue and not self._discover():
+                return None
+            entry = self.entries[self._queue.popleft()]
+            if entry.attempt == 0 and self._reuse(entry):
+                continue
+            self._handed_out.add(entry.number)
+            return Job(entry, entry.attempt + 1, self._known(self.ledger.shorter, entry))
+        return None
+
+    def begin(self, number: int, attempt: int) -> None:
+        """Record that an attempt has a process.
+
+        Raises:
+            StaleWriteError: if the ledger counts otherwise, so another driver is at work.
+        """
+        counted = self.ledger.begin(number)
+        if counted != attempt:
+            raise StaleWriteError(f"trial {number} is at attempt {counted}, not {attempt}")
+        self._put(replace(self.entries[number], state="running", attempt=attempt))
+
+    def report(
+        self, number: int, step: int, metrics: dict[str, float], place: dict[str, Any]
+    ) -> None:
+        """Record a rung report."""
+        entry = self.entries[number]
+        if entry.state != "running":
+            return
+        self.ledger.report(number, entry.attempt, step, metrics, place)
+        self._put(replace(entry, reports={**entry.reports, step: metrics}, place=place))
+
+    def end(
+        self,
+        number: int,
+        outcome: Outcome,
+        result: dict[str, Any] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record how a trial ended; the first end counts."""
+        entry = self.entries[number]
+        self._handed_out.discard(number)
+        if entry.state not in OPEN:
+            return
+        if result is not None:
+            result = {**result, "outcome": outcome}
+        self.ledger.finish(number, entry.attempt, outcome, result, error)
+        entry = replace(entry, state=outcome, result=result, error=error)
+        self.study.tell(entry)
+        self._put(entry)
+
+    def lose(self, number: int, attempt: int, cause: str) -> None:
+        """Record that an attempt's process died: the trial waits again, up to `retries` times."""
+        entry = self.entries[number]
+        if entry.state not in OPEN:
+            return
+        self._lost[number] += 1
+        if self._lost[number] > self.retries:
+            times = self._lost[number]
+            self.end(number, "failed", error=f"its process died {times} times; the last: {cause}")
+            return
+        if entry.attempt == attempt:
+            self.ledger.interrupt(number, attempt, cause)
+        self._put(replace(entry, state="waiting"))
+        self._handed_out.discard(number)
+        self._queue.append(number)
+
+    def cancel(self, reason: str, end: ExperimentEnd = "cancelled") -> None:
+        """End every open trial as cancelled and hand out no more; the first reason counts."""
+        self._stopped = self._stopped or (end, reason)
+        self._queue.clear()
+        for number, entry in list(self.entries.items()):
+            if entry.state in OPEN:
+                self.end(number, "cancelled", error=reason)
+
+    def best(self) -> TrialEntry | None:
+        """Return the finished trial with the best value, None if there is none."""
+        sign = 1 if objective(self.spec)[1] == "lower" else -1
+        ranked = [
+            (sign * entry.result["value"], entry.number)
+            for entry in self.entries.values()
+            if entry.state in ("completed", "reused")
+            and entry.result
+            and entry.result.get("value") is not None
+        ]
+        return self.entries[min(ranked)[1]] if ranked else None
+
+    def close(self) -> tuple[ExperimentEnd, str | None]:
+        """Record how many trials there were; return how it all ended, and why if not well."""
+        self.ledger.set_total(len(self.entries))
+        return self._verdict()
+
+    def _verdict(self) -> tuple[ExperimentEnd, str | None]:
+        if self._stopped is not None:
+            return self._stopped
+        tried = [e for e in self.entries.values() if e.state != "invalid"]
+        if not tried:
+            first = next((e.error for e in self.entries.values()), "the search has no points")
+            return "failed", f"no point of the search is a valid configuration: {first}"
+        if all(entry.state == "failed" for entry in tried):
+            last_line = (tried[0].error or "unknown").strip().splitlines()[-1]
+            return "failed", f"all {len(tried)} trials failed; the first: {last_line}"
+        return "completed", None
+
+    def _discover(self) -> bool:
+        """Open the next point whose configuration is new; False, for ever, if there is none."""
+        if not self._exhausted and (self._most is None or len(self._identities) < self._most):
+            for point, draw in self._candidates():
+                if self._open(point, draw):
+                    return True
+        self._exhausted = True
+        return False
+
+    def _candidates(self) -> Iterator[tuple[Point, Draw | None]]:
+        """Yield points until one is taken: the sampler's first, then whatever is left."""
+        size = self._space.count()
+        if self.spec.search.method != "grid":
+            for ask in range(ASKS if size is not None else ASKS + RANDOM_ASKS):
+                draw = self.study.draw(at_random=ask >= ASKS)
+                yield draw.point, draw
+        while size is not None and self._walked < size:
+            self._walked += 1
+            yield self._space.point(self._walked - 1), None
+
+    def _open(self, point: Point, draw: Draw | None) -> bool:
+        """Record a point as a trial, unless it was one already or no config accepts it."""
+        number, params = len(self.entries), dict(point.params)
+        config, error = None, None
+        if _key(point) not in self._points:
+            self._points.add(_key(point))
+            try:
+                config = self.spec.trial(point)
+            except ValueError as refusal:
+                error = str(refusal)
+                self.ledger.open_invalid(number, point.arm, params, error)
+                self._put(TrialEntry(number, point.arm, params, {}, "", "invalid", error=error))
+        if config is None or _identity(config) in self._identities:
+            if draw is not None:
+                self.study.discard(draw)
+            return False
+        self._identities.add(_identity(config))
+        content, name = config.model_dump(mode="json"), config.content_hash()
+        self.ledger.open(number, point.arm, params, content, name)
+        entry = TrialEntry(number, point.arm, params, content, name, "waiting")
+        if draw is not None:
+            self.study.keep(draw, number)
+        else:
+            self.study.add(entry)
+        self._put(entry)
+        self._queue.append(number)
+        return True
+
+    def _reuse(self, entry: TrialEntry) -> bool:
+        """Take over a finished result of the same configuration, seeds and budget, if any."""
+        found = self._known(self.ledger.finished, entry)
+        if found is None:
+            return False
+        source = {
+            "experiment": found.experiment_id,
+            "number": found.number,
+            "run_id": found.run_id,
+        }
+        self.end(entry.number, "reused", {**found.result, "reused_from": source})
+        return True
+
+    @staticmethod
+    def _known(
+        find: Callable[[str, int, int, int], Finished | None], entry: TrialEntry
+    ) -> Finished | None:
+        config = TrialConfig.from_dict(entry.config)
+        assert config.training.steps is not None
+        return find(entry.config_hash, config.seed, config.replicates, config.training.steps)
+
+    def _put(self, entry: TrialEntry) -> None:
+        self.entries[entry.number] = entry
+        self.watch(entry)
+
+
+def objective(spec: ExperimentSpec) -> tuple[str, Literal["lower", "higher"]]:
+    """Return the metric that trials are ranked by, and whether `lower` or `higher` is better."""
+    metrics = {m.name: m for m in spec.task.metrics}
+    metric = metrics[spec.objective.metric or spec.task.metrics[0].name]
+    return metric.name, metric.better
+
+
+def _key(point: Point) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
+    return point.arm, tuple(sorted(point.params.items()))
+
+
+def _identity(config: TrialConfig) -> tuple[Any, ...]:
+    """Return what tells two configurations' results apart."""
+    return config.content_hash(), config.training.steps, config.seed, config.replicates

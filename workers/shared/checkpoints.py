@@ -1,0 +1,266 @@
+"""The store of checkpoints and curves: what a killed trial goes on from, and what MLflow is told.
+
+One folder for each key, which is `experiment/trial/seed`:
+
+    curve.jsonl     one line a point, appended to
+    step-*.pt       checkpoints, the newest two
+    head.json       replaced last and in one act: the only commit point
+    lock            held for as long as somebody changes the folder
+
+`head.json` names the checkpoints and how much of the curve counts. What lies beyond it was never
+committed and is written over, so a process may die at any byte: the checkpoint and the points that
+belong to it appear together or not at all. Drivers read curves, so torch is imported when needed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eigensweep.workers.shared.durable_files import (
+    StorageError,
+    locked,
+    storage_error,
+    write_from,
+    write_whole,
+)
+from eigensweep.workers.shared.ledger import StaleWriteError
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Checkpoints kept for each key: the newest, and one to fall back to should the disk damage it."""
+
+
+class StaleAttemptError(StaleWriteError):
+    """A later attempt has begun at this key: what this one would write is refused."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The metrics of one step, finite numbers only, and when they were taken."""
+
+    step: int
+    metrics: dict[str, float]
+    timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What training goes on from, and the whole curve committed so far."""
+
+    step: int
+    state: dict[str, Any]
+    points: list[CurvePoint]
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    file: str
+    step: int
+    crc: int
+
+
+@dataclass(frozen=True)
+class _Head:
+    attempt: int = 0
+    commits: int = 0
+    curve_bytes: int = 0
+    curve_points: int = 0
+    last_step: int = -1
+    """Step of the curve's last point."""
+    checkpoints: tuple[_Checkpoint, ...] = ()
+    """Newest first."""
+
+
+class Store:
+    """Checkpoints and curves below one folder. Picklable; several processes may use it at once."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def begin(self, key: str, attempt: int) -> None:
+        """Make `attempt` the only one that may commit at `key`.
+
+        Raises:
+            StaleAttemptError: if a higher attempt has begun.
+            StorageError: if the folder cannot be written.
+        """
+        folder = self._folder(key)
+        with locked(folder):
+            head = self._head(folder)
+            _check_attempt(key, head, attempt)
+            self._replace_head(folder, replace(head, attempt=attempt))
+            self._clean(folder, head)
+
+    def attempt(self, key: str) -> int:
+        """Return the highest attempt that has begun at `key`, 0 if none has."""
+        return self._head(self._folder(key)).attempt
+
+    def commit(
+        self, key: str, attempt: int, step: int, state: dict[str, Any], points: Iterable[CurvePoint]
+    ) -> None:
+        """Keep `state`, reached at `step`, and append `points` to the curve: both or neither.
+
+        Points at steps that the curve already holds are left out: after a fallback to an older
+        checkpoint they come a second time.
+
+        Raises:
+            StaleAttemptError: if a higher attempt has begun.
+            StorageError: if it cannot be written, for instance because the disk is full.
+            ValueError: if the attempt never began, or a metric is not finite.
+        """
+        folder = self._folder(key)
+        checkpoint = _packed(state)
+        with locked(folder):
+            head = self._head(folder)
+            _check_attempt(key, head, attempt)
+            if head.attempt < attempt:
+                raise ValueError(f"attempt {attempt} of {key} commits before it began")
+            fresh = [p for p in points if p.step > head.last_step]
+            lines = "".join(json.dumps(asdict(p), allow_nan=False) + "\n" for p in fresh).encode()
+            file = f"step-{step:09d}-{head.commits + 1}.pt"  # no name is ever used for two states
+            older = [c for c in head.checkpoints if c.step < step][: KEPT - 1]
+            after = _Head(
+                attempt=attempt,
+                commits=head.commits + 1,
+                curve_bytes=head.curve_bytes + len(lines),
+                curve_points=head.curve_points + len(fresh),
+                last_step=fresh[-1].step if fresh else head.last_step,
+                checkpoints=(_Checkpoint(file, step, zlib.crc32(checkpoint)), *older),
+            )
+            try:
+                if lines:
+                    write_from(folder / "curve.jsonl", head.curve_bytes, lines)
+                write_whole(folder / file, checkpoint)
+                self._replace_head(folder, after)
+            except StorageError:
+                self._clean(folder, head)
+                raise
+            self._clean(folder, after)
+
+    def newest(self, key: str) -> Snapshot | None:
+        """Return the newest snapshot whose checkpoint is undamaged, None if there is none.
+
+        Its points are the whole committed curve, even if the checkpoint is an older one: training
+        makes the points between them again, and `commit` leaves them out.
+        """
+        import torch
+
+        folder = self._folder(key)
+        if not (folder / "head.json").exists():
+            return None
+        with locked(folder):
+            for checkpoint in self._head(folder).checkpoints:
+                content = self._content(folder, checkpoint)
+                if content is not None:
+                    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+                    return Snapshot(checkpoint.step, state, self.points(key))
+        return None
+
+    def has_checkpoint(self, key: str) -> bool:
+        """Return whether anything was committed at `key`; reads no checkpoint."""
+        return bool(self._head(self._folder(key)).checkpoints)
+
+    def points(self, key: str, since: int = 0) -> list[CurvePoint]:
+        """Return the committed points of `key` from the index `since` on."""
+        folder = self._folder(key)
+        head = self._head(folder)
+        if since >= head.curve_points:
+            return []
+        index, offset = self._read.get(key, (0, 0))
+        if since < index:
+            index, offset = 0, 0
+        try:
+            with open(folder / "curve.jsonl", "rb") as file:
+                file.seek(offset)
+                lines = file.read(head.curve_bytes - offset).splitlines()
+        except OSError as error:
+            raise storage_error("read", folder / "curve.jsonl", error) from error
+        if len(lines) != head.curve_points - index:
+            raise StorageError(
+                f"{folder / 'curve.jsonl'} holds {index + len(lines)} points, "
+                f"and head.json counts {head.curve_points}"
+            )
+        self._read[key] = (head.curve_points, head.curve_bytes)
+        return [CurvePoint(**json.loads(line)) for line in lines[since - index :]]
+
+    def copy(self, donor_key: str, key: str) -> bool:
+        """Give `key` the newest snapshot and curve of `donor_key`; return whether that was done.
+
+        Nothing is done where the donor has no snapshot, or `key` has one already.
+        """
+        if self._head(self._folder(key)).checkpoints:
+            return False
+        snapshot = self.newest(donor_key)
+        if snapshot is None:
+            return False
+        attempt = self.attempt(key)
+        self.commit(key, attempt, snapshot.step, snapshot.state, snapshot.points)
+        return True
+
+    def _folder(self, key: str) -> Path:
+        if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", key, re.ASCII):
+            raise ValueError(f"a key is names joined by slashes, such as e7/00012/0; got {key!r}")
+        return self.root / key
+
+    def _head(self, folder: Path) -> _Head:
+        path = folder / "head.json"
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return _Head()
+        except (OSError, ValueError) as error:
+            raise storage_error("read", path, error) from error
+        checkpoints = tuple(_Checkpoint(**c) for c in content.pop("checkpoints"))
+        return _Head(**content, checkpoints=checkpoints)
+
+    def _replace_head(self, folder: Path, head: _Head) -> None:
+        write_whole(folder / "head.json", json.dumps(asdict(head)).encode())
+
+    def _content(self, folder: Path, checkpoint: _Checkpoint) -> bytes | None:
+        path = folder / checkpoint.file
+        try:
+            content = path.read_bytes()
+            if zlib.crc32(content) == checkpoint.crc:
+                return content
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+        logger.warning("checkpoint damaged, falling back path=%s step=%d", path, checkpoint.step)
+        return None
+
+    def _clean(self, folder: Path, head: _Head) -> None:
+        """Remove what `head` does not name. Should it fail, the next commit does it again."""
+        named = {c.file for c in head.checkpoints}
+        with suppress(OSError):
+            curve = folder / "curve.jsonl"
+            if curve.exists() and curve.stat().st_size > head.curve_bytes:
+                os.truncate(curve, head.curve_bytes)
+            for path in [*folder.glob("step-*.pt"), *folder.glob("*.tmp")]:
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
+
+
+def _check_attempt(key: str, head: _Head, attempt: int) -> None:
+    if head.attempt > attempt:
+        raise StaleAttemptError(f"attempt {attempt} of {key} has a successor, {head.attempt}")
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()

@@ -1,0 +1,1 @@
+"""What a driver's tracking thread does: deliver committed curves and results to MLflow."""

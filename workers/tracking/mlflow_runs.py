@@ -1,0 +1,234 @@
+"""Runs in MLflow: made once each, found again by their tags. MLflow's client is imported here only.
+
+Every error of MLflow becomes one of two: `AwayError`, which time may heal, and `RefusedError`,
+which it will not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eigensweep.workers.shared.checkpoints import CurvePoint
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Run
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EXPERIMENT, TRIAL, SEED = "eigensweep.experiment", "eigensweep.trial", "eigensweep.replicate"
+"""Tags by which runs are found."""
+
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""What makes MLflow's pages open an experiment as model training, with its curves in front."""
+
+MOST_METRICS, MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG = 1000, 100, 500, 5000
+
+HEALING = frozenset(
+    {
+        "INTERNAL_ERROR",
+        "TEMPORARILY_UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "REQUEST_LIMIT_EXCEEDED",
+        "RESOURCE_EXHAUSTED",
+        "ABORTED",
+        "CANCELLED",
+        "RESOURCE_CONFLICT",
+        "PERMISSION_DENIED",
+        "CUSTOMER_UNAUTHORIZED",
+        "UNAUTHENTICATED",
+        "ENDPOINT_NOT_FOUND",
+        "DATA_LOSS",
+        "INVALID_STATE",
+    }
+)
+"""Errors of MLflow that may pass: it starts, it is busy, it is behind a proxy, a key is renewed."""
+
+
+class AwayError(RuntimeError):
+    """MLflow does not answer, or not now."""
+
+
+class RefusedError(RuntimeError):
+    """MLflow will never take this: the run was deleted, or a value is not allowed."""
+
+
+@dataclass
+class Content:
+    """What is to be sent to one run."""
+
+    points: list[CurvePoint] = field(default_factory=list)
+    params: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class Runs:
+    """The runs of one experiment. For one thread."""
+
+    def __init__(self, uri: str, project: str, experiment: str) -> None:
+        """Connect; sends nothing yet. Our own retries are patient, so MLflow's are few."""
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=uri)
+        self._project, self._experiment = project, experiment
+        self._project_id: str | None = None
+        self._known: dict[tuple[int | None, int | None], str] = {}
+        self._started: dict[str, int] = {}
+        self._sure = False
+
+    def get(
+        self,
+        number: int | None,
+        seed: int | None,
+        name: str,
+        tags: Mapping[str, str],
+        parent: str | None = None,
+    ) -> str:
+        """Return the run of a replicate, a trial (seed None) or the experiment, made once."""
+        if not self._sure:
+            self._find()
+        known = self._known.get((number, seed))
+        if known is not None:
+            return known
+        tags = {**tags, EXPERIMENT: self._experiment}
+        if number is not None:
+            tags[TRIAL] = str(number)
+        if seed is not None:
+            tags[SEED] = str(seed)
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent
+        self._sure = False  # should the answer be lost, the run may be there all the same
+        run = _asked(
+            lambda: self._client.create_run(
+                self._project_id or "", int(time.time() * 1000), dict(tags), name
+            )
+        )
+        self._sure = True
+        self._remember(run)
+        return run.info.run_id
+
+    def started(self, run_id: str) -> int:
+        """Return when a run began, in milliseconds: a timestamp that never changes."""
+        return self._started[run_id]
+
+    def send(self, run_id: str, content: Content) -> None:
+        """Send a content in as few requests as MLflow allows."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        metrics = [
+            Metric(name, value, point.timestamp_ms, point.step)
+            for point in content.points
+            for name, value in point.metrics.items()
+        ]
+        params = [Param(k, str(v)[:LONGEST_PARAM]) for k, v in content.params.items()]
+        tags = [RunTag(k, v[:LONGEST_TAG]) for k, v in content.tags.items()]
+        while metrics or params or tags:
+            now: list[Metric] = metrics[: MOST_METRICS - MOST_PARAMS]
+            with_params, with_tags = params[:MOST_PARAMS], tags[:MOST_PARAMS]
+            self._log_batch(run_id, now, with_params, with_tags)
+            metrics = metrics[len(now) :]
+            params, tags = params[len(with_params) :], tags[len(with_tags) :]
+
+    def end(self, run_id: str, status: str) -> None:
+        """Record that a run is over: FINISHED, FAILED or KILLED."""
+        _asked(lambda: self._client.set_terminated(run_id, status))
+
+    def keep_text(self, run_id: str, text: str, name: str) -> None:
+        """Keep a text as an artifact."""
+        _kept(lambda: self._client.log_text(run_id, text, name), name)
+
+    def keep_file(self, run_id: str, path: Path, folder: str) -> None:
+        """Keep a file as an artifact."""
+        _kept(lambda: self._client.log_artifact(run_id, str(path), folder), path.name)
+
+    def keep_all(self, run_id: str, paths: Iterable[Path], folder: str) -> None:
+        """Keep files as artifacts; unlike `keep_file` this raises where one is refused."""
+        for path in paths:
+            _asked(partial(self._client.log_artifact, run_id, str(path), folder))
+
+    def _log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
+        _asked(lambda: self._client.log_batch(run_id, metrics, params, tags, synchronous=True))
+
+    def _find(self) -> None:
+        """Find the project, made if need be, and every run of the experiment that is there."""
+        if self._project_id is None:
+            self._project_id = self._project_by_name()
+        project, page = self._project_id, None
+        wanted = f"tags.`{EXPERIMENT}` = '{self._experiment}'"
+        while not self._sure:
+            search = partial(self._client.search_runs, max_results=1000, page_token=page)
+            runs = _asked(lambda: search([project], wanted))  # noqa: B023  (called at once)
+            for run in runs:
+                self._remember(run)
+            page = runs.token
+            self._sure = not page
+
+    def _project_by_name(self) -> str:
+        found = _asked(lambda: self._client.get_experiment_by_name(self._project))
+        if found is None:
+            try:
+                return _asked(
+                    lambda: self._client.create_experiment(self._project, tags=EXPERIMENT_TAGS)
+                )
+            except RefusedError:
+                # Another driver may have made it in the meantime.
+                found = _asked(lambda: self._client.get_experiment_by_name(self._project))
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            _asked(lambda: self._client.restore_experiment(found.experiment_id))
+        return found.experiment_id
+
+    def _remember(self, run: Run) -> None:
+        tags = run.data.tags
+        number, seed = tags.get(TRIAL), tags.get(SEED)
+        key = (None if number is None else int(number), None if seed is None else int(seed))
+        self._known.setdefault(key, run.info.run_id)
+        self._started[run.info.run_id] = run.info.start_time
+
+
+def flattened(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a tree of mappings as dotted paths to values; what is None is left out.
+
+    >>> flattened({"model": {"hidden_size": 8, "parameters": None}, "seed": 0})
+    {'model.hidden_size': 8, 'seed': 0}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{path}{name}.")
+        elif value is not None:
+            flat[f"{path}{name}"] = value
+    return flat
+
+
+def _asked(request: Callable[[], T]) -> T:
+    """Return MLflow's answer, with its errors turned into ours."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return request()
+    except MlflowException as error:
+        kind = AwayError if error.error_code in HEALING else RefusedError
+        raise kind(str(error)) from error
+    except OSError as error:  # which the errors of `requests` are
+        raise AwayError(str(error)) from error
+
+
+def _kept(request: Callable[[], None], name: str) -> None:
+    """Do without an artifact that the artifact store refuses: the curves matter more."""
+    try:
+        _asked(request)
+    except RefusedError as error:
+        logger.warning("artifact not kept name=%s error=%s", name, error)

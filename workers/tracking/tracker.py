@@ -1,0 +1,301 @@
+"""What MLflow is told of an experiment: by one thread in its driver, from what the store committed.
+
+Nothing waits for MLflow. Curves are read from the store, so a server that is away is caught up with
+when it is back, and what is sent again (same step, value and timestamp) is the same point there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.ledger import OBJECTIVE, ExperimentEnd, Ledger, TrialEntry
+from eigensweep.workers.tracking.mlflow_runs import (
+    AwayError,
+    Content,
+    RefusedError,
+    Runs,
+    flattened,
+)
+
+logger = logging.getLogger(__name__)
+
+PASS_SECONDS = 1.0
+"""Pause between two looks at what is new."""
+
+LONGEST_PAUSE = 30.0
+"""Pause between two tries while MLflow is away."""
+
+STATUS = {"failed": "FAILED", "cancelled": "KILLED"}
+"""How a run ends in MLflow; FINISHED where nothing is said here."""
+
+OPEN = ("waiting", "running")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The experiment that is tracked."""
+
+    id: str
+    name: str
+    project: str
+    description: str
+    spec: str
+    """As YAML."""
+    better: Literal["lower", "higher"]
+    tags: dict[str, str]
+    """What every run of it carries."""
+
+
+@dataclass
+class _Line:
+    """One run of a trial, and how much of a replicate's curve it holds."""
+
+    run_id: str
+    seed: int | None
+    """Whose curve it holds; None for none."""
+    sent: int = 0
+
+
+@dataclass
+class _Held:
+    """What MLflow holds of one trial: its own run, then one for each of several replicates."""
+
+    lines: list[_Line]
+    attempt: int = 0
+    """0 before anything was sent."""
+
+
+class Tracker:
+    """Delivers trials to MLflow as they change, until `close` and then until all is delivered."""
+
+    def __init__(self, uri: str, subject: Subject, ledger: Ledger, storage: str) -> None:
+        self._uri, self._subject, self._ledger = uri, subject, ledger
+        self._store = Store(storage)
+        self._runs: Runs | None = None
+        self._parent: str | None = None
+        self._lock = threading.Lock()
+        self._news: dict[int, TrialEntry] = {}
+        self._held: dict[int, _Held] = {}
+        self._end: tuple[ExperimentEnd, str | None, TrialEntry | None] | None = None
+        self._failure: BaseException | None = None
+        self._wake, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self._thread.start()
+
+    def see(self, entry: TrialEntry) -> None:
+        """Take note of a trial as it is now. Returns at once."""
+        never_begun = entry.state == "waiting" and entry.attempt == 0
+        if entry.state != "invalid" and not entry.tracked and not never_begun:
+            with self._lock:
+                self._news[entry.number] = entry
+
+    def close(self, state: ExperimentEnd, error: str | None, best: TrialEntry | None) -> None:
+        """Take note that the experiment is over; what is not delivered yet still will be."""
+        self._end = state, error, best
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Stop delivering: this driver gives up and its successor goes on."""
+        self._over.set()
+        self._wake.set()
+
+    def wait(self) -> None:
+        """Wait until everything is delivered after `close`.
+
+        Raises:
+            BaseException: whatever stopped the delivery for good, such as a `StaleWriteError`.
+        """
+        self._over.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        pause = PASS_SECONDS
+        try:
+            while not self._over.is_set():
+                try:
+                    if self._pass():
+                        break
+                    pause = PASS_SECONDS
+                except (AwayError, StorageError) as error:
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                    logger.warning("not tracked yet, trying again in %.0f s: %s", pause, error)
+                self._wake.wait(pause)
+                self._wake.clear()
+        except BaseException as error:  # carried over to the thread that waits
+            self._failure = error
+        self._over.set()
+
+    def _pass(self) -> bool:
+        """Deliver what is new; tell whether that was the last of it."""
+        end = self._end
+        runs = self._runs = self._runs or Runs(self._uri, self._subject.project, self._subject.id)
+        try:
+            parent = self._parent = self._parent or self._parent_run(runs)
+            with self._lock:
+                news = list(self._news.values())
+            for entry in news:
+                self._deliver(runs, parent, entry)
+            if end is None:
+                return False
+            self._end_experiment(runs, parent, *end)
+        except RefusedError as error:
+            logger.error("MLflow refuses the experiment, given up: %s", error)
+            if end is None:
+                return False
+        self._ledger.set_tracked(None)
+        return True
+
+    def _parent_run(self, runs: Runs) -> str:
+        tags = {**self._subject.tags, "mlflow.note.content": self._subject.description}
+        parent = runs.get(None, None, self._subject.name, tags)
+        runs.keep_text(parent, self._subject.spec, "spec.yaml")
+        if self._ledger.experiment_run() != parent:
+            self._ledger.set_run(None, parent)
+        return parent
+
+    def _deliver(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
+        """Deliver what is new of a trial; with its end, that is all of it."""
+        try:
+            self._trial(runs, parent, entry)
+            if entry.state in OPEN:
+                return
+        except RefusedError as error:
+            logger.error("MLflow refuses trial %d, given up: %s", entry.number, error)
+        self._ledger.set_tracked(entry.number)
+        with self._lock:
+            if self._news[entry.number] is entry:
+                del self._news[entry.number]
+        self._held.pop(entry.number, None)
+
+    def _trial(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
+        held = self._held.get(entry.number)
+        if held is None:
+            held = self._held[entry.number] = _Held(self._lines(runs, parent, entry))
+        for line in held.lines:
+            content = Content()
+            if held.attempt == 0 and line is held.lines[0]:
+                content.params = flattened(entry.config) | flattened(entry.params)
+            if held.attempt != entry.attempt:
+                content.tags["eigensweep.attempt"] = str(entry.attempt)
+            if line.seed is not None:
+                key = f"{self._subject.id}/{entry.number:05d}/{line.seed}"
+                content.points += self._store.points(key, line.sent)
+            fresh = len(content.points)
+            if entry.state not in OPEN:
+                _add_end(content, entry, line, runs.started(line.run_id))
+            runs.send(line.run_id, content)
+            line.sent += fresh
+            if entry.state not in OPEN:
+                runs.end(line.run_id, STATUS.get(entry.state, "FINISHED"))
+        held.attempt = entry.attempt
+
+    def _lines(self, runs: Runs, parent: str, entry: TrialEntry) -> list[_Line]:
+        run_id = self._trial_run(runs, parent, entry)
+        first, count = entry.config["seed"], entry.config["replicates"]
+        if entry.state == "reused":
+            return [_Line(run_id, None)]
+        if count == 1:
+            return [_Line(run_id, first)]
+        lines = [_Line(run_id, None)]
+        for seed in range(first, first + count):
+            name = f"{entry.arm}-{entry.number}-seed{seed}"
+            tags = {**self._subject.tags, "eigensweep.seed": str(seed)}
+            lines.append(_Line(runs.get(entry.number, seed, name, tags, run_id), seed))
+        return lines
+
+    def _trial_run(self, runs: Runs, parent: str, entry: TrialEntry) -> str:
+        tags = {
+            **self._subject.tags,
+            "eigensweep.arm": entry.arm,
+            "eigensweep.hash": entry.config_hash,
+            "eigensweep.seed": str(entry.config["seed"]),
+        }
+        name = f"{entry.arm}-{entry.number}"
+        run_id = runs.get(entry.number, None, name, tags, parent)
+        runs.keep_text(run_id, json.dumps(entry.config, indent=2), "config.json")
+        if entry.run_id != run_id:
+            self._ledger.set_run(entry.number, run_id)
+        return run_id
+
+    def _end_experiment(
+        self,
+        runs: Runs,
+        parent: str,
+        state: ExperimentEnd,
+        error: str | None,
+        best: TrialEntry | None,
+    ) -> None:
+        content = Content(tags={"eigensweep.outcome": state})
+        if error is not None:
+            content.tags["eigensweep.error"] = error
+        if best is not None:
+            content.tags["eigensweep.best_trial"] = str(best.number)
+            _add_result(content, best.result or {}, runs.started(parent))
+            runs.keep_text(parent, json.dumps(best.config, indent=2), "best/config.json")
+            weights = self._weights(best)
+            if weights.exists():
+                runs.keep_file(parent, weights, "best")
+        runs.send(parent, content)
+        runs.end(parent, STATUS.get(state, "FINISHED"))
+
+    def _weights(self, best: TrialEntry) -> Path:
+        """Return where the weights of a trial's best replicate lie."""
+        result = best.result or {}
+        source = result.get("reused_from") or {
+            "experiment": self._subject.id,
+            "number": best.number,
+        }
+        sign = 1 if self._subject.better == "lower" else -1
+        values = [
+            (sign * r["value"], r["seed"])
+            for r in result.get("by_replicate", [])
+            if r["value"] is not None
+        ]
+        seed = min(values)[1] if values else best.config["seed"]
+        folder = f"{source['experiment']}/{source['number']:05d}/{seed}"
+        return self._store.root / folder / "best.pt"
+
+
+def _add_end(content: Content, entry: TrialEntry, line: _Line, timestamp_ms: int) -> None:
+    """Add how a trial ended, and its result or that of the replicate whose run this is."""
+    result = entry.result or {}
+    content.tags["eigensweep.outcome"] = entry.state
+    if entry.error is not None:
+        content.tags["eigensweep.error"] = entry.error
+    if entry.place:
+        content.tags["eigensweep.device"] = "{device} on {node}".format(**entry.place)
+    if "reused_from" in result:
+        source = result["reused_from"]
+        content.tags["eigensweep.reused_from"] = f"{source['experiment']}/{source['number']}"
+        content.tags["eigensweep.reused_run"] = str(source["run_id"])
+    replicates = {r["seed"]: r for r in result.get("by_replicate", [])}
+    if entry.config["replicates"] > 1 and line.seed is not None:
+        result = replicates.get(line.seed, {})
+    _add_result(content, result, timestamp_ms)
+
+
+def _add_result(content: Content, result: dict[str, Any], timestamp_ms: int) -> None:
+    """Add a result's finite numbers, at a timestamp that is the same whenever they are sent."""
+    numbers = {
+        OBJECTIVE: result.get("value"),
+        "seconds": result.get("seconds"),
+        "parameters": result.get("parameters", {}).get("free"),
+        **{f"best/{name}": value for name, value in result.get("valid", {}).items()},
+    }
+    for kind in ("test", "best_test", "last_test"):
+        numbers |= {f"{kind}/{name}": value for name, value in result.get(kind, {}).items()}
+    finite = {k: float(v) for k, v in numbers.items() if v is not None and isfinite(v)}
+    if finite:
+        content.points.append(CurvePoint(result.get("step", 0), finite, timestamp_ms))

@@ -1,0 +1,229 @@
+"""One attempt at a trial: its replicates, trained from rung to rung with commits. No Ray here."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.durable_files import write_whole
+from eigensweep.workers.shared.ledger import OBJECTIVE
+from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.trial.training import Training
+
+logger = logging.getLogger(__name__)
+
+GLANCE_SECONDS = 1.0
+"""How often a training in progress looks whether it is still wanted."""
+
+LIVELY_SECONDS = 2.0
+"""A commit that costs little is made this often, so that curves in MLflow move."""
+
+COMMIT_SHARE = 0.05
+"""More than this share of the time commits do not take, until `checkpoint_seconds` have passed."""
+
+
+class NoLongerWanted(Exception):  # noqa: N818  (not an error)
+    """The experiment was cancelled while this trial was training."""
+
+
+def replicate_key(experiment: str, number: int, seed: int) -> str:
+    """Return where the store keeps one replicate of a trial."""
+    return f"{experiment}/{number:05d}/{seed}"
+
+
+def cancel_mark(storage: str | Path, experiment: str) -> Path:
+    """Return the file whose presence tells the trials of an experiment to stop."""
+    return Path(storage) / experiment / "cancelled"
+
+
+def warm_up() -> None:
+    """Make torch load what it loads with a process's first optimizer, a second's worth."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+class Attempt:
+    """The replicates of one trial, picked up where the store has them."""
+
+    def __init__(self, order: dict[str, Any], device: str) -> None:
+        """Begin the attempt that `order` (the plain dict of `driver.order`) describes.
+
+        Raises:
+            StaleAttemptError: if a later attempt has begun.
+        """
+        torch.set_num_threads(max(1, int(order["resources"]["CPU"])))
+        self.config = config = TrialConfig.from_dict(order["config"])
+        store = Store(order["storage"])
+        donor = order["donor"]
+        mark = cancel_mark(order["storage"], order["experiment"])
+        self.replicates = [
+            Replicate(
+                Training(config, seed, data_root=order["data_root"], device=device),
+                store,
+                replicate_key(order["experiment"], order["number"], seed),
+                replicate_key(donor[0], donor[1], seed) if donor else None,
+                order["attempt"],
+                order["checkpoint_seconds"],
+                mark.exists,
+            )
+            for seed in config.seeds
+        ]
+        self.rungs: list[int] = order["rungs"]
+        self.reported: int = order["reported"]
+        """Step of the last rung that the ledger has heard of."""
+
+    def advance(self) -> dict[str, Any]:
+        """Train to the next rung that was not reported, and return what to report there.
+
+        A rung that lies before the checkpoint is answered from the curve, without training. The
+        report has `step`, `metrics`, `outcome` (None while there is more to train) and `result`.
+        """
+        rung = next((r for r in self.rungs if r > self.reported), self.rungs[-1])
+        try:
+            for replicate in self.replicates:
+                replicate.train(rung)
+                if replicate.has_diverged(rung):
+                    break
+        except NoLongerWanted:
+            return {"step": self.reached, "metrics": {}, "outcome": "cancelled", "result": None}
+        self.reported = rung
+        diverged = any(r.has_diverged(rung) for r in self.replicates)
+        ended = diverged or all(r.has_ended(rung) for r in self.replicates)
+        results = [r.training.result() for r in self.replicates]
+        result = {**summarise(results), "by_replicate": self._by_replicate(results)}
+        metrics = self._metrics(rung)
+        if ended:
+            for replicate in self.replicates:
+                replicate.keep_best()
+            if result["value"] is not None and not diverged:
+                metrics[OBJECTIVE] = result["value"]
+        elif OBJECTIVE in metrics:
+            result["value"] = metrics[OBJECTIVE]
+        reached = max(min(rung, r.training.step) for r in self.replicates)
+        outcome = ("diverged" if diverged else "completed") if ended else None
+        return {"step": reached, "metrics": metrics, "outcome": outcome, "result": result}
+
+    @property
+    def reached(self) -> int:
+        """Step of the replicate that has come furthest."""
+        return max(r.training.step for r in self.replicates)
+
+    def _metrics(self, rung: int) -> dict[str, float]:
+        """Return the best value up to a rung and the latest evaluation, means over replicates."""
+        metric = self.replicates[0].training.selection.metric
+        better, key = min if metric.better == "lower" else max, f"valid/{metric.name}"
+        bests, latest = [], []
+        for replicate in self.replicates:
+            seen = [metrics for step, metrics in replicate.evaluations if step <= rung]
+            values = [metrics[key] for metrics in seen if key in metrics]
+            if not values:
+                return {}
+            bests.append(better(values))
+            latest.append(seen[-1])
+        shared = set.intersection(*(set(metrics) for metrics in latest))
+        means = {name: fmean(m[name] for m in latest) for name in sorted(shared)}
+        return {OBJECTIVE: fmean(bests), **means}
+
+    def _by_replicate(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        dropped = {"parameters", "baseline", "constraint"}
+        pairs = zip(self.config.seeds, results, strict=True)
+        return [
+            {"seed": seed, **{name: r[name] for name in r if name not in dropped}}
+            for seed, r in pairs
+        ]
+
+
+class Replicate:
+    """One training with its place in the store."""
+
+    def __init__(
+        self,
+        training: Training,
+        store: Store,
+        key: str,
+        donor: str | None,
+        attempt: int,
+        checkpoint_seconds: float,
+        unwanted: Callable[[], bool],
+    ) -> None:
+        self.training = training
+        self._store, self._key, self._attempt = store, key, attempt
+        self._checkpoint_seconds = checkpoint_seconds
+        self._unwanted = unwanted
+        self.evaluations: list[tuple[int, dict[str, float]]] = []
+        """Step and metrics of every evaluation so far."""
+        store.begin(key, attempt)
+        if donor is not None and store.copy(donor, key):
+            logger.info("going on from a smaller budget donor=%s key=%s", donor, key)
+        snapshot = store.newest(key)
+        if snapshot is not None:
+            training.load_state_dict(snapshot.state)
+            self._remember(snapshot.points)
+        self._committed_step = -1 if snapshot is None else snapshot.step
+        self._committed_at = time.monotonic()
+        self._cost = 0.0
+
+    def train(self, rung: int) -> None:
+        """Train to `rung`, unless that is behind us, and commit what is new there."""
+        if not self.training.finished and self.training.step < rung:
+            self.training.run(rung, self._glance, GLANCE_SECONDS)
+        if self.training.step > self._committed_step:
+            self._commit()
+
+    def has_ended(self, rung: int) -> bool:
+        """Tell whether this training was over when it came to `rung`."""
+        return self.training.finished and self.training.step <= rung
+
+    def has_diverged(self, rung: int) -> bool:
+        """Tell whether this training had diverged when it came to `rung`."""
+        return self.has_ended(rung) and self.training.outcome == "diverged"
+
+    def keep_best(self) -> None:
+        """Write the weights of the selected point to `best.pt`, beside the checkpoints."""
+        best = self.training.selection.best
+        if best is None:
+            return
+        content = {
+            "config": json.dumps(self.training.config.model_dump(mode="json")),
+            "seed": self.training.seed,
+            "step": best.step,
+            "value": best.value,
+            "weights": best.weights,
+        }
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_whole(self._store.root / self._key / "best.pt", buffer.getvalue())
+
+    def _glance(self) -> None:
+        if self._unwanted():
+            raise NoLongerWanted
+        pause = max(LIVELY_SECONDS, self._cost / COMMIT_SHARE)
+        if time.monotonic() - self._committed_at >= min(pause, self._checkpoint_seconds):
+            self._commit()
+
+    def _commit(self) -> None:
+        training, began = self.training, time.monotonic()
+        for step, spectra in training.drain_spectra():
+            spectrum_files.write(self._store.root / self._key, step, spectra)
+        points = training.drain()
+        self._store.commit(self._key, self._attempt, training.step, training.state_dict(), points)
+        self._remember(points)
+        self._committed_step, self._committed_at = training.step, time.monotonic()
+        self._cost = self._committed_at - began
+
+    def _remember(self, points: list[CurvePoint]) -> None:
+        known = self.evaluations[-1][0] if self.evaluations else 0
+        for point in points:
+            metrics = {k: v for k, v in point.metrics.items() if k.startswith("valid/")}
+            if metrics and point.step > known:
+                self.evaluations.append((point.step, metrics))

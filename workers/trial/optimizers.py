@@ -1,0 +1,137 @@
+"""How parameters are updated: the optimizers, two learning rates, and clipping.
+
+Group `orth` takes `name_orth` and `lr_orth` and never the optimizer's weight decay; every other
+group takes `name` and `lr`. A group with a rule of its own takes the rate only. Source: `models`
+name their groups, papers tune the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+from torch import Tensor, nn
+from torch.optim import RMSprop
+from torch.optim.adagrad import Adagrad
+from torch.optim.adam import Adam
+from torch.optim.optimizer import Optimizer
+
+from eigensweep.models.base import Model, ParamGroup, trainable
+from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
+from eigensweep.workers.trial.tf1_optimizers import RMSpropTF1, adagrad_tf1
+
+
+class Optimizers:
+    """The optimizers of one model: one for each kind that its groups ask for."""
+
+    def __init__(self, model: Model, config: OptimizerConfig) -> None:
+        groups = model.param_groups()
+        self.params = [p for g in groups for p in trainable(g.params)]
+        _check_complete(model, self.params)
+        self.learning_rates: dict[str, float] = {g.name: _rate(g, config) for g in groups}
+        """Of each group, by its name; what `scale` made of them."""
+        self._first_rates, self._factor = dict(self.learning_rates), 1.0
+        self._clip = _clipping(config)
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for group in groups:
+            if params := trainable(group.params):
+                name: str = config.name
+                if group.rule is not None:
+                    name = f"rule of {group.name}"
+                elif group.name == "orth":
+                    name = config.name_orth or config.name
+                rate = _rate(group, config)
+                settings = {"lr": rate, "first_lr": rate, "weight_decay": _decay(group, config)}
+                kinds.setdefault(name, []).append({"params": params, **settings})
+        rules = {f"rule of {g.name}": g.rule for g in groups if g.rule is not None}
+        self._optimizers = {
+            name: rules[name](part) if name in rules else _build(name, part, config)
+            for name, part in kinds.items()
+        }
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for p in self.params:
+            p.grad = None
+
+    def gradient_norm(self) -> Tensor:
+        """Return the global L2 norm of the gradient before clipping; not finite if an entry is."""
+        return nn.utils.get_total_norm([p.grad for p in self.params if p.grad is not None])
+
+    def scale(self, factor: float) -> None:
+        """Let the next steps take the config's learning rates times `factor`."""
+        if factor == self._factor:
+            return
+        self._factor = factor
+        self.learning_rates = {name: lr * factor for name, lr in self._first_rates.items()}
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["first_lr"] * factor
+
+    def step(self, norm: Tensor) -> None:
+        """Clip the gradient, whose global norm is `norm`, and update the parameters."""
+        self._clip(self.params, norm)
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the optimizers remember, by kind; rates and settings come from the config."""
+        return {name: o.state_dict()["state"] for name, o in self._optimizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name, optimizer in self._optimizers.items():
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state[name], "param_groups": groups})
+
+
+def _build(name: str, groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    # The fused forms do the same in one call: a third of the time on small networks.
+    on_cpu = groups[0]["params"][0].device.type == "cpu"
+    match name:
+        case "adam":
+            return Adam(groups, betas=config.betas, fused=True)
+        case "rmsprop":
+            return RMSprop(groups, alpha=config.alpha, momentum=config.momentum)
+        case "adagrad":
+            return Adagrad(groups, fused=on_cpu or None)
+        case "rmsprop_tf1":
+            return RMSpropTF1(groups, config.lr, config.alpha, config.momentum)
+        case "adagrad_tf1":
+            return adagrad_tf1(groups, fused=on_cpu or None)
+    raise ValueError(f"there is no optimizer '{name}'; there are {', '.join(get_args(UpdateRule))}")
+
+
+def _rate(group: ParamGroup, config: OptimizerConfig) -> float:
+    return config.lr_orth or config.lr if group.name == "orth" else config.lr
+
+
+def _decay(group: ParamGroup, config: OptimizerConfig) -> float:
+    if unknown := sorted(set(group.options) - {"weight_decay"}):
+        raise ValueError(f"group '{group.name}' has {unknown}; the known option is 'weight_decay'")
+    decay: float = group.options.get(
+        "weight_decay", 0.0 if group.name == "orth" else config.weight_decay
+    )
+    return decay
+
+
+def _clipping(config: OptimizerConfig) -> Callable[[list[nn.Parameter], Tensor], None]:
+    norm_limit, value_limit = config.clip_norm, config.clip_value
+    if norm_limit is not None:
+        return lambda params, norm: nn.utils.clip_grads_with_norm_(params, norm_limit, norm)
+    if value_limit is not None:
+        return lambda params, norm: nn.utils.clip_grad_value_(params, value_limit)
+    return lambda params, norm: None
+
+
+def _check_complete(model: Model, params: list[nn.Parameter]) -> None:
+    grouped = {id(p) for p in params}
+    left_out = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in grouped]
+    if left_out or len(grouped) != len(params):
+        raise ValueError(
+            f"{type(model).__name__}.param_groups() must name each parameter once; "
+            f"left out: {left_out or 'none'}, named twice: {len(params) - len(grouped)}"
+        )
+
+
+__all__ = ["Optimizers"]

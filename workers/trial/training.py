@@ -1,0 +1,334 @@
+"""Training one configuration with torch alone: no Ray, no MLflow, no service.
+
+A `Training` is one replicate. It can stop at any step and go on elsewhere, bit for bit on the same
+kind of machine: a batch is a function of step and seed, and everything else is in `state_dict`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eigensweep.models import MODELS
+from eigensweep.models.analysis.spectra import recurrent_spectra
+from eigensweep.models.base import State
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks import TASKS
+from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared.checkpoints import CurvePoint
+from eigensweep.workers.trial.evaluation import carried_into, detached, evaluate, finite
+from eigensweep.workers.trial.optimizers import Optimizers
+from eigensweep.workers.trial.schedules import Schedule
+from eigensweep.workers.trial.selection import End, ReportedTests, Selection, Weights
+
+logger = logging.getLogger(__name__)
+
+
+class Training:
+    """One replicate of a trial: a model, a task, its optimizers, and how far they have come.
+
+    At step s the curve has at most one point, which holds whatever was taken there: the training
+    loss and gradient norm (means over `log_every` steps), an evaluation, and the baseline. The
+    first is an evaluation at step 0, which divergence is measured by and which is never selected.
+    A longer budget continues a finished training as if it had never stopped.
+    """
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        seed: int,
+        *,
+        data_root: Path | str | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.config = config = config.resolved()
+        self.seed = seed
+        self.device = device
+        self.task = TASKS[config.task.name](config.task, Path(data_root) if data_root else None)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            model = MODELS[config.model.name](config.model, config.task.shapes)
+        self.model = model.to(device)
+        self.optimizers = Optimizers(self.model, config.optimizer)
+        self.schedule = Schedule(config.optimizer)
+        self.selection = Selection(config, self.task.baselines)
+        self.reported_tests = ReportedTests(config.task.metrics)
+        assert config.training.steps is not None
+        assert config.training.evaluate_every is not None
+        self.steps: int = config.training.steps
+        self.evaluate_every: int = config.training.evaluate_every
+
+        self.step = 0
+        """Optimizer steps taken."""
+        self.outcome: End | None = None
+        self._carried: State | None = None
+        self._window = [0.0, 0.0, 0.0]
+        """Steps since the last logged one, and the sums of their losses and gradient norms."""
+        self._constraint: dict[str, float] = {}
+        self._test: dict[str, float] = {}
+        self._points: list[CurvePoint] = []
+        self._spectra: list[tuple[int, dict[str, Any]]] = []
+        self._last_point = -1
+        self._seconds = 0.0
+        self._started: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent, patience has run out, or the training diverged."""
+        return self.outcome is not None
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in `run`, over all resumes."""
+        running = 0.0 if self._started is None else time.perf_counter() - self._started
+        return self._seconds + running
+
+    def run(
+        self,
+        until: int | None = None,
+        commit: Callable[[], None] | None = None,
+        checkpoint_seconds: float = 10.0,
+    ) -> None:
+        """Train to step `until`, or to the end.
+
+        `commit` is called where a checkpoint is worth having: after each evaluation, at the end,
+        and when `checkpoint_seconds` have passed since the last one.
+        """
+        torch.set_flush_denormal(True)  # without it vanishing gradients cost several times as much
+        end = self.steps if until is None else min(until, self.steps)
+        self._started = committed = time.perf_counter()
+        try:
+            if self._last_point < 0 and self.outcome is None:
+                self._begin()
+            while self.outcome is None and self.step < end:
+                worth_keeping = self._advance()
+                if commit is not None and (
+                    worth_keeping or time.perf_counter() - committed >= checkpoint_seconds
+                ):
+                    commit()
+                    committed = time.perf_counter()
+        finally:
+            self._seconds, self._started = self.seconds, None
+
+    def drain(self) -> list[CurvePoint]:
+        """Return the points of the curve since the last call, and forget them."""
+        points, self._points = self._points, []
+        return points
+
+    def drain_spectra(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the spectra kept since the last call, by step, and forget them."""
+        spectra, self._spectra = self._spectra, []
+        return spectra
+
+    def result(self) -> dict[str, Any]:
+        """Return what is known so far, finite numbers only; `test` is of the selected point.
+
+        `best_test` and `last_test` are there where the config asks for a test at each evaluation.
+        """
+        best = self.selection.best
+        result = {
+            "outcome": self.outcome,
+            "value": best.value if best else None,
+            "best_step": best.step if best else None,
+            "step": self.step,
+            "valid": finite(best.valid) if best else {},
+            "test": self._test,
+            "seconds": self.seconds,
+            "parameters": {
+                "free": self.model.count_parameters("free"),
+                "stored": self.model.count_parameters("stored"),
+            },
+            "baseline": self.selection.baseline,
+            "constraint": self._constraint,
+        }
+        if self.config.training.test_every_evaluation:
+            result |= {"best_test": self.reported_tests.best, "last_test": self.reported_tests.last}
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of all that going on needs: tensors, on the CPU, and plain values."""
+        return _copied(
+            {
+                "hash": self.config.content_hash(),
+                "seed": self.seed,
+                "step": self.step,
+                "outcome": self.outcome,
+                "model": dict(self.model.state_dict()),
+                "optimizers": self.optimizers.state_dict(),
+                "schedule_falls": self.schedule.falls,
+                "selection": self.selection.state_dict(),
+                "reported_tests": self.reported_tests.state_dict(),
+                "carried": self._carried,
+                "window": self._window,
+                "constraint": self._constraint,
+                "test": self._test,
+                "points": [asdict(p) for p in self._points],
+                "last_point": self._last_point,
+                "seconds": self.seconds,
+            }
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned, perhaps with a longer budget.
+
+        Raises:
+            ValueError: if it is of another configuration or seed, or of a longer budget.
+        """
+        expected = self.config.content_hash(), self.seed
+        if (state["hash"], state["seed"]) != expected:
+            raise ValueError(
+                f"the checkpoint is of configuration {state['hash']} with seed {state['seed']}; "
+                f"this training is of {expected[0]} with seed {expected[1]}"
+            )
+        if state["step"] + (state["outcome"] is None) > self.steps:
+            raise ValueError(
+                f"the checkpoint is at step {state['step']} of a budget longer than {self.steps}"
+            )
+        state = _copied(state)
+        self.model.load_state_dict(state["model"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        self.selection.load_state_dict(state["selection"])
+        if "schedule_falls" in state:  # older checkpoints know neither
+            self.schedule.falls = state["schedule_falls"]
+            self.reported_tests.load_state_dict(state["reported_tests"])
+        self.step, self.outcome = state["step"], state["outcome"]
+        self._carried, self._window = _copied(state["carried"], self.device), state["window"]
+        self._constraint, self._test = state["constraint"], state["test"]
+        self._points = [CurvePoint(**p) for p in state["points"]]
+        self._last_point, self._seconds = state["last_point"], state["seconds"]
+        budget_is_longer = self.outcome == "completed" and self.step < self.steps
+        if budget_is_longer and not self.selection.is_out_of_patience:
+            self.outcome, self._test = None, {}
+            self.selection.continue_beyond_budget()
+            self.reported_tests.continue_beyond_budget()
+
+    def _begin(self) -> None:
+        """Evaluate the untrained model: the first value of every curve."""
+        scores, metrics = self._evaluate()
+        self._record(metrics)
+        self.outcome = self.selection.begin(scores)
+
+    def _advance(self) -> bool:
+        """Take a step and what is due after it; return whether a checkpoint is worth having now."""
+        log_every = self.config.training.log_every
+        metrics: dict[str, float] = {}
+        if not self._update():
+            self.outcome = "diverged"
+            self._record(self._window_means())
+            return True
+        last = self.step == self.steps
+        scheduled = self.step % self.evaluate_every == 0
+        if last or self.step % log_every == 0:
+            metrics |= self._window_means()
+        if self.step % log_every == 0:
+            self._window = [0.0, 0.0, 0.0]
+        if last or scheduled:
+            scores, evaluated = self._evaluate()
+            metrics |= evaluated
+            self.outcome = self.selection.see(self.step, scores, self.weights, scheduled)
+            if scheduled:
+                self.schedule.see(self.selection.stale)
+            if self.config.training.test_every_evaluation:
+                metrics |= self._test_now(scheduled)
+        self._record(metrics)
+        if last and self.outcome is None:
+            self.outcome = "completed"
+        if self.outcome == "completed":
+            self._test = self._test_selected()
+        return scheduled or self.finished
+
+    def _update(self) -> bool:
+        """Take one optimizer step; return False, and change nothing, if it is not finite."""
+        batch = self.task.train_batch(self.step, self.seed)
+        state = carried_into(self.model, batch.starts, self._carried)
+        if self.device != "cpu":
+            batch = batch.to(self.device)
+        self.optimizers.zero_grad()
+        logits, state = self.model(batch.x, state)
+        loss = self.task.loss(logits, batch)
+        objective = loss + self.model.penalty()
+        if objective.requires_grad:  # a constructed solution has nothing to train
+            torch.autograd.backward(objective)
+        norm = self.optimizers.gradient_norm().to(self.device)
+        numbers = torch.stack((objective.detach(), loss.detach(), norm)).tolist()  # the one sync
+        if not all(map(isfinite, numbers)):
+            return False
+        self.optimizers.scale(self.schedule.factor(self.step))
+        self.optimizers.step(norm)
+        with torch.no_grad():
+            self.model.after_update(self.optimizers.learning_rates)
+        self._carried = None if batch.starts is None else detached(state)
+        self.step += 1
+        self._window = [a + b for a, b in zip(self._window, (1.0, *numbers[1:]), strict=True)]
+        return True
+
+    def _window_means(self) -> dict[str, float]:
+        steps, loss, norm = self._window
+        if not steps:
+            return {}
+        means = {f"train/{self.selection.loss}": loss / steps, "train/gradient_norm": norm / steps}
+        if not self.schedule.is_none:
+            for group, rate in self.optimizers.learning_rates.items():
+                means["train/lr_orth" if group == "orth" else "train/lr"] = rate
+        return means
+
+    def _evaluate(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the scores on the validation data, and what the curve shows of them."""
+        scores = evaluate(self.model, self.task, "valid", self.device)
+        with torch.no_grad():
+            report = self.model.constraint_report()
+        self._constraint = finite({name: value.item() for name, value in report.items()})
+        metrics = {f"valid/{name}": value for name, value in scores.items()}
+        metrics |= {f"constraint/{name}": value for name, value in self._constraint.items()}
+        if self.selection.baseline is not None:
+            metrics["baseline"] = self.selection.baseline
+        if self.config.training.spectra:
+            with suppress(ValueError):  # a gated model has no spectrum
+                spectra = spectrum_files.as_content(recurrent_spectra(self.model))
+                self._spectra.append((self.step, spectra))
+        return scores, metrics
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        """Add the point of this step to the curve: one for each step, finite numbers only."""
+        metrics = finite(metrics)
+        if metrics and self.step > self._last_point:
+            self._points.append(CurvePoint(self.step, metrics, time.time_ns() // 1_000_000))
+            self._last_point = self.step
+
+    def _test_now(self, scheduled: bool) -> dict[str, float]:
+        scores = finite(evaluate(self.model, self.task, "test", self.device))
+        self.reported_tests.see(scores, scheduled)
+        return {f"test_now/{name}": value for name, value in scores.items()}
+
+    def _test_selected(self) -> dict[str, float]:
+        best = self.selection.best
+        if best is None:
+            return {}
+        current = self.weights()
+        self.model.load_state_dict(best.weights)
+        scores = evaluate(self.model, self.task, "test", self.device)
+        self.model.load_state_dict(current)
+        return finite(scores)
+
+    def weights(self) -> Weights:
+        """Return a copy of the model's parameters and buffers."""
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+
+def _copied(tree: Any, device: str = "cpu") -> Any:
+    """Return a tree of dicts, lists and tuples with every tensor copied to a device."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to(device, copy=True)
+    if isinstance(tree, dict):
+        return {key: _copied(value, device) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_copied(value, device) for value in tree)
+    return tree
