@@ -1,7 +1,8 @@
-"""From the queue to drivers: starts what waits, and starts again what died.
+"""Starts a driver for every experiment that needs one, and another where a driver died.
 
-The record is the queue and the only memory. What a dispatcher holds besides (handles, pauses) is
-found again by the next one: drivers that outlived the service by their name, the rest started anew.
+Runs in the service's process, in a thread. The record is the queue and the only memory. A
+dispatcher also holds handles of drivers and pauses; the next dispatcher finds drivers that outlived
+the service by their names, and starts the others again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.lifecycle import ENDED
 from eigensweep.service.record.record import Record
@@ -21,28 +24,35 @@ from eigensweep.workers.shared.ledger import Ledger
 logger = logging.getLogger(__name__)
 
 MOST_DEATHS: Final = 5
-"""After so many deaths of its driver in a row, without progress, an experiment has failed."""
+"""An experiment fails when its drivers died this often in a row without progress."""
 MOST_DELIVERIES: Final = 4
-"""Drivers at a time that are started only to bring MLflow up to date."""
+"""How many drivers may run at once for experiments that have ended and are not yet in MLflow."""
 FIRST_PAUSE: Final = 1.0
+"""Seconds before the second try; every further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 300.0
+DELIVERY_PAUSE: Final = 5.0
+"""Shortest pause, in seconds, before MLflow is tried again."""
 
 
 class Driver(Protocol):
-    """A running driver, as `launch` and `find` of a launcher return it."""
+    """The process that runs one experiment, as `launch` and `find` of a launcher return it."""
 
     error: str | None
-    """Why it died, once `state` said so and if that is known."""
+    """Why it died, if that is known; set once `state` returned "died"."""
 
     def state(self) -> Literal["running", "ended", "died"]:
-        """Return whether it still works, has returned, or is gone with its work undone."""
+        """Return whether it is at work, has returned, or stopped before its work was done."""
 
 
 class Launcher(Protocol):
     """Starts drivers in processes of their own and finds them again; `RayCluster` is one."""
 
     def launch(
-        self, experiment_id: str, spec: dict[str, Any], ledger: Ledger, options: Any
+        self,
+        experiment_id: str,
+        spec: dict[str, Any],
+        ledger: Ledger,
+        options: Any,
     ) -> Driver:
         """Start a driver for an experiment."""
 
@@ -51,36 +61,50 @@ class Launcher(Protocol):
 
 
 @dataclass
-class _Charge:
-    """An experiment in the dispatcher's care."""
+class _Care:
+    """What the dispatcher knows of one experiment beyond the record."""
 
     driver: Driver | None = None
     is_new: bool = True
-    """Whether this dispatcher has not looked yet for a driver that outlived another service."""
+    """Whether no driver of an earlier service has been looked for yet."""
     not_before: float = 0.0
+    """Time, by the dispatcher's clock, of the next try."""
     pause: float = FIRST_PAUSE
+    problem: str | None = None
+    """Why the last look at this experiment failed; None: it did not."""
 
 
 @dataclass
 class Dispatcher:
-    """Gives every experiment that needs one a driver, at most `max_experiments` running at once."""
+    """Gives every experiment that needs one a driver, at most `max_experiments` running at once.
+
+    Each experiment is looked after by itself: if its driver cannot be started, found or asked, this
+    experiment is tried again after a pause, and all others go on. If the database is away, nothing
+    is started until it is back.
+    """
 
     record: Record
     max_experiments: int = 2
     interval: float = 0.5
+    """Seconds between two ticks, unless `wake` is called."""
     clock: Callable[[], float] = time.monotonic
     launcher: Launcher | None = None
     options: Any = None
-    """What the launcher hands to every driver."""
+    """Handed to every driver as it is, so only the launcher knows its type."""
     problem: str | None = "drivers cannot be started yet: Ray is starting"
-    """Why drivers cannot be started now; None if they can."""
-    _charges: dict[str, _Charge] = field(default_factory=dict)
+    """Why no driver can be started now; None: drivers can be started."""
+    _in_care: dict[str, _Care] = field(default_factory=dict)
     _wake: threading.Event = field(default_factory=threading.Event)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """Experiment id to why the last look at that experiment failed; empty: all is well."""
+        return {id: care.problem for id, care in self._in_care.items() if care.problem is not None}
+
     def start(self, launcher: Launcher, options: Any) -> None:
-        """Begin to tend the queue, in a thread, with drivers started by `launcher`."""
+        """Begin to serve the queue, in a thread, with drivers started by `launcher`."""
         self.launcher, self.options = launcher, options
         self.problem = None
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
@@ -91,85 +115,122 @@ class Dispatcher:
         self._wake.set()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Stop tending the queue; running drivers go on."""
+        """Stop serving the queue; running drivers go on."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
     def tick(self) -> None:
-        """Look once at every experiment that is under way, then at the queue."""
-        underway = self.record.underway()
-        ids = {each.id for each in underway}
-        self._charges = {id: charge for id, charge in self._charges.items() if id in ids}
+        """Look once at every experiment that has or needs a driver, then at the queue.
+
+        Raises:
+            SQLAlchemyError: if the database does not answer as it should.
+        """
+        unfinished = self.record.list_unfinished()
+        # More than there is room for: one that cannot be started lets the next ones pass.
+        queued = self.record.list_queued(self.max_experiments + len(self._in_care))
+        ids = {each.id for each in unfinished} | set(queued)
+        self._in_care = {id: care for id, care in self._in_care.items() if id in ids}
         delivering = running = 0
-        for each in underway:
-            charge = self._charges.setdefault(each.id, _Charge())
+        for each in unfinished:
+            care = self._in_care.setdefault(each.id, _Care())
             if each.is_over:
                 delivering += 1
             else:
                 running += 1
-            self._tend(each.id, charge, may_start=not each.is_over or delivering <= MOST_DELIVERIES)
-        for id in self.record.next_queued(max(0, self.max_experiments - running)):
-            self._start(id, self._charges.setdefault(id, _Charge(is_new=False)))
+            may_start = not each.is_over or delivering <= MOST_DELIVERIES
+            self._try(self._look_after, each.id, care, may_start)
+        for id in queued:
+            if running >= self.max_experiments:
+                break
+            care = self._in_care.setdefault(id, _Care(is_new=False))
+            running += self._try(self._start, id, care)
+        failing = self.problems
+        everything_fails = failing and len(failing) == len(self._in_care)
+        self.problem = next(iter(failing.values())) if everything_fails else None
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 self.tick()
-                self.problem = None
-            except Exception as error:  # the queue outlives a database or a cluster that is away
+            except Exception as error:  # the queue outlives a database that is away
                 if self.problem is None:
-                    logger.exception("the queue is not tended, trying again")
+                    logger.exception("the queue cannot be served, trying again")
                 self.problem = f"{type(error).__name__}: {error}"
             self._wake.wait(self.interval)
             self._wake.clear()
 
-    def _tend(self, id: str, charge: _Charge, may_start: bool) -> None:
-        assert self.launcher is not None
-        if charge.is_new:
-            charge.driver = self.launcher.find(id)
-            charge.is_new = False
-            if charge.driver is not None:
-                logger.info("driver found again experiment=%s", id)
-        if charge.driver is not None and not self._has_gone(id, charge):
-            return
-        if may_start and self.clock() >= charge.not_before:
-            self._start(id, charge)
+    def _try(self, act: Callable[..., None], id: str, care: _Care, *arguments: bool) -> bool:
+        """Do something for one experiment unless it is in a pause; return whether it was tried.
 
-    def _has_gone(self, id: str, charge: _Charge) -> bool:
-        """Return whether the driver is gone, with the consequences for its experiment drawn."""
-        assert charge.driver is not None
-        driver, state = charge.driver, charge.driver.state()
+        An error is logged when it is new, and kept as this experiment's problem.
+        """
+        if care.problem is not None and self.clock() < care.not_before:
+            return False
+        try:
+            act(id, care, *arguments)
+        except SQLAlchemyError:  # concerns every experiment
+            raise
+        except Exception as error:
+            if care.problem is None:
+                logger.exception(
+                    "experiment cannot be looked after, trying again experiment=%s", id
+                )
+            care.problem = f"{type(error).__name__}: {error}"
+            if self.clock() >= care.not_before:
+                self._pause(care)
+        else:
+            if care.problem is not None:
+                logger.info("experiment is looked after again experiment=%s", id)
+                care.problem, care.pause = None, FIRST_PAUSE
+        return True
+
+    def _look_after(self, id: str, care: _Care, may_start: bool) -> None:
+        assert self.launcher is not None
+        if care.is_new:
+            care.driver = self.launcher.find(id)
+            care.is_new = False
+            if care.driver is not None:
+                logger.info("driver found again experiment=%s", id)
+        if care.driver is not None and not self._has_gone(id, care, care.driver):
+            return
+        if may_start and self.clock() >= care.not_before:
+            self._start(id, care)
+
+    def _has_gone(self, id: str, care: _Care, driver: Driver) -> bool:
+        """Return whether the driver is gone; if it is, decide when the next one may start."""
+        state = driver.state()
         if state == "running":
             return False
-        charge.driver = None
-        if self.record.row(id).state in ENDED:  # delivered, or MLflow is away: tried again later
-            self._pause(charge, at_least=5.0)
+        if self.record.row(id).state in ENDED:  # all is in MLflow, or MLflow is away
+            care.driver = None
+            self._pause(care, at_least=DELIVERY_PAUSE)
             if state == "died":
                 logger.warning("delivery died experiment=%s error=%s", id, driver.error)
             return True
         deaths = self.record.count_death(id)
+        care.driver = None
         words = f"its driver died {deaths} times without any progress: {driver.error}"
         logger.warning("driver %s with work left experiment=%s %s", state, id, words)
         if deaths >= MOST_DEATHS:
             self.record.give_up(id, words)
         elif deaths > 1:
-            self._pause(charge)
+            self._pause(care)
         else:
-            charge.not_before, charge.pause = 0.0, FIRST_PAUSE
+            care.not_before, care.pause = 0.0, FIRST_PAUSE
         return True
 
-    def _pause(self, charge: _Charge, at_least: float = 0.0) -> None:
-        charge.not_before = self.clock() + max(charge.pause, at_least)
-        charge.pause = min(2 * charge.pause, LONGEST_PAUSE)
+    def _pause(self, care: _Care, at_least: float = 0.0) -> None:
+        care.not_before = self.clock() + max(care.pause, at_least)
+        care.pause = min(2 * care.pause, LONGEST_PAUSE)
 
-    def _start(self, id: str, charge: _Charge) -> None:
+    def _start(self, id: str, care: _Care) -> None:
         assert self.launcher is not None
         claim = self.record.claim(id)
         if claim is None:
             return
         ledger = RecordLedger(self.record.url, id, claim.generation)
-        self._pause(charge)  # should the launch fail
-        charge.driver = self.launcher.launch(id, claim.spec, ledger, self.options)
+        self._pause(care)  # if the launch fails, or the driver dies at once
+        care.driver = self.launcher.launch(id, claim.spec, ledger, self.options)
         logger.info("driver started experiment=%s generation=%d", id, claim.generation)

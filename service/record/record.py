@@ -47,12 +47,12 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Underway:
-    """An experiment that has a driver or needs one."""
+class Unfinished:
+    """An experiment that has left the queue, and has or needs a driver."""
 
     id: str
     is_over: bool
-    """Whether only the delivery to MLflow is left to do."""
+    """Whether it has ended, and its driver only has to bring MLflow up to date."""
 
 
 class Record(Queries):
@@ -115,8 +115,8 @@ class Record(Queries):
 
         database.write(self.url, work)
 
-    def underway(self) -> list[Underway]:
-        """Return the experiments that have a driver or need one, the queue apart, oldest first."""
+    def list_unfinished(self) -> list[Unfinished]:
+        """Return the experiments that have or need a driver and are not queued, oldest first."""
         query = (
             select(Experiment.id, Experiment.state)
             .where(
@@ -128,9 +128,9 @@ class Record(Queries):
             .order_by(Experiment.created_at, Experiment.id)
         )
         rows = self._read(lambda session: session.execute(query).all())
-        return [Underway(id, state in ENDED) for id, state in rows]
+        return [Unfinished(id, state in ENDED) for id, state in rows]
 
-    def next_queued(self, limit: int) -> list[str]:
+    def list_queued(self, limit: int) -> list[str]:
         """Return the ids at the head of the queue: highest priority first, then the oldest."""
         query = (
             select(Experiment.id)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.posting import queued
@@ -117,19 +119,142 @@ class TestDispatcher:
         assert record.row(running).deaths == 0
         assert record.row(waiting).state == "queued"
 
-    def test_it_goes_on_when_a_launch_fails_and_says_so_meanwhile(
+
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def fail(*_: Any) -> Any:
+    raise ConnectionError("the driver's node does not answer")
+
+
+class TestTrouble:
+    """One experiment that cannot be looked after does not hold up the others."""
+
+    @pytest.fixture
+    def clock(self, dispatcher: Dispatcher) -> Clock:
+        dispatcher.clock = Clock()
+        return dispatcher.clock
+
+    def test_a_driver_that_cannot_be_asked_leaves_the_others_their_turn(
+        self, dispatcher, launcher, post, clock, monkeypatch, caplog
+    ):
+        broken, other, queued = post(), post(), post()
+        dispatcher.tick()
+        monkeypatch.setattr(launcher.launched[0], "state", fail)
+        launcher.launched[1].ledger.end("completed")
+        launcher.launched[1].ledger.set_tracked(None)
+        for _ in range(20):
+            clock.seconds += 0.5
+            dispatcher.tick()
+        assert ids(launcher) == [broken, other, queued]
+        assert dispatcher.problems == {broken: "ConnectionError: the driver's node does not answer"}
+        assert dispatcher.problem is None
+        assert caplog.text.count("cannot be looked after") == 1
+
+    def test_it_is_asked_again_with_growing_pauses_until_it_answers(
+        self, dispatcher, launcher, post, clock, monkeypatch
+    ):
+        post()
+        dispatcher.tick()
+        (driver,), asked = launcher.launched, []
+        monkeypatch.setattr(driver, "state", lambda: asked.append(clock.seconds) or fail())
+        for _ in range(100):
+            clock.seconds += 1
+            dispatcher.tick()
+        pauses = [after - before for before, after in pairwise(asked)]
+        assert pauses == sorted(pauses)
+        assert pauses[-1] >= 32
+        monkeypatch.setattr(driver, "state", lambda: "running")
+        clock.seconds += 1000
+        dispatcher.tick()
+        assert dispatcher.problems == {}
+        assert launcher.launched == [driver]
+
+    def test_a_driver_that_cannot_be_started_leaves_the_others_their_turn(
+        self, dispatcher, launcher, record, post, clock, monkeypatch
+    ):
+        works, tried = launcher.launch, []
+        broken, other = post(), post()
+
+        def launch(id: str, *rest: Any) -> Any:
+            if id == broken:
+                tried.append(clock.seconds)
+                fail()
+            return works(id, *rest)
+
+        monkeypatch.setattr(launcher, "launch", launch)
+        for _ in range(20):
+            clock.seconds += 0.5
+            dispatcher.tick()
+        assert ids(launcher) == [other]
+        assert 1 < len(tried) < 6
+        assert list(dispatcher.problems) == [broken]
+        monkeypatch.setattr(launcher, "launch", works)
+        clock.seconds += 1000
+        dispatcher.tick()
+        assert ids(launcher) == [other, broken]
+        assert record.row(broken).deaths == 0
+
+    def test_one_that_cannot_be_claimed_lets_the_next_in_the_queue_pass(
+        self, dispatcher, launcher, record, post, clock, monkeypatch
+    ):
+        works, (broken, *others) = record.claim, [post() for _ in range(3)]
+        monkeypatch.setattr(record, "claim", lambda id: fail() if id == broken else works(id))
+        for _ in range(5):
+            dispatcher.tick()
+        assert ids(launcher) == others
+
+    def test_a_search_for_survivors_that_fails_is_made_again(
+        self, dispatcher, launcher, record, post, clock, monkeypatch
+    ):
+        first, second = post(), post()
+        dispatcher.tick()
+        finds = launcher.find
+        launcher.survivors = dict(zip((first, second), launcher.launched, strict=True))
+        after = Dispatcher(record, launcher=launcher, clock=clock)
+        monkeypatch.setattr(launcher, "find", lambda id: fail() if id == first else finds(id))
+        after.tick()
+        assert list(after.problems) == [first]
+        monkeypatch.setattr(launcher, "find", finds)
+        clock.seconds += 1000
+        after.tick()
+        assert after.problems == {}
+        assert ids(launcher) == [first, second]  # both were found, none was started again
+
+    def test_while_the_database_is_away_nothing_is_started(
+        self, dispatcher, launcher, record, post, monkeypatch
+    ):
+        def away(id: str) -> None:
+            raise OperationalError("SELECT", {}, Exception("the server is gone"))
+
+        post(), post()
+        works = record.claim
+        monkeypatch.setattr(record, "claim", away)
+        with pytest.raises(OperationalError):
+            dispatcher.tick()
+        assert dispatcher.problems == {}
+        monkeypatch.setattr(record, "claim", works)
+        dispatcher.tick()
+        assert len(launcher.launched) == 2
+
+    def test_a_cluster_that_starts_no_driver_at_all_is_told_and_tried_again(
         self, record, launcher, post, monkeypatch, caplog
     ):
-        def fail(*_: Any) -> None:
-            raise ConnectionError("the cluster is away")
-
         dispatcher = Dispatcher(record, interval=0.02)
         works = launcher.launch
         monkeypatch.setattr(launcher, "launch", fail)
         id = post()
         dispatcher.start(launcher, None)
         try:
-            wait_until(lambda: "cluster is away" in caplog.text)
+            wait_until(lambda: "does not answer" in (dispatcher.problem or ""))
+            assert "does not answer" in caplog.text
             monkeypatch.setattr(launcher, "launch", works)
             wait_until(lambda: ids(launcher) == [id])
             wait_until(lambda: dispatcher.problem is None)
@@ -137,8 +262,8 @@ class TestDispatcher:
             dispatcher.stop()
 
 
-def wait_until(is_so: Any, seconds: float = 10.0) -> None:
+def wait_until(is_so: Any, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)

@@ -54,7 +54,7 @@ class TestSchema:
 class TestQueue:
     def test_it_hands_out_by_priority_and_then_by_age(self, record, spec):
         ids = [add(record, spec(name=f"e{p}", priority=p)) for p in (0, 5, 0, 5)]
-        assert record.next_queued(3) == [ids[1], ids[3], ids[0]]
+        assert record.list_queued(3) == [ids[1], ids[3], ids[0]]
 
     def test_a_repeated_key_finds_the_first_post(self, each_url, spec):
         record = Record(each_url)

@@ -81,8 +81,9 @@ def _mlflow(service: Service) -> Check:
 
 
 def _launcher(service: Service) -> Check:
-    problem = service.dispatcher.problem
-    return Check(ready=problem is None, detail=problem or "")
+    problem, problems = service.dispatcher.problem, service.dispatcher.problems
+    words = "; ".join(f"experiment {id} is tried again: {why}" for id, why in problems.items())
+    return Check(ready=problem is None, detail=problem or words)
 
 
 CHECKS: dict[str, Callable[[Service], Check]] = {
