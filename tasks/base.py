@@ -15,6 +15,8 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from eigensweep.direction import Better
+
 Split = Literal["valid", "test"]
 
 MAX_POSITIONS = 100_000_000
@@ -41,7 +43,7 @@ class Metric:
 
     name: str
     unit: str
-    better: Literal["lower", "higher"] = "lower"
+    better: Better = "lower"
     test_only: bool = False
     """Whether it is scored on test data alone: no search can rank by it."""
 

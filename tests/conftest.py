@@ -17,7 +17,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
 if TYPE_CHECKING:
-    from eigensweep.workers.shared.ledger import ExperimentEnd, Ledger
+    from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.states import ExperimentEnd
 
 
 @pytest.fixture(scope="session")

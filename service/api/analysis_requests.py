@@ -10,14 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
 from eigensweep.search_spaces.problems import problems
 from eigensweep.service.queue.analyses import Requested
-from eigensweep.service.record.lifecycle import ENDED
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import Analysis, ExperimentSubject, Options, TrialSubject
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 
-OPEN = ("waiting", "running")
 TRAINED = ("completed", "pruned", "diverged", "reused")
 """Ends of a trial after which its curve says something about its configuration."""
 MOST_TRIALS = 5000
@@ -106,7 +105,7 @@ def _options(request: AnalysisRequest, analysis: Analysis) -> Options:
 
 def _trial(id: str, number: int, queries: Queries, store: Store) -> TrialSubject:
     trial = queries.trial(id, number).trial
-    if trial.state in OPEN:
+    if trial.state in OPEN_TRIALS:
         raise NotAnalysableError(
             f"trial {number} of {id} is {trial.state}; an analysis looks at one that is over"
         )
@@ -160,7 +159,7 @@ def _subject(trial: Trial) -> TrialSubject:
         arm=trial.arm,
         state=trial.state,
         config=trial.config,
-        place=f"{experiment}/{number:05d}",
+        place=trial_key(experiment, number),
         value=trial.value,
         step=trial.step,
         run_id=trial.run_id,

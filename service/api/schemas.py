@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from eigensweep.direction import Better
 from eigensweep.service.api.examples import EXPERIMENT, TRIAL, TRIAL_SUMMARY
-from eigensweep.service.record.lifecycle import ExperimentState
 from eigensweep.service.record.progress import Progress, progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
-from eigensweep.workers.shared.ledger import TrialState
+from eigensweep.workers.shared.states import ExperimentState, TrialState
 
 Item = TypeVar("Item")
 
@@ -35,7 +35,7 @@ class Metric(Answer):
 
     name: str = Field(examples=["cross_entropy"])
     unit: str = Field(examples=["nats"])
-    better: Literal["lower", "higher"]
+    better: Better
 
 
 class ProgressNow(Answer):

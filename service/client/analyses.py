@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from eigensweep.workers.shared.states import OPEN_ANALYSES
+
 if TYPE_CHECKING:
     from eigensweep.service.client.client import Client
 
@@ -63,7 +65,7 @@ class Analysis:
             TimeoutError: if it takes longer than `timeout` seconds.
         """
         started = time.monotonic()
-        while self.state in ("queued", "running"):
+        while self.state in OPEN_ANALYSES:
             if timeout is not None and time.monotonic() - started > timeout:
                 raise TimeoutError(f"analysis {self.id} is {self.state} after {timeout:g} s")
             time.sleep(pause)

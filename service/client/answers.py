@@ -7,8 +7,7 @@ from typing import Any
 
 import httpx2
 
-ENDED = frozenset({"completed", "failed", "cancelled"})
-"""The states of an experiment that is over."""
+from eigensweep.workers.shared.states import ENDED
 
 PATIENCE_SECONDS = 60.0
 """How long a client that follows an experiment waits for a service that went away."""

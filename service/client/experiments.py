@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from eigensweep.service.client.answers import ENDED, PATIENCE_SECONDS, Event, ServiceAwayError
+from eigensweep.service.client.answers import PATIENCE_SECONDS, Event, ServiceAwayError
 from eigensweep.service.client.trial_table import TrialTable
+from eigensweep.workers.shared.states import ENDED
 
 if TYPE_CHECKING:
     from eigensweep.service.client.client import Client

@@ -25,6 +25,7 @@ from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.__main__ import FILES, OUTCOME, RESULT, Order, Outcome
 from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.workers.shared.durable_files import StorageError, storage_error, write_whole
+from eigensweep.workers.shared.states import OPEN_ANALYSES
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Analyses:
                 is_delivered = known.mlflow_problem is None or self.mlflow_uri is None
                 is_there = (self.folder / id / RESULT).is_file()
                 settled = known.state == "finished" and is_delivered and is_there
-                if settled or known.state in ("queued", "running"):
+                if settled or known.state in OPEN_ANALYSES:
                     return known, False
             subject = requested.trial or requested.experiment
             standing = Standing(

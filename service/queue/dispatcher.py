@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.lifecycle import ENDED
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
 

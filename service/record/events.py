@@ -14,9 +14,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from eigensweep.service.record.database import is_away
-from eigensweep.service.record.lifecycle import ENDED
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Event
+from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
 

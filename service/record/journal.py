@@ -9,9 +9,16 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from eigensweep.service.record.lifecycle import ENDED, RANKED, may_follow
+from eigensweep.direction import sign
 from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Trial
-from eigensweep.workers.shared.ledger import ExperimentEnd, Outcome
+from eigensweep.workers.shared.states import (
+    ENDED,
+    OPEN_TRIALS,
+    RANKED,
+    ExperimentEnd,
+    Outcome,
+    may_follow,
+)
 
 
 def finite(content: Any) -> Any:
@@ -71,7 +78,7 @@ def finish_trial(
         trial.value = trial.result.get("value")
         trial.step = max(trial.step, int(trial.result.get("step") or 0))
     if outcome in RANKED and trial.value is not None:
-        trial.rank = trial.value if experiment.better == "lower" else -trial.value
+        trial.rank = sign(experiment.better) * trial.value
     else:
         trial.rank = UNRANKED
     close_attempt(session, trial, None)
@@ -95,7 +102,7 @@ def end_experiment(
         return False
     assert may_follow(experiment.state, state)
     still_open = select(Trial).where(
-        Trial.experiment_id == experiment.id, Trial.state.in_(("waiting", "running"))
+        Trial.experiment_id == experiment.id, Trial.state.in_(OPEN_TRIALS)
     )
     for trial in session.scalars(still_open.order_by(Trial.number)):
         finish_trial(session, experiment, trial, "cancelled", trial.result)

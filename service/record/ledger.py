@@ -20,15 +20,9 @@ from eigensweep.service.record.journal import (
     finite,
     storable,
 )
-from eigensweep.service.record.lifecycle import OUTCOMES
 from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
-from eigensweep.workers.shared.ledger import (
-    ExperimentEnd,
-    Finished,
-    Outcome,
-    StaleWriteError,
-    TrialEntry,
-)
+from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.states import OUTCOMES, ExperimentEnd, Outcome
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eigensweep.service.record.lifecycle import ENDED, OUTCOMES, TRIAL_STATES
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.tables import Experiment
+from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS, OUTCOMES, TRIAL_STATES
 
 EMPTY = StateCount(0, 0, 0)
 
@@ -54,8 +54,7 @@ def _steps_left(
     experiment: Experiment, counts: Mapping[str, StateCount], opened: int
 ) -> int | None:
     still_open = sum(
-        counts.get(state, EMPTY).steps - counts.get(state, EMPTY).step
-        for state in ("waiting", "running")
+        counts.get(state, EMPTY).steps - counts.get(state, EMPTY).step for state in OPEN_TRIALS
     )
     if experiment.total is None:
         return None

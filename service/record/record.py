@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import emit, end_experiment
-from eigensweep.service.record.lifecycle import ENDED, OUTCOMES
 from eigensweep.service.record.queries import ExperimentNotFoundError, Queries, count_states
 from eigensweep.service.record.tables import Experiment, Report, Trial
+from eigensweep.workers.shared.states import ENDED, OUTCOMES
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 

@@ -20,6 +20,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from eigensweep.direction import Better
+
 UNRANKED = math.inf
 """The rank of a trial that has no place in the ranking: after every other."""
 
@@ -58,7 +60,7 @@ class Experiment(Base):
     spec: Mapped[dict[str, Any]] = mapped_column(Json)
     metric: Mapped[str] = mapped_column(Text)
     unit: Mapped[str] = mapped_column(Text)
-    better: Mapped[str] = mapped_column(String(8))
+    better: Mapped[Better] = mapped_column(String(8))
     baseline: Mapped[float | None] = mapped_column(Double)
     trial_steps: Mapped[int | None] = mapped_column(BigInteger)
     """The budget of a trial where the spec fixes it."""

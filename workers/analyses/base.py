@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from eigensweep.direction import Better
 from eigensweep.search_spaces.trial import Strict
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ExperimentSubject(Strict):
     name: str
     metric: str
     unit: str
-    better: Literal["lower", "higher"]
+    better: Better
     baseline: float | None
     trials: list[TrialSubject]
     run_id: str | None = None

@@ -36,10 +36,11 @@ from eigensweep.workers.driver.searcher import (
     Recorder,
 )
 from eigensweep.workers.driver.study import Study, open_storage
-from eigensweep.workers.driver.sweep import OPEN, Job, Sweep, objective
+from eigensweep.workers.driver.sweep import Job, Sweep, objective
+from eigensweep.workers.shared.checkpoints import cancel_mark
 from eigensweep.workers.shared.ledger import OBJECTIVE, Ledger, TrialEntry
+from eigensweep.workers.shared.states import OPEN_TRIALS
 from eigensweep.workers.tracking.tracker import Subject, Tracker
-from eigensweep.workers.trial.attempt import cancel_mark
 from eigensweep.workers.trial.trainable import TrialTrainable, own_code
 
 logger = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ def _tune(
                 past=[
                     Past(f"earlier-{entry.number}", _objectives(entry))
                     for entry in sweep.entries.values()
-                    if entry.state not in OPEN
+                    if entry.state not in OPEN_TRIALS
                 ],
             ),
             num_samples=-1,

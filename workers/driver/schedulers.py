@@ -18,7 +18,10 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
+from eigensweep.direction import Better
 from eigensweep.workers.shared.ledger import OBJECTIVE
+
+MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
 
 Reports = Sequence[tuple[int, float]]
 """Step and objective of each rung report."""
@@ -94,7 +97,7 @@ class Median(MedianStoppingRule):
 def scheduler(
     name: Literal["none", "asha", "median"],
     *,
-    better: Literal["lower", "higher"],
+    better: Better,
     min_steps: int,
     max_steps: int,
     reduction_factor: int,
@@ -102,7 +105,7 @@ def scheduler(
     past: Iterable[Past],
 ) -> TrialScheduler:
     """Return the scheduler of that name, for trials that end by themselves at `max_steps`."""
-    mode = "min" if better == "lower" else "max"
+    mode = MODES[better]
     if name == "asha":
         return Asha(
             past,

@@ -17,7 +17,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
 from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.shared.ledger import Outcome
+from eigensweep.workers.shared.states import Outcome
 
 LONGEST_CAUSE = 1500
 """Characters of Ray's account of a lost process that are kept."""

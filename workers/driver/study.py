@@ -26,8 +26,10 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from eigensweep.direction import Better, worst_value
 from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
-from eigensweep.workers.shared.ledger import OBJECTIVE, Outcome, TrialEntry
+from eigensweep.workers.shared.ledger import OBJECTIVE, TrialEntry
+from eigensweep.workers.shared.states import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,12 @@ STATES: dict[Outcome, TrialState] = {
     "cancelled": TrialState.FAIL,
 }
 """What Optuna is told of each outcome; it never hears of invalid points."""
+
+
+DIRECTIONS: dict[Better, Literal["minimize", "maximize"]] = {
+    "lower": "minimize",
+    "higher": "maximize",
+}
 
 
 def open_storage(where: str, experiment: str) -> BaseStorage:
@@ -100,18 +108,18 @@ class Study:
         *,
         method: Literal["grid", "random", "tpe"],
         seed: int,
-        better: Literal["lower", "higher"],
+        better: Better,
     ) -> None:
         self._space = space
         self._storage = storage
         self._study = optuna.create_study(
             study_name=experiment,
             storage=storage,
-            direction="minimize" if better == "lower" else "maximize",
+            direction=DIRECTIONS[better],
             load_if_exists=True,
         )
         self._study_id = storage.get_study_id_from_name(experiment)
-        self._worst = math.inf if better == "lower" else -math.inf
+        self._worst = worst_value(better)
         # Never the same random stream twice: a new driver would draw its predecessor's points.
         seed += len(self._study.get_trials(deepcopy=False))
         self._random = optuna.samplers.RandomSampler(seed=seed)

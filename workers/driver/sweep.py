@@ -9,28 +9,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
+from eigensweep.direction import Better, sign
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.study import Draw, Study
-from eigensweep.workers.shared.ledger import (
-    ExperimentEnd,
-    Finished,
-    Ledger,
-    Outcome,
-    StaleWriteError,
-    TrialEntry,
-)
+from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd, Outcome
 
 ASKS = 10
 """How often a sampler is asked again when it gives a point that was tried already."""
 
 RANDOM_ASKS = 200
 """How often points are then drawn at random, where the space has no list of all its points."""
-
-OPEN = ("waiting", "running")
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ class Sweep:
         """Record how a trial ended; the first end counts."""
         entry = self.entries[number]
         self._handed_out.discard(number)
-        if entry.state not in OPEN:
+        if entry.state not in OPEN_TRIALS:
             return
         if result is not None:
             result = {**result, "outcome": outcome}
@@ -160,7 +153,7 @@ class Sweep:
     def lose(self, number: int, attempt: int, cause: str) -> None:
         """Record that an attempt's process died: the trial waits again, up to `retries` times."""
         entry = self.entries[number]
-        if entry.state not in OPEN:
+        if entry.state not in OPEN_TRIALS:
             return
         self._lost[number] += 1
         if self._lost[number] > self.retries:
@@ -178,14 +171,14 @@ class Sweep:
         self._stopped = self._stopped or (end, reason)
         self._queue.clear()
         for number, entry in list(self.entries.items()):
-            if entry.state in OPEN:
+            if entry.state in OPEN_TRIALS:
                 self.end(number, "cancelled", error=reason)
 
     def best(self) -> TrialEntry | None:
         """Return the finished trial with the best value, None if there is none."""
-        sign = 1 if objective(self.spec)[1] == "lower" else -1
+        factor = sign(objective(self.spec)[1])
         ranked = [
-            (sign * entry.result["value"], entry.number)
+            (factor * entry.result["value"], entry.number)
             for entry in self.entries.values()
             if entry.state in ("completed", "reused")
             and entry.result
@@ -284,7 +277,7 @@ class Sweep:
         self.watch(entry)
 
 
-def objective(spec: ExperimentSpec) -> tuple[str, Literal["lower", "higher"]]:
+def objective(spec: ExperimentSpec) -> tuple[str, Better]:
     """Return the metric that trials are ranked by, and whether `lower` or `higher` is better."""
     metrics = {m.name: m for m in spec.task.metrics}
     metric = metrics[spec.objective.metric or spec.task.metrics[0].name]

@@ -41,6 +41,25 @@ KEPT = 2
 """Checkpoints kept for each key: the newest, and one to fall back to should the disk damage it."""
 
 
+def trial_key(experiment: str, number: int) -> str:
+    """Return the part of the store's keys that all replicates of a trial share."""
+    return f"{experiment}/{number:05d}"
+
+
+def replicate_key(experiment: str, number: int, seed: int) -> str:
+    """Return the key under which the store keeps one replicate of a trial.
+
+    >>> replicate_key("e7", 12, seed=3)
+    'e7/00012/3'
+    """
+    return f"{trial_key(experiment, number)}/{seed}"
+
+
+def cancel_mark(storage: str | Path, experiment: str) -> Path:
+    """Return the file whose presence tells the trials of an experiment to stop."""
+    return Path(storage) / experiment / "cancelled"
+
+
 class StaleAttemptError(StaleWriteError):
     """A later attempt has begun at this key: what this one would write is refused."""
 

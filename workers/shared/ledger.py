@@ -9,15 +9,9 @@ with `StaleWriteError`, so that a process that was cut off cannot write over its
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-Outcome = Literal["completed", "pruned", "diverged", "failed", "cancelled", "reused", "invalid"]
-"""How a trial can end."""
-
-TrialState = Literal["waiting", "running"] | Outcome
-"""A trial's state in the record: not yet started (or to be started again), running, or ended."""
-
-ExperimentEnd = Literal["completed", "failed", "cancelled"]
+from eigensweep.workers.shared.states import ExperimentEnd, Intent, Outcome, TrialState
 
 OBJECTIVE = "objective"
 """Key, in the metrics of a rung report, of the value that trials are ranked by: the best so far."""
@@ -121,7 +115,7 @@ class Ledger(Protocol):
     def set_total(self, trials: int | None) -> None:
         """Record how many trials the experiment will have, None while that is unknown."""
 
-    def intent(self) -> Literal["run", "cancel"]:
+    def intent(self) -> Intent:
         """Return what the person wants of this experiment now. Cheap enough for once a second."""
 
     def end(self, state: ExperimentEnd, error: str | None = None) -> None:

@@ -12,11 +12,13 @@ import threading
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.direction import Better, sign
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.ledger import OBJECTIVE, ExperimentEnd, Ledger, TrialEntry
+from eigensweep.workers.shared.ledger import OBJECTIVE, Ledger, TrialEntry
+from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd
 from eigensweep.workers.tracking.mlflow_runs import (
     AwayError,
     Content,
@@ -36,8 +38,6 @@ LONGEST_PAUSE = 30.0
 STATUS = {"failed": "FAILED", "cancelled": "KILLED"}
 """How a run ends in MLflow; FINISHED where nothing is said here."""
 
-OPEN = ("waiting", "running")
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -49,7 +49,7 @@ class Subject:
     description: str
     spec: str
     """As YAML."""
-    better: Literal["lower", "higher"]
+    better: Better
     tags: dict[str, str]
     """What every run of it carries."""
 
@@ -169,7 +169,7 @@ class Tracker:
         """Deliver what is new of a trial; with its end, that is all of it."""
         try:
             self._trial(runs, parent, entry)
-            if entry.state in OPEN:
+            if entry.state in OPEN_TRIALS:
                 return
         except RefusedError as error:
             logger.error("MLflow refuses trial %d, given up: %s", entry.number, error)
@@ -190,14 +190,14 @@ class Tracker:
             if held.attempt != entry.attempt:
                 content.tags["eigensweep.attempt"] = str(entry.attempt)
             if line.seed is not None:
-                key = f"{self._subject.id}/{entry.number:05d}/{line.seed}"
+                key = replicate_key(self._subject.id, entry.number, line.seed)
                 content.points += self._store.points(key, line.sent)
             fresh = len(content.points)
-            if entry.state not in OPEN:
+            if entry.state not in OPEN_TRIALS:
                 _add_end(content, entry, line, runs.started(line.run_id))
             runs.send(line.run_id, content)
             line.sent += fresh
-            if entry.state not in OPEN:
+            if entry.state not in OPEN_TRIALS:
                 runs.end(line.run_id, STATUS.get(entry.state, "FINISHED"))
         held.attempt = entry.attempt
 
@@ -257,14 +257,14 @@ class Tracker:
             "experiment": self._subject.id,
             "number": best.number,
         }
-        sign = 1 if self._subject.better == "lower" else -1
+        factor = sign(self._subject.better)
         values = [
-            (sign * r["value"], r["seed"])
+            (factor * r["value"], r["seed"])
             for r in result.get("by_replicate", [])
             if r["value"] is not None
         ]
         seed = min(values)[1] if values else best.config["seed"]
-        folder = f"{source['experiment']}/{source['number']:05d}/{seed}"
+        folder = replicate_key(source["experiment"], source["number"], seed)
         return self._store.root / folder / "best.pt"
 
 

@@ -7,15 +7,15 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from eigensweep.direction import best
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, cancel_mark, replicate_key
 from eigensweep.workers.shared.durable_files import write_whole
 from eigensweep.workers.shared.ledger import OBJECTIVE
 from eigensweep.workers.shared.results import summarise
@@ -35,16 +35,6 @@ COMMIT_SHARE = 0.05
 
 class NoLongerWanted(Exception):  # noqa: N818  (not an error)
     """The experiment was cancelled while this trial was training."""
-
-
-def replicate_key(experiment: str, number: int, seed: int) -> str:
-    """Return where the store keeps one replicate of a trial."""
-    return f"{experiment}/{number:05d}/{seed}"
-
-
-def cancel_mark(storage: str | Path, experiment: str) -> Path:
-    """Return the file whose presence tells the trials of an experiment to stop."""
-    return Path(storage) / experiment / "cancelled"
 
 
 def warm_up() -> None:
@@ -121,14 +111,14 @@ class Attempt:
     def _metrics(self, rung: int) -> dict[str, float]:
         """Return the best value up to a rung and the latest evaluation, means over replicates."""
         metric = self.replicates[0].training.selection.metric
-        better, key = min if metric.better == "lower" else max, f"valid/{metric.name}"
+        key = f"valid/{metric.name}"
         bests, latest = [], []
         for replicate in self.replicates:
             seen = [metrics for step, metrics in replicate.evaluations if step <= rung]
             values = [metrics[key] for metrics in seen if key in metrics]
             if not values:
                 return {}
-            bests.append(better(values))
+            bests.append(best(values, metric.better))
             latest.append(seen[-1])
         shared = set.intersection(*(set(metrics) for metrics in latest))
         means = {name: fmean(m[name] for m in latest) for name in sorted(shared)}

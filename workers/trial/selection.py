@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from eigensweep.direction import best, is_better
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks.base import Metric
 
@@ -106,7 +107,7 @@ class Selection:
         self._first_loss = state["first_loss"]
 
     def _is_better(self, value: float, than: float) -> bool:
-        return value < than if self.metric.better == "lower" else value > than
+        return is_better(value, than, self.metric.better)
 
     def _is_too_high(self, loss: float) -> bool:
         """Whether the loss has been above its limit often enough. Source: `DivergenceConfig`."""
@@ -124,7 +125,7 @@ class ReportedTests:
     """
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
-        self._better = {m.name: min if m.better == "lower" else max for m in metrics}
+        self._better = {metric.name: metric.better for metric in metrics}
         self.best: dict[str, float] = {}
         self.last: dict[str, float] = {}
         self._scheduled = self.best, self.last
@@ -132,7 +133,7 @@ class ReportedTests:
     def see(self, scores: dict[str, float], scheduled: bool) -> None:
         """Take in the test scores of an evaluation, finite numbers only."""
         self.best = {
-            name: better(known)
+            name: best(known, better)
             for name, better in self._better.items()
             if (known := [s[name] for s in (self.best, scores) if name in s])
         }

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import tune
 
-import eigensweep
 from eigensweep.workers.shared.ledger import StaleWriteError
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def device() -> str:
 @cache
 def own_code() -> dict[str, str]:
     """Return the folder this process imports Eigensweep from, and a digest of the code there."""
-    folder = Path(eigensweep.__file__).parent
+    folder = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for name in PACKAGES:
         for path in sorted((folder / name).rglob("*")):

@@ -15,7 +15,7 @@ from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.posting import queued
 from eigensweep.service.api.schemas import ExperimentNow, Page
-from eigensweep.service.record.lifecycle import ExperimentState
+from eigensweep.workers.shared.states import ExperimentState
 
 router = APIRouter(tags=["experiments"])
 

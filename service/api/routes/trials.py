@@ -12,7 +12,7 @@ from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Page, TrialNow, TrialSummary
-from eigensweep.workers.shared.ledger import TrialState
+from eigensweep.workers.shared.states import TrialState
 
 router = APIRouter(tags=["trials"])
 

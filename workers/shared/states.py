@@ -1,22 +1,33 @@
-"""The states of experiments and trials, and which may follow which."""
+"""The states of trials, experiments and analyses, and which of them are ends."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-from eigensweep.workers.shared.ledger import ExperimentEnd, Outcome, TrialState
+Outcome = Literal["completed", "pruned", "diverged", "failed", "cancelled", "reused", "invalid"]
+"""How a trial can end."""
+
+OpenTrialState = Literal["waiting", "running"]
+"""A trial that has not ended: it waits for a process, or it has one."""
+
+TrialState = OpenTrialState | Outcome
+
+ExperimentEnd = Literal["completed", "failed", "cancelled"]
 
 ExperimentState = Literal["queued", "running"] | ExperimentEnd
-"""A queued experiment has no driver yet; a running one has one, or gets one again."""
+"""A queued experiment has no driver yet; a running one has one, or gets a new one."""
 
 Intent = Literal["run", "cancel"]
 """What the person wants of an experiment."""
 
-ENDED: Final[frozenset[str]] = frozenset(get_args(ExperimentEnd))
+OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
 OUTCOMES: Final[frozenset[str]] = frozenset(get_args(Outcome))
 RANKED: Final[frozenset[str]] = frozenset({"completed", "reused"})
 """The outcomes whose value counts in the ranking."""
+TRIAL_STATES: Final[tuple[TrialState, ...]] = (*OPEN_TRIALS, *get_args(Outcome))
 
+ENDED: Final[frozenset[str]] = frozenset(get_args(ExperimentEnd))
+"""The states of an experiment that is over."""
 EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = (
     "queued",
     "running",
@@ -24,11 +35,13 @@ EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = (
     "cancelled",
     "failed",
 )
-TRIAL_STATES: Final[tuple[TrialState, ...]] = ("waiting", "running", *get_args(Outcome))
+
+OPEN_ANALYSES: Final[frozenset[str]] = frozenset({"queued", "running"})
+"""The states of an analysis that is not over."""
 
 NEXT: Final[dict[str, frozenset[str]]] = {
     "queued": frozenset({"running", "cancelled", "failed"}),
-    "running": frozenset(ENDED),
+    "running": ENDED,
     **{state: frozenset() for state in ENDED},
 }
 """Experiment state to the states that may follow it."""
