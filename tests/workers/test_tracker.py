@@ -1,0 +1,195 @@
+"""What a tracker sends to MLflow, with runs in memory in the place of a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from file_ledger import FileLedger
+
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.tracking import tracker as tracking
+from eigensweep.workers.tracking.mlflow_runs import AwayError, Content
+from eigensweep.workers.tracking.tracker import Subject, Tracker
+
+
+class RunsInMemory:
+    """The runs of an experiment as MLflow would hold them; may be away for a number of calls."""
+
+    def __init__(self) -> None:
+        self.points: dict[str, list[CurvePoint]] = {}
+        self.tags: dict[str, dict[str, str]] = {}
+        self.files: dict[tuple[str, str], Path] = {}
+        self.ended: dict[str, str] = {}
+        self.sends_until_away: int | None = None
+
+    def get(self, number: Any, seed: Any, name: str, tags: Any, parent: Any = None) -> str:
+        return f"run-{number}-{seed}"
+
+    def started(self, run_id: str) -> int:
+        return 1000
+
+    def keep_text(self, run_id: str, text: str, name: str) -> None:
+        self.tags.setdefault(run_id, {})
+
+    def keep_file(self, run_id: str, path: Path, folder: str) -> None:
+        self.files[run_id, folder] = path
+
+    def send(self, run_id: str, content: Content) -> None:
+        if self.sends_until_away == 0:
+            self.sends_until_away = None
+            raise AwayError("MLflow is away")
+        if self.sends_until_away is not None:
+            self.sends_until_away -= 1
+        self.points.setdefault(run_id, []).extend(content.points)
+        self.tags.setdefault(run_id, {}).update(content.tags)
+
+    def end(self, run_id: str, status: str) -> None:
+        self.ended[run_id] = status
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> RunsInMemory:
+    made = RunsInMemory()
+    monkeypatch.setattr(tracking, "Runs", lambda *_: made)
+    monkeypatch.setattr(tracking, "PASS_SECONDS", 0.01)
+    return made
+
+
+def make_entry(**fields: Any) -> TrialEntry:
+    known: dict[str, Any] = {
+        "number": 4,
+        "arm": "scornn",
+        "params": {},
+        "config": {"seed": 7, "replicates": 1},
+        "config_hash": "abc",
+        "state": "completed",
+        "attempt": 1,
+    }
+    return TrialEntry(**{**known, **fields})
+
+
+def make_tracker(folder: Path, better: Any = "lower", ledger: FileLedger | None = None) -> Tracker:
+    subject = Subject("e1", "a name", "default", "", "spec: yes", better, {})
+    return Tracker("memory", subject, ledger or FileLedger(folder / "ledger.json"), str(folder))
+
+
+def record_trial(folder: Path, entry: TrialEntry) -> FileLedger:
+    """Return a ledger that knows the trial."""
+    ledger = FileLedger(folder / "ledger.json")
+    ledger.open(entry.number, entry.arm, entry.params, entry.config, entry.config_hash)
+    return ledger
+
+
+def commit(store: Store, key: str, *steps: int) -> None:
+    points = [CurvePoint(step, {"valid/loss": 1 / step}, 1000 + step) for step in steps]
+    store.commit(key, 1, steps[-1], {}, points)
+
+
+class TestBestWeights:
+    VALUES = ((7, 0.5), (8, 0.2), (9, 0.9), (10, None))
+
+    def publish(self, folder: Path, better: str, **changes: Any) -> TrialEntry:
+        """Track an experiment whose best trial has four replicates with weights each."""
+        by_replicate = [{"seed": seed, "value": value} for seed, value in self.VALUES]
+        result = {"value": 0.5, "step": 20, "by_replicate": by_replicate, **changes}
+        best = make_entry(config={"seed": 7, "replicates": 4}, result=result)
+        record_trial(folder, best)
+        for name in ("e1/00004", "e0/00002"):
+            for seed, _ in self.VALUES:
+                (folder / name / str(seed)).mkdir(parents=True)
+                (folder / name / str(seed) / "best.pt").write_bytes(b"weights")
+        tracker = make_tracker(folder, better)
+        tracker.close("completed", None, best)
+        tracker.start()
+        tracker.wait()
+        return best
+
+    @pytest.mark.parametrize(("better", "seed"), [("lower", 8), ("higher", 9)])
+    def test_they_are_those_of_the_replicate_with_the_best_value(
+        self, tmp_path, runs, better, seed
+    ):
+        self.publish(tmp_path, better)
+        assert runs.files == {("run-None-None", "best"): tmp_path / f"e1/00004/{seed}/best.pt"}
+
+    def test_those_of_a_reused_trial_are_taken_from_where_it_was_trained(self, tmp_path, runs):
+        self.publish(
+            tmp_path, "lower", reused_from={"experiment": "e0", "number": 2, "run_id": "r"}
+        )
+        assert runs.files == {("run-None-None", "best"): tmp_path / "e0/00002/8/best.pt"}
+
+
+class TestCurves:
+    """Each `_pass` of the tracker's thread is one look at what is new; here the tests look."""
+
+    RUNNING = make_entry(state="running")
+    ENDED = make_entry(state="completed", result={"value": 0.1, "step": 15})
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        made = Store(tmp_path)
+        made.begin("e1/00004/7", 1)
+        commit(made, "e1/00004/7", 5, 10)
+        return made
+
+    @pytest.fixture
+    def tracker(self, tmp_path: Path) -> Tracker:
+        return make_tracker(tmp_path, ledger=record_trial(tmp_path, self.RUNNING))
+
+    def steps(self, runs: RunsInMemory) -> list[int]:
+        return [p.step for p in runs.points["run-4-None"] if "valid/loss" in p.metrics]
+
+    def test_a_growing_curve_is_sent_once_from_where_the_last_look_ended(
+        self, tmp_path, runs, store, tracker
+    ):
+        tracker.see(self.RUNNING)
+        tracker._pass()
+        tracker._pass()
+        assert self.steps(runs) == [5, 10]
+        commit(store, "e1/00004/7", 15)
+        tracker.see(self.ENDED)
+        tracker._pass()
+        tracker._pass()
+        assert self.steps(runs) == [5, 10, 15]
+        assert runs.ended == {"run-4-None": "FINISHED"}
+
+    def test_what_did_not_arrive_is_sent_again_and_the_trial_is_not_tracked_before(
+        self, tmp_path, runs, store, tracker
+    ):
+        ledger = FileLedger(tmp_path / "ledger.json")
+        tracker.see(self.RUNNING)
+        tracker._pass()
+        commit(store, "e1/00004/7", 15)
+        tracker.see(self.ENDED)
+        runs.sends_until_away = 0
+        with pytest.raises(AwayError):
+            tracker._pass()
+        assert (ledger.load()[0].tracked, runs.ended) == (False, {})
+        tracker._pass()
+        assert self.steps(runs) == [5, 10, 15]
+        assert (ledger.load()[0].tracked, runs.ended) == (True, {"run-4-None": "FINISHED"})
+
+    def test_a_successor_sends_all_again_with_the_times_of_the_commits(
+        self, tmp_path, runs, store, tracker
+    ):
+        tracker.see(self.RUNNING)
+        tracker._pass()
+        successor = make_tracker(tmp_path)
+        successor.see(self.RUNNING)
+        successor._pass()
+        first, second = runs.points["run-4-None"][:2], runs.points["run-4-None"][2:]
+        assert first == second == store.points("e1/00004/7")
+
+    def test_it_ends_when_everything_is_delivered_although_mlflow_was_away(
+        self, tmp_path, runs, store, tracker
+    ):
+        runs.sends_until_away = 1
+        tracker.see(self.ENDED)
+        tracker.close("completed", None, self.ENDED)
+        tracker.start()
+        tracker.wait()
+        assert runs.ended == {"run-4-None": "FINISHED", "run-None-None": "FINISHED"}
+        assert runs.tags["run-None-None"]["eigensweep.best_trial"] == "4"
+        assert FileLedger(tmp_path / "ledger.json").read("tracked") is True
