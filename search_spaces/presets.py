@@ -35,7 +35,7 @@ def load_preset(name: str) -> ExperimentSpec:
 
 
 def _files() -> dict[str, Traversable]:
-    folder = files("search_spaces") / "presets"
+    folder = files("eigensweep.search_spaces") / "presets"
     return dict(_walk(folder, ""))
 
 

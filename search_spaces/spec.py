@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from eigensweep.models.base import ModelConfig
@@ -29,6 +28,7 @@ from eigensweep.search_spaces.sections import (
     SearchConfig,
 )
 from eigensweep.search_spaces.space import Point, Space
+from eigensweep.search_spaces.spec_text import TextError, read_text
 from eigensweep.search_spaces.trial import (
     DivergenceConfig,
     ObjectiveConfig,
@@ -258,9 +258,9 @@ def read_spec(text: str) -> ExperimentSpec:
         pydantic.ValidationError: if it is not a spec.
     """
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SpecError("", f"this is not YAML: {error}", expected="YAML or JSON") from error
+        content = read_text(text)
+    except TextError as error:
+        raise SpecError("", str(error), expected="YAML or JSON") from error
     if not isinstance(content, dict):
         raise SpecError("", "a spec is an object with a task and a model", expected="an object")
     return ExperimentSpec.model_validate(content)

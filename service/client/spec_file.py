@@ -5,60 +5,29 @@ Nothing here knows what a spec may hold; the service says that when it is posted
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from eigensweep.search_spaces.spec_text import TextError, read_text
 
 
 class InputError(ValueError):
     """What a person wrote cannot be read; the message says where and what would work."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML whose values are all JSON: `1e-3` is a number, a date stays a string."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if not tag.endswith(("timestamp", "float"))]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"""[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:e[-+]?[0-9]+)?|[0-9][0-9_]*e[-+]?[0-9]+
-        |\.[0-9][0-9_]*(?:e[-+]?[0-9]+)?|\.inf|\.nan)$""",
-        re.IGNORECASE | re.VERBOSE,
-    ),
-    list("-+0123456789."),
-)
-
-
 def parse(text: str, where: str) -> Any:
     """Return what a YAML (or JSON) text holds.
 
-    >>> parse("{lr: [1e-3, 0.01], day: 2020-01-01}", "--set")
-    {'lr': [0.001, 0.01], 'day': '2020-01-01'}
-
     Raises:
-        InputError: if it is not YAML, naming `where` it came from and the line.
+        InputError: if it is neither, naming `where` it came from and the line.
     """
-    if text.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError):  # JSON may hold tabs, which YAML refuses
-            return json.loads(text)
     try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise InputError(f"{where}{line}: neither YAML nor JSON: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{where}: neither YAML nor JSON: {error}") from error
+        return read_text(text)
+    except TextError as error:
+        line = "" if error.line is None else f", line {error.line}"
+        raise InputError(f"{where}{line}: neither YAML nor JSON: {error.reason}") from error
 
 
 def looks_like_a_file(source: str) -> bool:

@@ -19,7 +19,9 @@ from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.sections import union_of
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
+from eigensweep.search_spaces.spec_text import read_text
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.service.client.spec_file import parse_settings, read
 
 YAML = """
 task: {name: copying, delay: 20}
@@ -64,6 +66,24 @@ def test_numbers_that_yaml_reads_as_texts_are_numbers():
     assert read.optimizer.lr == 1e-3
     assert read.search.space["optimizer.lr"].values == (1e-3, 1e-4)
     assert read.space().count() == (2 + 3) * 3
+
+
+def test_spec_files_settings_and_presets_are_read_alike(tmp_path):
+    text = "{lr: 1e-3, list: [1E3, -1.5e-2, .5, 7], day: 2020-01-01}"
+    expected = {"lr": 0.001, "list": [1000.0, -0.015, 0.5, 7], "day": "2020-01-01"}
+    file = tmp_path / "spec.yaml"
+    file.write_text(text)
+    assert read_text(text) == expected
+    assert read(file) == expected
+    assert parse_settings([f"task={text}"]) == {"task": expected}
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E3", ".5", "yes", "2020-01-01", "1_000", "'1e-3'"])
+def test_a_value_means_the_same_in_a_spec_and_in_a_setting(text):
+    with pytest.raises(ValidationError) as caught:
+        read_spec(f"{{task: {{name: copying}}, unknown: {text}}}")
+    wrong = next(e for e in caught.value.errors() if e["loc"] == ("unknown",))
+    assert {"unknown": wrong["input"]} == parse_settings([f"unknown={text}"])
 
 
 def test_a_text_that_is_no_object_is_refused_with_words():
