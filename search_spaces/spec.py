@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.checks import findings
 from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
+from eigensweep.search_spaces.hashing import drop_removed_fields
 from eigensweep.search_spaces.sections import (
     AnyModel,
     AnyTask,
@@ -37,6 +39,7 @@ from eigensweep.search_spaces.trial import (
     TrainingConfig,
     TrialConfig,
 )
+from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import TaskConfig
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -145,6 +148,22 @@ class ExperimentSpec(Strict):
             object.__setattr__(self, "name", words[:MOST_NAME])
         return self
 
+    @classmethod
+    def from_stored(cls, content: Mapping[str, Any]) -> Self:
+        """Return the spec that `model_dump(mode="json")` gave, maybe in an older version.
+
+        Fields that models and tasks have lost since are left out.
+        """
+        current = dict(content)
+        current["task"] = _drop_removed("task", content["task"])
+        if content.get("model") is not None:
+            current["model"] = _drop_removed("model", content["model"])
+        if content.get("arms") is not None:
+            current["arms"] = [
+                {**arm, "model": _drop_removed("model", arm["model"])} for arm in content["arms"]
+            ]
+        return cls.model_validate(current)
+
     @cached_property
     def arms_(self) -> list[Arm]:
         """The arms, complete: each with its name, its optimizer and all of its space."""
@@ -248,6 +267,13 @@ def _changed(base: Config, changes: Mapping[str, Any] | None) -> Config:
     if isinstance(base, ModelConfig | TaskConfig):
         given["name"] = base.name
     return type(base).model_validate({**given, **changes})
+
+
+def _drop_removed(section: Literal["task", "model"], stored: Mapping[str, Any]) -> dict[str, Any]:
+    registry: Mapping[str, Any] = TASKS if section == "task" else MODELS
+    if stored["name"] not in registry:
+        return dict(stored)  # validation refuses the name, with the names that exist
+    return drop_removed_fields(section, stored, registry[stored["name"]].Config.model_fields)
 
 
 def read_spec(text: str) -> ExperimentSpec:

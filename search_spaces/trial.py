@@ -14,11 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces.hashing import drop_removed_fields, select_hashed
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import TaskConfig
 
 TRAINER_RESULT_VERSION = 1
-"""Raised when a change of `workers/trial/training.py` makes the same config give other results."""
+"""Raised when the same config gives other results than before: after a change of how trials are
+trained, or of the default of a later field of the sections below (see `hashed_fields.yaml`)."""
 
 
 class Strict(BaseModel):
@@ -200,16 +202,8 @@ class TrialConfig(Strict):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def hashed_content(self) -> dict[str, Any]:
-        """Return what `content_hash` covers. Younger fields are in it only where they are used."""
-        content = self.model_dump(mode="json", exclude={"seed", "replicates"})
-        for changes_nothing in ("steps", "epochs", "log_every", "spectra"):
-            content["training"].pop(changes_nothing, None)
-        if not self.training.test_every_evaluation:
-            del content["training"]["test_every_evaluation"]
-        if self.optimizer.schedule == "none":
-            unused = [name for name in content["optimizer"] if name.startswith("schedule")]
-            for name in unused:
-                del content["optimizer"][name]
+        """Return what `content_hash` covers: settings and the versions of the code they go to."""
+        content = select_hashed(self)
         content["result_version"] = {
             "model": MODELS[self.model.name].result_version,
             "task": TASKS[self.task.name].result_version,
@@ -219,10 +213,21 @@ class TrialConfig(Strict):
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
-        """Return the TrialConfig that `model_dump(mode="json")` gave as a dict."""
-        task = TASKS[content["task"]["name"]].Config.model_validate(content["task"])
-        model = MODELS[content["model"]["name"]].Config.model_validate(content["model"])
-        return cls.model_validate({**content, "task": task, "model": model})
+        """Return the TrialConfig that `model_dump(mode="json")` gave as a dict.
+
+        It may come from an older version: fields that were removed since are left out.
+        """
+        task = TASKS[content["task"]["name"]].Config
+        model = MODELS[content["model"]["name"]].Config
+        stored_task = drop_removed_fields("task", content["task"], task.model_fields)
+        stored_model = drop_removed_fields("model", content["model"], model.model_fields)
+        return cls.model_validate(
+            {
+                **content,
+                "task": task.model_validate(stored_task),
+                "model": model.model_validate(stored_model),
+            }
+        )
 
     def resolved(self) -> Self:
         """Return the config with sizes, budget and defaults absolute; what is hashed and run.

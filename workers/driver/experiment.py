@@ -92,7 +92,7 @@ def run_experiment(
             whoever started the driver starts another one.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    parsed = ExperimentSpec.model_validate(spec)
+    parsed = ExperimentSpec.from_stored(spec)
     tracker = _tracker(experiment, parsed, ledger, options)
     study = Study(
         open_storage(options.optuna, experiment),

@@ -1,0 +1,228 @@
+"""Hashes are names of results that are kept: no later field and no removed one changes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from eigensweep.models import MODELS
+from eigensweep.models.base import ModelConfig
+from eigensweep.search_spaces import hashing
+from eigensweep.search_spaces.hashing import rule_of
+from eigensweep.search_spaces.presets import load_preset
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import (
+    TRAINER_RESULT_VERSION,
+    DivergenceConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    Strict,
+    TrainingConfig,
+    TrialConfig,
+)
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.copying import Copying
+
+GOLDEN = json.loads((Path(__file__).parent / "golden_hashes.json").read_text())
+"""Computed before the rules in `hashed_fields.yaml` existed: the ends of each arm of each preset,
+and specs that use each model, each task and each optimizer option."""
+
+SECTIONS = {
+    "optimizer": OptimizerConfig,
+    "training": TrainingConfig,
+    "divergence": DivergenceConfig,
+    "objective": ObjectiveConfig,
+}
+
+LATER_DEFAULTS = {
+    "optimizer.schedule": ("none", 1),
+    "optimizer.schedule_factor": (None, 1),
+    "optimizer.schedule_every": (None, 1),
+    "optimizer.schedule_patience": (None, 1),
+    "training.test_every_evaluation": (False, 1),
+}
+"""Each later field of the project's own classes: its default, and the result version with it."""
+
+
+class TestGoldenHashes:
+    @pytest.mark.parametrize("name", sorted({row[0] for row in GOLDEN["presets"]}))
+    def test_the_ends_of_a_preset_keep_their_hashes(self, name):
+        preset = load_preset(name)
+        rows = [row[1:] for row in GOLDEN["presets"] if row[0] == name]
+        found = [preset.trial(Point(arm, params)).content_hash() for arm, params, _ in rows]
+        assert found == [hash_ for *_, hash_ in rows]
+
+    @pytest.mark.parametrize(("content", "hash_"), GOLDEN["specs"])
+    def test_a_spec_keeps_its_hash(self, content, hash_):
+        spec = ExperimentSpec.model_validate(content)
+        assert spec.trial(spec.space().point(0)).content_hash() == hash_
+
+    def test_every_model_and_task_has_one(self):
+        specs = [content for content, _ in GOLDEN["specs"]]
+        ours = lambda registry: {  # noqa: E731
+            name for name, cls in registry.items() if cls.__module__.startswith("eigensweep.")
+        }
+        assert {spec["model"]["name"] for spec in specs} >= ours(MODELS)
+        assert {spec["task"]["name"] for spec in specs} >= ours(TASKS)
+
+
+class Toy(ModelConfig):
+    name: Literal["toy"] = "toy"
+    hidden_size: int = 3
+    slope: float = 1.0
+
+
+class GrownToy(Toy):
+    bias: float = 0.0
+    shape: tuple[int, ...] = Field(default_factory=lambda: (1, 2))
+
+
+class ToyWithAnotherDefault(Toy):
+    slope: float = 2.0
+
+
+@pytest.fixture
+def toy_model(monkeypatch):
+    """Register a toy as a model of today or as an installed package's."""
+
+    def register(name, config):
+        cls = type("ToyModel", (), {"Config": config, "result_version": 1})
+        monkeypatch.setitem(MODELS, name, cls)
+        return cls
+
+    return register
+
+
+def trial(model: ModelConfig, **sections) -> TrialConfig:
+    return TrialConfig(
+        task=Copying.Config(delay=20), model=model, training=TrainingConfig(steps=5), **sections
+    )
+
+
+class TestGrowth:
+    def test_a_new_field_at_its_default_changes_no_hash(self, toy_model):
+        toy_model("toy", Toy)
+        before = trial(Toy(slope=3.0)).content_hash()
+        assert trial(GrownToy(slope=3.0)).content_hash() == before
+
+    @pytest.mark.parametrize("changes", [{"bias": 1.0}, {"shape": (2, 1)}])
+    def test_a_new_field_with_another_value_does(self, toy_model, changes):
+        toy_model("toy", Toy)
+        assert trial(GrownToy(**changes)).content_hash() != trial(Toy()).content_hash()
+
+    def test_a_model_of_the_project_may_grow_too(self, toy_model):
+        today = MODELS["tanh_rnn"].Config
+
+        class Grown(today):
+            leak: float = 0.0
+
+        before = trial(today(hidden_size=4)).content_hash()
+        assert trial(Grown(hidden_size=4)).content_hash() == before
+        assert trial(Grown(hidden_size=4, leak=0.1)).content_hash() != before
+
+    def test_two_models_with_the_same_settings_have_two_hashes(self, toy_model):
+        class Other(Toy):
+            name: Literal["other"] = "other"
+
+        toy_model("toy", Toy)
+        toy_model("other", Other)
+        assert trial(Toy()).content_hash() != trial(Other()).content_hash()
+
+    def test_a_new_section_is_hashed_only_where_it_is_used(self, toy_model):
+        class Curriculum(Strict):
+            stages: int = 1
+
+        class LaterTrial(TrialConfig):
+            curriculum: Curriculum = Curriculum()
+            note: str = ""
+
+        toy_model("toy", Toy)
+        now = trial(Toy())
+        content = dict(now)
+        assert LaterTrial(**content).content_hash() == now.content_hash()
+        used = LaterTrial(**content, curriculum=Curriculum(stages=2))
+        assert used.hashed_content()["curriculum"] == {"stages": 2}
+        assert LaterTrial(**content, note="x").hashed_content()["note"] == "x"
+
+
+class TestRemoval:
+    @pytest.fixture
+    def shrunk(self, monkeypatch):
+        """Add a field to what is hashed of scoRNN, as if its class had had it once."""
+        rules = json.loads(json.dumps(hashing._rules()))
+        rules["founding"]["model"]["scornn"]["old_init"] = "glorot"
+        monkeypatch.setattr(hashing, "_rules", lambda: rules)
+        return {"name": "scornn", "hidden_size": 32, "negative_ones": 4}
+
+    def test_a_removed_field_keeps_its_place_in_the_hash(self, shrunk):
+        config = MODELS["scornn"].Config(**shrunk)
+        assert trial(config).hashed_content()["model"]["old_init"] == "glorot"
+
+    def test_stored_content_that_has_it_is_still_read(self, shrunk):
+        config = trial(MODELS["scornn"].Config(**shrunk))
+        stored = config.model_dump(mode="json")
+        stored["model"]["old_init"] = "glorot"
+        assert TrialConfig.from_dict(stored) == config
+
+    def test_a_stored_spec_that_has_it_is_still_read(self, shrunk):
+        content = {"task": {"name": "copying"}, "training": {"steps": 5}}
+        stored = {"model": {**shrunk, "old_init": "glorot"}}
+        plain = ExperimentSpec.model_validate({**content, "model": shrunk})
+        assert ExperimentSpec.from_stored({**content, **stored}) == plain
+        arms = ExperimentSpec.from_stored({**content, "arms": [stored]})
+        assert arms.arms_ == plain.arms_
+
+    def test_another_value_of_it_is_refused(self, shrunk):
+        stored = trial(MODELS["scornn"].Config(**shrunk)).model_dump(mode="json")
+        stored["model"]["old_init"] = "orthogonal"
+        with pytest.raises(ValueError, match="old_init"):
+            TrialConfig.from_dict(stored)
+
+
+class TestAChangedDefault:
+    def test_of_a_later_field_gives_the_old_hash_until_the_result_version_is_raised(
+        self, toy_model
+    ):
+        registered = toy_model("toy", Toy)
+        before = trial(Toy()).content_hash()
+        assert trial(ToyWithAnotherDefault()).content_hash() == before
+        registered.result_version += 1
+        assert trial(ToyWithAnotherDefault()).content_hash() != before
+
+    def test_of_a_founding_field_gives_another_hash_by_itself(self):
+        today = MODELS["tanh_rnn"].Config
+
+        class Changed(today):
+            scale: float = 2.0
+
+        before = trial(today(hidden_size=4)).content_hash()
+        assert trial(Changed(hidden_size=4)).content_hash() != before
+        assert trial(Changed(hidden_size=4, scale=1.0)).content_hash() == before
+
+    def test_of_the_projects_own_later_fields_is_never_forgotten(self):
+        """When this fails: add a new field to LATER_DEFAULTS. For a changed default, first raise
+        `result_version` of its model or task (or TRAINER_RESULT_VERSION), then change the line."""
+        found = {}
+        for section, config in SECTIONS.items():
+            found |= _later_fields(section, config(), TRAINER_RESULT_VERSION)
+        for section, registry in (("model", MODELS), ("task", TASKS)):
+            for name, cls in registry.items():
+                if cls.__module__.startswith("eigensweep."):
+                    config = cls.Config.model_construct(name=name)
+                    found |= _later_fields(section, config, cls.result_version)
+        assert found == LATER_DEFAULTS
+
+
+def _later_fields(section, config, version):
+    rule = rule_of(section, config)
+    owner = f"{section}.{config.name}" if section in ("model", "task") else section
+    return {
+        f"{owner}.{name}": (declared.get_default(call_default_factory=True), version)
+        for name, declared in type(config).model_fields.items()
+        if name not in rule.founding and name not in rule.never
+    }
