@@ -8,10 +8,8 @@ True
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 from eigensweep.models.asrnn import AsRNN
-from eigensweep.models.base import Model
+from eigensweep.models.base import Model, ModelConfig
 from eigensweep.models.constructed import ConstructedAdding, ConstructedCopying
 from eigensweep.models.enrnn import ENRNN
 from eigensweep.models.eurnn import EURNN
@@ -30,36 +28,34 @@ from eigensweep.models.spectral_rnn import SpectralRNN
 from eigensweep.models.srnn import SRNN
 from eigensweep.models.urnn import URNN
 from eigensweep.models.vanilla import TanhRNN
+from eigensweep.registry import Registry
 
-MODELS: dict[str, type[Model]] = {
-    "tanh_rnn": TanhRNN,
-    "modrelu_rnn": ModReLURNN,
-    "irnn": IRNN,
-    "srnn": SRNN,
-    "lt_rnn": LTRNN,
-    "constructed_copying": ConstructedCopying,
-    "constructed_adding": ConstructedAdding,
-    "lstm": LSTM,
-    "gru": GRU,
-    "scornn": ScoRNN,
-    "enrnn": ENRNN,
-    "exprnn": ExpRNN,
-    "nnrnn": NNRNN,
-    "asrnn": AsRNN,
-    "urnn": URNN,
-    "full_urnn": FullURNN,
-    "eurnn": EURNN,
-    "goru": GORU,
-    "ornn": ORNN,
-    "spectral_rnn": SpectralRNN,
-}
-
-for _entry in entry_points(group="eigensweep.models"):
-    if _entry.name in MODELS:
-        raise ValueError(
-            f"the entry point '{_entry.value}' would replace the model '{_entry.name}'; "
-            "rename it in the group 'eigensweep.models' of its package"
-        )
-    MODELS[_entry.name] = _entry.load()
+MODELS: Registry[Model] = Registry(
+    "model",
+    Model,
+    ModelConfig,
+    {
+        "tanh_rnn": TanhRNN,
+        "modrelu_rnn": ModReLURNN,
+        "irnn": IRNN,
+        "srnn": SRNN,
+        "lt_rnn": LTRNN,
+        "constructed_copying": ConstructedCopying,
+        "constructed_adding": ConstructedAdding,
+        "lstm": LSTM,
+        "gru": GRU,
+        "scornn": ScoRNN,
+        "enrnn": ENRNN,
+        "exprnn": ExpRNN,
+        "nnrnn": NNRNN,
+        "asrnn": AsRNN,
+        "urnn": URNN,
+        "full_urnn": FullURNN,
+        "eurnn": EURNN,
+        "goru": GORU,
+        "ornn": ORNN,
+        "spectral_rnn": SpectralRNN,
+    },
+)
 
 __all__ = ["MODELS", "Model"]

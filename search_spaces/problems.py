@@ -12,6 +12,7 @@ from typing import Any, TypedDict, get_args
 from pydantic import BaseModel, ValidationError
 
 from eigensweep.models import MODELS
+from eigensweep.registry import Registry
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean, sentence, shown
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
@@ -138,14 +139,17 @@ def _said(owner: type[BaseModel]) -> str:
 
 def _unknown_name(path: str, got: Any, absent: bool) -> Problem:
     kind = path.split(".")[-1]
-    known = sorted(_REGISTRIES[kind])
+    registry = _REGISTRIES[kind]
+    known = sorted(registry)
     name = got.get("name") if isinstance(got, Mapping) else got
-    message = (
-        f"a {kind} is an object with a 'name'; there are {', '.join(known)}"
-        if absent
-        else f"there is no {kind} '{shown(name)}'; there are {', '.join(known)}"
-        f"{did_you_mean(str(name), known)}"
-    )
+    if absent:
+        message = f"a {kind} is an object with a 'name'; there are {', '.join(known)}"
+    else:
+        reason = registry.explain_absence(str(name))
+        message = (
+            f"there is no {kind} '{shown(name)}'{f' ({reason})' if reason else ''}; "
+            f"there are {', '.join(known)}{did_you_mean(str(name), known)}"
+        )
     return Problem(
         path=f"{path}.name",
         message=message,
@@ -155,7 +159,7 @@ def _unknown_name(path: str, got: Any, absent: bool) -> Problem:
     )
 
 
-_REGISTRIES: Mapping[str, Mapping[str, Any]] = {"model": MODELS, "task": TASKS}
+_REGISTRIES: Mapping[str, Registry[Any]] = {"model": MODELS, "task": TASKS}
 _TAGS = {"choice", "real", "integer"}
 
 

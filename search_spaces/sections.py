@@ -6,13 +6,13 @@ appears in specs, messages and the JSON Schema by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from pydantic import Field
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
+from eigensweep.registry import Registry
 from eigensweep.search_spaces.parameters import Parameter
 from eigensweep.search_spaces.trial import OptimizerConfig, Strict
 from eigensweep.tasks import TASKS
@@ -25,18 +25,8 @@ SpaceField = Annotated[dict[str, Parameter], Field(max_length=64)]
 """Dotted path to what it may be; at most 64 parameters."""
 
 
-def union_of(registry: Mapping[str, Any], kind: str) -> Any:
-    """Return the union of the configs of a registry, told apart by `name`.
-
-    Raises:
-        TypeError: if a config does not declare its name, with the line to write.
-    """
-    for name, cls in registry.items():
-        if cls.Config.model_fields["name"].annotation != Literal[name]:
-            raise TypeError(
-                f"{kind} '{name}': {cls.Config.__qualname__} must declare "
-                f"`name: Literal[{name!r}] = {name!r}`, so that a spec can name it"
-            )
+def union_of(registry: Registry[Any]) -> Any:
+    """Return the union of the configs of a registry, told apart by `name`."""
     configs = tuple(cls.Config for cls in registry.values())
     return Annotated[Union[configs], Field(discriminator="name")]  # noqa: UP007
 
@@ -45,8 +35,8 @@ if TYPE_CHECKING:
     AnyModel: TypeAlias = ModelConfig
     AnyTask: TypeAlias = TaskConfig
 else:
-    AnyModel = union_of(MODELS, "model")
-    AnyTask = union_of(TASKS, "task")
+    AnyModel = union_of(MODELS)
+    AnyTask = union_of(TASKS)
 
 
 class Arm(Strict):

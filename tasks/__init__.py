@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from eigensweep.registry import Registry
 from eigensweep.tasks.adding import Adding
+from eigensweep.tasks.base import Task, TaskConfig
 from eigensweep.tasks.copying import Copying
 from eigensweep.tasks.denoise import Denoise
 from eigensweep.tasks.pixel_mnist import PixelMnist
 from eigensweep.tasks.ptb_chars import PtbChars
-from eigensweep.tasks.registry import Registry
 from eigensweep.tasks.speech_frames import SpeechFrames
 from eigensweep.tasks.variable_copying import VariableCopying
 
-TASKS = Registry(
-    "eigensweep.tasks",
+TASKS: Registry[Task] = Registry(
+    "task",
+    Task,
+    TaskConfig,
     {
         "adding": Adding,
         "copying": Copying,

@@ -32,11 +32,14 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 
 class NotInCatalogueError(LookupError):
-    """No model or task has this name."""
+    """No model, task or analysis has this name; `reason` says why, if a package offers it."""
 
-    def __init__(self, kind: str, name: str, available: Sequence[str]) -> None:
+    def __init__(
+        self, kind: str, name: str, available: Sequence[str], reason: str | None = None
+    ) -> None:
         super().__init__(
-            f"there is no {kind} '{shown(name)}'; there are {', '.join(sorted(available))}"
+            f"there is no {kind} '{shown(name)}'{f' ({reason})' if reason else ''}; "
+            f"there are {', '.join(sorted(available))}"
         )
         self.name = name
         self.available = sorted(available)

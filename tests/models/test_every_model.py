@@ -1,14 +1,11 @@
 """What every model promises; a model that is registered is tested here without a further line."""
 
 import copy
-import runpy
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-import eigensweep.models
 from eigensweep.models import MODELS
 from eigensweep.models.matrices.orthogonal import orthogonality_error
 from eigensweep.models.recurrence.reference import recur
@@ -186,14 +183,3 @@ def test_biases_start_at_zero_but_for_the_forget_bias_of_an_lstm(nets):
     expected[1] = -2
     assert torch.equal(model.b.detach(), expected.flatten())
     assert not nets.build("gru").b.any()
-
-
-def test_an_installed_package_may_add_a_model_but_not_replace_one(monkeypatch):
-    def offer(name):
-        entry = SimpleNamespace(name=name, value="lab.models:Mine", load=lambda: "Mine")
-        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
-        return runpy.run_path(eigensweep.models.__file__)["MODELS"]
-
-    assert offer("mine")["mine"] == "Mine"
-    with pytest.raises(ValueError, match="would replace the model 'scornn'"):
-        offer("scornn")

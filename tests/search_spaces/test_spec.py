@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from eigensweep.models import MODELS
-from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
 from eigensweep.search_spaces.presets import load_preset, preset_names
-from eigensweep.search_spaces.sections import union_of
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
 from eigensweep.search_spaces.spec_text import read_text
@@ -235,12 +233,3 @@ print([spec.trial(point).model.growth for point in spec.space()])
         check=True,
     )
     assert done.stdout.strip() == "[2.0, 3.0]"
-
-
-def test_a_config_that_no_spec_could_name_is_refused_with_words():
-    class Nameless:
-        class Config(ModelConfig):
-            name: str = "nameless"
-
-    with pytest.raises(TypeError, match=r"must declare `name: Literal\['nameless'\]"):
-        union_of({"nameless": Nameless}, "model")

@@ -48,7 +48,7 @@ class Echo(Copying):
     Config = EchoConfig
 """
 
-REGISTRY = "MODELS: dict[str, type[Model]] = {\n"
+FIRST_LINE = '        "tanh_rnn": TanhRNN,\n'
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +60,16 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         shutil.copytree(ROOT / room, project / room, ignore=ignored, symlinks=True)
     (project / "models/damped.py").write_text(MODEL.format(name="damped", cls="Damped"))
     registry = project / "models/__init__.py"
-    lines = "from eigensweep.models.damped import Damped\n" + REGISTRY + '    "damped": Damped,\n'
-    registry.write_text(registry.read_text().replace(REGISTRY, lines))
+    text = registry.read_text().replace(FIRST_LINE, FIRST_LINE + '        "damped": Damped,\n')
+    line = "from eigensweep.models.asrnn import AsRNN\n"
+    registry.write_text(text.replace(line, line + "from eigensweep.models.damped import Damped\n"))
     (site / "lab.py").write_text(MODEL.format(name="lab_damped", cls="LabDamped") + TASK)
     metadata = site / "lab-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
-        "[eigensweep.models]\nlab_damped = lab:LabDamped\n[eigensweep.tasks]\necho = lab:Echo\n"
+        "[eigensweep.models]\nlab_damped = lab:LabDamped\nlost = lab:Lost\n"
+        "[eigensweep.tasks]\necho = lab:Echo\nlost = lab_without_this_file:Lost\n"
     )
     return project, site
 
@@ -95,5 +97,7 @@ def test_both_are_posted_searched_and_trained(paths: tuple[Path, Path], service:
         (arm, damping) for arm in ("damped", "lab_damped") for damping in (0.5, 1.0)
     }
     assert all(t["state"] == "completed" and t["value"] is not None for t in trials)
-    names = [model["name"] for model in service.get("/v1/models")["items"]]
-    assert {"damped", "lab_damped"} <= set(names)
+    models, tasks = service.get("/v1/models"), service.get("/v1/tasks")
+    assert {"damped", "lab_damped"} <= {model["name"] for model in models["items"]}
+    assert [one["entry_point"] for one in models["left_out"]] == ["lost = lab:Lost (lab 1.0)"]
+    assert "lab_without_this_file" in tasks["left_out"][0]["reason"]

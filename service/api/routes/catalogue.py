@@ -9,15 +9,16 @@ from functools import cache
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from eigensweep.models import MODELS
+from eigensweep.registry import Registry
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import NotInCatalogueError, documented
 from eigensweep.service.api.schemas import Answer, Metric
 from eigensweep.tasks import TASKS
-from eigensweep.tasks.base import TaskConfig
+from eigensweep.tasks.base import Task, TaskConfig
 
 router = APIRouter(tags=["catalogue"])
 
@@ -36,20 +37,29 @@ class TaskListing(Listing):
     """A task in a list."""
 
     baseline: float | None = Field(
-        description="What remembering nothing scores on the loss, at the default settings"
+        description="Loss of the memoryless baseline at the default settings; null if unknown"
     )
 
 
+class LeftOut(Answer):
+    """An entry point of an installed package that could not be used."""
+
+    entry_point: str = Field(examples=["lab_rnn = lab.models:LabRNN (lab 1.0)"])
+    reason: str = Field(examples=["ModuleNotFoundError: No module named 'lab.cells'"])
+
+
 class Models(Answer):
-    """All models."""
+    """All models, those of installed packages among them."""
 
     items: list[Listing]
+    left_out: list[LeftOut] = Field(description="Entry points that could not be used")
 
 
 class Tasks(Answer):
-    """All tasks."""
+    """All tasks, those of installed packages among them."""
 
     items: list[TaskListing]
+    left_out: list[LeftOut] = Field(description="Entry points that could not be used")
 
 
 class Presets(Answer):
@@ -77,7 +87,9 @@ class TaskEntry(TaskListing):
 
     description: str
     result_version: int = Field(description="Raised when its batches change")
-    metrics: list[TaskMetric] = Field(description="The loss first")
+    metrics: list[TaskMetric] = Field(
+        description="The loss first; empty if a field without a default decides them"
+    )
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of `task` in a spec")
 
 
@@ -90,16 +102,15 @@ class PresetEntry(Listing):
 
 @router.get("/models", summary="List models", responses=documented(401))
 def list_models() -> Models:
-    """Return the models, those that installed packages add among them."""
-    return Models(items=[Listing(**about(name, cls)) for name, cls in MODELS.items()])
+    """Return the models that a spec can name, and the packages whose models could not be loaded."""
+    items = [Listing(**about(name, cls)) for name, cls in MODELS.items()]
+    return Models(items=items, left_out=_left_out(MODELS))
 
 
 @router.get("/models/{name}", summary="Look at a model", responses=documented(401, 404, 422))
 def get_model(name: Name) -> ModelEntry:
     """Return what a search may vary on a model."""
-    cls = MODELS.get(name)
-    if cls is None:
-        raise NotInCatalogueError("model", name, list(MODELS))
+    cls = _look_up(MODELS, name)
     return ModelEntry(
         **about(name, cls),
         description=inspect.getdoc(sys.modules[cls.__module__]) or "",
@@ -110,29 +121,25 @@ def get_model(name: Name) -> ModelEntry:
 
 @router.get("/tasks", summary="List tasks", responses=documented(401))
 def list_tasks() -> Tasks:
-    """Return the tasks, those that installed packages add among them."""
+    """Return the tasks that a spec can name, and the packages whose tasks could not be loaded."""
     items = [
-        TaskListing(
-            **about(name, cls), baseline=_baseline(cls.Config.model_validate({"name": name}))
-        )
+        TaskListing(**about(name, cls), baseline=_baseline(_default_config(name, cls)))
         for name, cls in TASKS.items()
     ]
-    return Tasks(items=items)
+    return Tasks(items=items, left_out=_left_out(TASKS))
 
 
 @router.get("/tasks/{name}", summary="Look at a task", responses=documented(401, 404, 422))
 def get_task(name: Name) -> TaskEntry:
     """Return what an experiment may set on a task, and what it measures."""
-    cls = TASKS.get(name)
-    if cls is None:
-        raise NotInCatalogueError("task", name, list(TASKS))
-    config = cls.Config.model_validate({"name": name})
+    cls = _look_up(TASKS, name)
+    config = _default_config(name, cls)
     return TaskEntry(
         **about(name, cls),
         baseline=_baseline(config),
         description=inspect.getdoc(cls) or "",
         result_version=cls.result_version,
-        metrics=[TaskMetric(**vars(m)) for m in config.metrics],
+        metrics=[] if config is None else [TaskMetric(**vars(m)) for m in config.metrics],
         schema=_schema(cls.Config),
     )
 
@@ -166,9 +173,29 @@ def about(name: str, cls: type) -> dict[str, Any]:
     }
 
 
-def _baseline(config: TaskConfig) -> float | None:
+def _look_up(registry: Registry[Any], name: str) -> Any:
+    cls = registry.get(name)
+    if cls is None:
+        reason = registry.explain_absence(name)
+        raise NotInCatalogueError(registry.kind, name, list(registry), reason)
+    return cls
+
+
+def _left_out(registry: Registry[Any]) -> list[LeftOut]:
+    return [LeftOut(entry_point=entry, reason=why) for entry, why in registry.problems.items()]
+
+
+def _default_config(name: str, cls: type[Task]) -> TaskConfig | None:
+    """Return a task's config with all defaults; None if a field of it has none."""
     try:
-        return config.baseline()
+        return cls.Config.model_validate({"name": name})
+    except ValidationError:
+        return None
+
+
+def _baseline(config: TaskConfig | None) -> float | None:
+    try:
+        return None if config is None else config.baseline()
     except ValueError:  # none is known
         return None
 

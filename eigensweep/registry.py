@@ -1,0 +1,155 @@
+"""Classes by name: the project's own, and those that installed packages add by entry points.
+
+`eigensweep.models.MODELS` and `eigensweep.tasks.TASKS` are registries. Both follow the same rules:
+
+- Packages are loaded when a registry is first read, not when it is imported. So a package's module
+  may itself import `eigensweep.models` and `eigensweep.tasks`.
+- An entry point that cannot be used is left out, with a warning in the log. `Registry.problems`
+  keeps the reason. Nothing else is affected.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel
+
+logger = logging.getLogger(__name__)
+
+Base = TypeVar("Base")
+
+
+class UnknownNameError(KeyError):
+    """No class of a registry has this name; the message says which names exist, or why not."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show the quoted form
+
+
+class Registry(MutableMapping[str, type[Base]], Generic[Base]):
+    """The classes of one kind, such as the models, by the name that a spec gives.
+
+    Each class is a subclass of `base`. Its `Config` is a subclass of `config` and declares the
+    name, as in `name: Literal["scornn"] = "scornn"`. The entry point group is `eigensweep.models`
+    for the kind `model`. The project's own classes come first, in their order.
+
+    Raises:
+        TypeError: if one of the project's own classes does not meet this.
+
+    >>> from eigensweep.tasks.base import Task, TaskConfig
+    >>> from eigensweep.tasks.copying import Copying
+    >>> tasks = Registry("task", Task, TaskConfig, {"copying": Copying})
+    >>> tasks["copying"].__name__
+    'Copying'
+    """
+
+    def __init__(
+        self, kind: str, base: type, config: type[BaseModel], own: Mapping[str, type[Base]]
+    ) -> None:
+        self.kind, self.base, self.config = kind, base, config
+        self.group = f"eigensweep.{kind}s"
+        self._classes = {name: self._check(name, cls) for name, cls in own.items()}
+        self._problems: dict[str, tuple[str, str]] = {}
+        self._lock, self._has_begun = threading.RLock(), False
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why an entry point was left out, by the entry point: `toy = lab:Toy (lab 1.0)`."""
+        self._load()
+        return {entry: reason for entry, (_, reason) in self._problems.items()}
+
+    def explain_absence(self, name: str) -> str | None:
+        """Return why the entry points called `name` were left out; None if there was none."""
+        self._load()
+        reasons = [
+            f"{entry} was left out: {reason}"
+            for entry, (offered, reason) in self._problems.items()
+            if offered == name and name not in self._classes
+        ]
+        return "; ".join(reasons) or None
+
+    def __getitem__(self, name: str) -> type[Base]:
+        classes = self._load()
+        if name not in classes:
+            reason = self.explain_absence(name)
+            raise UnknownNameError(
+                f"there is no {self.kind} '{name}'{f' ({reason})' if reason else ''}; "
+                f"there are {', '.join(sorted(classes))}"
+            )
+        return classes[name]
+
+    def __setitem__(self, name: str, cls: type[Base]) -> None:
+        self._load()[name] = cls
+
+    def __delitem__(self, name: str) -> None:
+        del self._load()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._load())
+
+    def __len__(self) -> int:
+        return len(self._load())
+
+    def _load(self) -> dict[str, type[Base]]:
+        """Return the classes, with those of installed packages.
+
+        A package that reads the registry while it is being loaded sees what is there so far. Other
+        threads wait until all are loaded.
+        """
+        with self._lock:
+            if not self._has_begun:
+                self._has_begun = True
+                # Sorted, so that all machines choose the same of two that offer one name.
+                for entry in sorted(entry_points(group=self.group)):
+                    self._add(entry)
+        return self._classes
+
+    def _add(self, entry: EntryPoint) -> None:
+        try:
+            taken = self._classes.get(entry.name)
+            if taken is not None:
+                raise ValueError(
+                    f"the name '{entry.name}' belongs to {_path(taken)}; choose another name"
+                )
+            cls = self._check(entry.name, entry.load())
+            cls.Config.model_json_schema()  # the API's description of a spec contains it
+            self._classes[entry.name] = cls
+        except (Exception, SystemExit) as error:  # whatever a foreign module does at its import
+            text = f"{entry.name} = {entry.value}{_distribution(entry)}"
+            reason = f"{type(error).__name__}: {error}"
+            self._problems[text] = (entry.name, reason)
+            logger.warning("%s left out entry_point=%r reason=%s", self.kind, text, reason)
+
+    def _check(self, name: str, cls: Any) -> Any:
+        """Return `cls` if it can have the name `name` here.
+
+        Raises:
+            TypeError: if not, with what to write.
+        """
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise TypeError(f"{cls!r} is not a subclass of {_path(self.base)}")
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        if missing:
+            raise TypeError(f"{_path(cls)} does not define {missing}")
+        config = getattr(cls, "Config", None)
+        if not (isinstance(config, type) and issubclass(config, self.config)):
+            raise TypeError(f"{_path(cls)}.Config must be a subclass of {_path(self.config)}")
+        declared: Any = config.model_fields["name"].annotation
+        if declared != Literal[name]:
+            raise TypeError(
+                f"{_path(config)} must declare `name: Literal[{name!r}] = {name!r}`, "
+                f"so that a spec can name this {self.kind}"
+            )
+        return cls
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return "" if entry.dist is None else f" ({entry.dist.name} {entry.dist.version})"
