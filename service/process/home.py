@@ -1,8 +1,10 @@
-"""The home folder: one service at a time, and nothing left running by the one before."""
+"""The home folder, which one service at a time may use.
+
+Runs in the service's process. What an earlier service left running is ended at the start.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -12,7 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
 
 from eigensweep.service.process import guard
 from eigensweep.service.settings import StartError
@@ -29,59 +32,61 @@ class HomeUnusableError(StartError):
 
 
 @contextmanager
-def occupied(home: Path) -> Iterator[None]:
+def hold(home: Path) -> Iterator[None]:
     """Hold the home folder for this process, with a guard over all that the process starts.
 
-    The lock is the kernel's, so it ends with the process however that ends. What an earlier holder
-    and its guard, both killed, left running is ended first.
+    If an earlier service and its guard were both killed, what they left running is ended first.
 
     Raises:
         HomeTakenError: if another service holds it.
         HomeUnusableError: if the folder cannot be made or written.
     """
+    path = home / "service.lock"
+    # The kernel's lock: it ends with this process, however the process ends. Where a file system
+    # has none, a lock file that outlives a killed service would be no help: refuse instead.
+    lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=_write_holder)
     try:
         home.mkdir(parents=True, exist_ok=True)
-        lock = os.open(home / "service.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        holder = path.read_text(errors="replace").strip()
+        raise HomeTakenError(
+            f"another service works in {home} ({holder or 'it has just started'}); stop it, "
+            "or set EIGENSWEEP_HOME to another folder"
+        ) from error
     except OSError as error:
         raise HomeUnusableError(
-            f"the home folder {home} cannot be written ({error.strerror}); "
+            f"the home folder {home} cannot be written or locked ({error.strerror}); "
             "set EIGENSWEEP_HOME to a folder of yours"
         ) from error
     try:
-        _take(lock, home)
         mark = guard.new_mark(home)
-        if left := guard.end(guard.of_home(home, but=mark)):
-            logger.warning("ended what an earlier service left running processes=%d", left)
-        watch = [sys.executable, "-I", guard.__file__, mark]
+        if count := guard.end(guard.of_home(home, but=mark)):
+            logger.warning("ended what an earlier service left running processes=%d", count)
+        command = [sys.executable, "-I", guard.__file__, mark]
         # Its pipe is closed by the end of this process, or below.
-        watcher = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
-        os.environ.update(guard.environment(mark))  # what is started from here on has it
+        watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        os.environ.update(guard.environment(mark))  # processes started from here on inherit it
         try:
             yield
         finally:
             del os.environ[guard.VARIABLE]
             watcher.communicate()
     finally:
-        os.close(lock)
+        lock.release()
 
 
-def _take(lock: int, home: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(lock, 4096).decode(errors="replace").strip()
-        raise HomeTakenError(
-            f"another service works in {home} ({holder or 'it has just started'}); stop it, "
-            "or set EIGENSWEEP_HOME to another folder"
-        ) from error
+def _write_holder(lock: int) -> None:
+    """Write into the lock file, of which this is the descriptor, which process holds it."""
     os.ftruncate(lock, 0)
     moment = time.strftime("%Y-%m-%d %H:%M:%S")
     os.write(lock, f"process {os.getpid()}, started {moment}".encode())
 
 
-def announce(home: Path, content: dict[str, Any]) -> None:
-    """Write where the service is to `service.json` in the home folder, for programs."""
+def write_address(home: Path, url: str, mlflow: str | None) -> None:
+    """Write to `service.json` in the home folder where this service answers, for programs."""
     path = home / "service.json"
+    content = {"url": url, "mlflow": mlflow, "pid": os.getpid()}
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     fresh.replace(path)

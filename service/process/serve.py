@@ -92,7 +92,7 @@ def serve(settings: Settings) -> None:
     with (
         suppress(_StoppedEarly),
         _signals() as stopping,
-        home.occupied(settings.home),
+        home.hold(settings.home),
         ExitStack() as stack,
     ):
         mlflow = _mlflow(settings)
@@ -104,7 +104,7 @@ def serve(settings: Settings) -> None:
         dispatcher, app = _application(settings, mlflow_uri)
         http = _Http(settings, app)
         stack.callback(http.stop)
-        home.announce(settings.home, {"url": http.url, "mlflow": mlflow_uri, "pid": os.getpid()})
+        home.write_address(settings.home, http.url, mlflow_uri)
         logger.info(
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
             *(http.url, http.url, mlflow_uri, settings.home),

@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from eigensweep.service.process import guard, ports
+from eigensweep.service.process import guard, home, ports
+from eigensweep.service.process.home import HomeTakenError, HomeUnusableError
 from eigensweep.service.process.ports import PortTakenError
 
 LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}
@@ -170,6 +171,51 @@ class TestRefusals:
                 ports.listen("127.0.0.1", port, may_move=False)
             with ports.listen("127.0.0.1", port, may_move=True) as moved:
                 assert moved.getsockname()[1] > port
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from eigensweep.service.process import home
+
+with home.hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+class TestHome:
+    @staticmethod
+    def hold(folder: Path) -> subprocess.Popen[str]:
+        """Return a process that holds the folder."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    def test_it_is_held_until_its_process_ends_in_whatever_way(self, tmp_path):
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            process = self.hold(tmp_path)
+            for _ in range(2):  # the first refusal does not blot out who holds it
+                with (
+                    pytest.raises(HomeTakenError, match=f"process {process.pid}, started"),
+                    home.hold(tmp_path),
+                ):
+                    pass
+            process.send_signal(how)
+            process.communicate()
+        with home.hold(tmp_path):
+            assert str(os.getpid()) in (tmp_path / "service.lock").read_text()
+
+    def test_a_folder_that_cannot_be_made_is_refused_in_words(self, tmp_path):
+        (tmp_path / "file").touch()
+        with (
+            pytest.raises(HomeUnusableError, match="EIGENSWEEP_HOME"),
+            home.hold(tmp_path / "file"),
+        ):
+            pass
 
 
 class TestGuard:
