@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from platformdirs import user_data_path
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from eigensweep.service.record.database import normalised
+from sqlalchemy import make_url
 
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """A path that stays the same when the working folder changes."""
@@ -32,6 +31,18 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def name_driver(url: str) -> str:
+    """Return a database URL that names the installed driver: psycopg 3 for PostgreSQL.
+
+    >>> name_driver("postgresql://me@db/record")
+    'postgresql+psycopg://me@db/record'
+    """
+    parsed = make_url(url)
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    return parsed.render_as_string(hide_password=False)
 
 
 class Settings(BaseSettings):
@@ -101,4 +112,4 @@ class Settings(BaseSettings):
     @property
     def optuna(self) -> str:
         """Optuna's storage: a URL, or the folder of journal files."""
-        return normalised(self.optuna_url) if self.optuna_url else str(self.home / "optuna")
+        return name_driver(self.optuna_url) if self.optuna_url else str(self.home / "optuna")

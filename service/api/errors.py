@@ -21,7 +21,7 @@ from eigensweep.search_spaces.problems import problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.analysis_requests import NotAnalysableError
 from eigensweep.service.queue.analyses import AnalysisNotFoundError
-from eigensweep.service.record.database import is_away
+from eigensweep.service.record.database import WrongSchemaError, is_away
 from eigensweep.service.record.queries import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.record import AlreadyEndedError, IdempotencyKeyReusedError
 from eigensweep.workers.shared.durable_files import StorageError
@@ -226,6 +226,9 @@ def _allowed(request: Request) -> str:
 
 
 def _database(request: Request, error: Exception) -> Response:
+    if isinstance(error, WrongSchemaError):
+        logger.error("wrong schema path=%s error=%s", request.url.path, error)
+        return problem(500, str(error))
     if not is_away(error):
         return _unexpected(request, error)
     logger.warning("database away path=%s error=%s", request.url.path, error)

@@ -1,43 +1,62 @@
-"""Connections to the record's database, and transactions that outlive a lock or an outage."""
+"""Connections to the record's database, and transactions that wait while it is locked or away.
+
+Runs in the service's process and in every driver's.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_before_delay,
+    wait_exponential,
+)
+
+from eigensweep.service.settings import name_driver
 
 logger = logging.getLogger(__name__)
 
 BUSY_SECONDS = 20
-LONGEST_PAUSE = 10.0
+"""How long SQLite itself waits for another writer."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 10.0
+
+MISSING_IN_POSTGRESQL: Final = {"3F000", "42P01", "42703"}
+"""SQLSTATE of a schema, a table or a column that does not exist."""
+MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column named")
 
 T = TypeVar("T")
 
 
-def normalised(url: str) -> str:
-    """Return the URL with the driver that is installed: psycopg 3 for PostgreSQL.
+class WrongSchemaError(SQLAlchemyError):
+    """The database lacks a table or a column of this version; waiting does not help."""
 
-    >>> normalised("postgresql://me@db/record")
-    'postgresql+psycopg://me@db/record'
-    """
-    parsed = make_url(url)
-    if parsed.drivername in ("postgresql", "postgres"):
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    return parsed.render_as_string(hide_password=False)
+    def __init__(self, url: str, error: DBAPIError) -> None:
+        place = make_url(url).render_as_string(hide_password=True)
+        what = str(error.orig).split("\n", 1)[0]
+        super().__init__(
+            f"the record at {place} has not the schema of this version of Eigensweep ({what}): "
+            "start `eigensweep serve` with this database, which brings its schema up to date, or "
+            "set EIGENSWEEP_HOME or EIGENSWEEP_DATABASE_URL to another place"
+        )
 
 
 @lru_cache(maxsize=64)
 def engine(url: str) -> Engine:
     """Return this process's engine for a database, made at the first call."""
-    parsed = make_url(normalised(url))
+    parsed = make_url(name_driver(url))
     if parsed.get_backend_name() != "sqlite":
         return create_engine(
             parsed,
@@ -75,36 +94,58 @@ def is_away(error: BaseException) -> bool:
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     if isinstance(error, OperationalError | InterfaceError):
-        return "no such" not in str(error.orig)
+        # SQLite reports wrong SQL as an OperationalError, too; any other name is about the file.
+        return getattr(error.orig, "sqlite_errorname", None) != "SQLITE_ERROR"
     return False
 
 
+def lacks_schema(error: DBAPIError) -> bool:
+    """Return whether the database has not the tables or columns that were asked for."""
+    if isinstance(error.orig, sqlite3.Error):
+        return MISSING_IN_SQLITE.search(str(error.orig)) is not None
+    return getattr(error.orig, "sqlstate", None) in MISSING_IN_POSTGRESQL
+
+
 def read(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
-    """Return `work(session)`, which only reads; tried again as in `write`."""
+    """Return `work(session)`, which only reads; tried again, and refused, as in `write`."""
     return _run(url, work, {}, patience)
 
 
 def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     """Return `work(session)`, committed as one transaction.
 
-    Tried again for `patience` seconds while the database is away. `work` may run more than once,
-    and once more after a commit whose answer was lost.
+    While the database is away it is tried again, for `patience` seconds. So `work` may run more
+    than once, even after a commit whose answer was lost.
+
+    Raises:
+        WrongSchemaError: if a table or column is missing; this is never waited for.
     """
     return _run(url, work, {"writes": True}, patience)
 
 
-def _run(url: str, work: Callable[[Session], T], options: dict[str, Any], patience: float) -> T:
-    began = time.monotonic()
-    pause = 0.1
-    while True:
-        try:
-            bound = engine(url).execution_options(**options)
-            with Session(bound, expire_on_commit=False) as session, session.begin():
-                return work(session)
-        except SQLAlchemyError as error:
-            waited = time.monotonic() - began
-            if not is_away(error) or waited + pause > patience:
-                raise
-            logger.warning("database away, trying again waited=%.1f error=%s", waited, error)
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+def _run(url: str, work: Callable[[Session], T], options: Mapping[str, Any], patience: float) -> T:
+    retrying = Retrying(
+        retry=retry_if_exception(is_away),
+        stop=stop_before_delay(patience),
+        wait=wait_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
+        before_sleep=_log_away,
+        reraise=True,
+    )
+    return retrying(_transact, url, work, options)
+
+
+def _transact(url: str, work: Callable[[Session], T], options: Mapping[str, Any]) -> T:
+    try:
+        bound = engine(url).execution_options(**options)
+        with Session(bound, expire_on_commit=False) as session, session.begin():
+            return work(session)
+    except DBAPIError as error:
+        if lacks_schema(error):
+            raise WrongSchemaError(url, error) from error
+        raise
+
+
+def _log_away(state: RetryCallState) -> None:
+    error = None if state.outcome is None else state.outcome.exception()
+    waited = state.seconds_since_start
+    logger.warning("database away, trying again waited=%.1f error=%s", waited or 0.0, error)

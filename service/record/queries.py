@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, func, literal, select, text, tuple_
+from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from eigensweep.service.record import database
@@ -94,8 +94,12 @@ class Queries:
         self.url = url
 
     def ping(self) -> None:
-        """Raise what the database driver raises if the database is away."""
-        self._read(lambda session: session.execute(text("SELECT 1")))
+        """Return if the record can be read.
+
+        Raises:
+            SQLAlchemyError: if the database is away or has not the schema of this version.
+        """
+        self._read(lambda session: session.execute(select(Experiment.id).limit(1)))
 
     def experiment(self, id: str) -> ExperimentRecord:
         """Return an experiment with counts and best trial.

@@ -200,6 +200,16 @@ class TestRefusals:
         assert answer.json()["title"] == "Service Unavailable"
         assert answer.headers["Retry-After"]
 
+    def test_a_missing_table_is_told_with_what_to_run(self, client, record):
+        with engine(record.url).execution_options(writes=True).begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE experiments RENAME TO elsewhere")
+        answer = client.get("/v1/experiments")
+        assert answer.status_code == 500
+        assert "eigensweep serve" in answer.json()["detail"]
+        check = client.get("/readyz").json()["checks"]["database"]
+        assert not check["ready"]
+        assert "no such table: experiments" in check["detail"]
+
     def test_a_bug_is_told_without_its_secrets(self, client, record, monkeypatch, caplog):
         def broken(**_: Any) -> None:
             raise ZeroDivisionError("secret")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.posting import queued
 from eigensweep.service.record import database
+from eigensweep.service.record.database import WrongSchemaError, is_away
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.migrations import NewerRecordError, migrate
+from eigensweep.service.record.migrations import NewerRecordError, RecordUnusableError, migrate
 from eigensweep.service.record.progress import progress
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import AlreadyEndedError, IdempotencyKeyReusedError, Record
@@ -49,6 +53,47 @@ class TestSchema:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
         with pytest.raises(NewerRecordError, match="EIGENSWEEP_HOME"):
             migrate(url)
+
+    def test_a_database_that_cannot_be_reached_at_the_start_is_told_in_words(self, tmp_path):
+        with pytest.raises(RecordUnusableError, match="EIGENSWEEP_DATABASE_URL"):
+            migrate(f"sqlite:///{tmp_path}/nowhere/record.db")
+        (tmp_path / "text.db").write_text("no database, but a text that is long enough " * 9)
+        with pytest.raises(RecordUnusableError, match="not a database"):
+            migrate(f"sqlite:///{tmp_path}/text.db")
+
+
+@pytest.mark.timeout(60)
+class TestWrongSchema:
+    """What is missing from the database is told at once, however long an outage is waited for."""
+
+    @pytest.fixture
+    def ledger(self, each_url: str, spec: Any) -> RecordLedger:
+        found = replace(driven(Record(each_url), spec()), patience=3600.0)
+        found.open(0, "scornn", {}, CONFIG, "h")
+        return found
+
+    @staticmethod
+    def change(url: str, statement: str) -> None:
+        with database.engine(url).execution_options(writes=True).begin() as connection:
+            connection.exec_driver_sql(statement)
+
+    def test_a_missing_table_is_an_error_that_says_what_to_run(self, ledger):
+        self.change(ledger.database_url, "ALTER TABLE experiments RENAME TO elsewhere")
+        record = Record(ledger.database_url)
+        for act in (lambda: ledger.set_total(3), ledger.experiment_run, record.ping):
+            with pytest.raises(WrongSchemaError, match="eigensweep serve") as raised:
+                act()
+            assert not is_away(raised.value)
+
+    def test_a_missing_column_is_one_as_well(self, ledger):
+        self.change(ledger.database_url, "ALTER TABLE attempts DROP COLUMN token")
+        for act in (ledger.load, lambda: ledger.begin(0)):
+            with pytest.raises(WrongSchemaError, match="token"):
+                act()
+
+    def test_wrong_sql_is_a_bug_and_not_waited_for(self, each_url):
+        with pytest.raises(DBAPIError, match="syntax"):
+            database.read(each_url, lambda session: session.execute(text("SELEC 1")), 3600.0)
 
 
 class TestQueue:

@@ -1,4 +1,4 @@
-"""The record's schema, version by version, brought up to date when the service starts."""
+"""The versions of the record's schema. The service brings it up to date when it starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
 from eigensweep.service.record import database
 from eigensweep.service.settings import StartError
@@ -16,20 +18,31 @@ class NewerRecordError(StartError):
     """The database was written by a newer version of the service."""
 
 
+class RecordUnusableError(StartError):
+    """The database of the record cannot be opened, read or changed."""
+
+
 def migrate(url: str) -> None:
     """Bring the database to this version's schema, creating it if it is empty.
 
     Raises:
-        NewerRecordError: if it has a version that this one does not know.
+        NewerRecordError: if its schema has a version that this one does not know.
+        RecordUnusableError: if the database does not answer, or is none.
     """
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    with database.engine(url).execution_options(writes=True).begin() as connection:
-        config.attributes["connection"] = connection
-        try:
+    try:
+        with database.engine(url).execution_options(writes=True).begin() as connection:
+            config.attributes["connection"] = connection
             command.upgrade(config, "head")
-        except CommandError as error:
-            raise NewerRecordError(
-                f"the record was written by a newer version of Eigensweep ({error}): install that "
-                "version, or set EIGENSWEEP_HOME or EIGENSWEEP_DATABASE_URL to another place"
-            ) from error
+    except CommandError as error:
+        raise NewerRecordError(
+            f"the record was written by a newer version of Eigensweep ({error}): install that "
+            "version, or set EIGENSWEEP_HOME or EIGENSWEEP_DATABASE_URL to another place"
+        ) from error
+    except DBAPIError as error:
+        place = make_url(url).render_as_string(hide_password=True)
+        raise RecordUnusableError(
+            f"the database of the record at {place} cannot be used: {error.orig}; start it, or set "
+            "EIGENSWEEP_DATABASE_URL to another one"
+        ) from error
