@@ -123,6 +123,18 @@ class TestQueue:
         with pytest.raises(AlreadyEndedError, match="completed"):
             record.cancel(ledger.experiment_id)
 
+    def test_a_claim_notes_the_steps_that_were_trained_before_it_and_not_the_reused_ones(
+        self, record, spec
+    ):
+        ledger = driven(record, spec())
+        assert record.row(ledger.experiment_id).claimed_steps == 0
+        for number, outcome in enumerate(["completed", "reused", "pruned"]):
+            ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
+            attempt = ledger.begin(number)
+            ledger.finish(number, attempt, outcome, {"value": 0.5, "step": 10 + number})
+        record.claim(ledger.experiment_id)
+        assert record.row(ledger.experiment_id).claimed_steps == 10 + 12
+
     def test_deaths_are_counted_anew_after_progress(self, record, spec):
         ledger = driven(record, spec())
         id = ledger.experiment_id

@@ -202,7 +202,7 @@ def test_killed_at_random_moments_it_never_loses_or_doubles_a_point(tmp_path):
 
 def test_the_store_and_the_public_face_load_without_torch_ray_or_mlflow():
     code = """
-import sys, workers
+import sys, eigensweep.workers
 from eigensweep.workers import CurvePoint, StaleAttemptError, Store, summarise
 assert not {"torch", "ray", "mlflow", "pydantic"} & set(sys.modules), sorted(sys.modules)
 """

@@ -262,6 +262,24 @@ class TestSelection:
         assert (training.outcome, training.step) == ("completed", 50)
         assert training.result()["best_step"] == 30
 
+    def test_the_unscheduled_evaluation_at_a_budgets_end_uses_up_no_patience(self):
+        curve = {10: 3.0, 20: 4.0, 25: 5.0, 30: 2.0, 40: 3.0, 50: 4.0}
+        task, training = {"curve": curve}, {"steps": 25, "patience": 2}
+        short = trained(trial(task=task, training=training))
+        assert (short.outcome, short.step, short.selection.stale) == ("completed", 25, 1)
+        content = trial(task=task, training=training | {"steps": 90})
+        longer = reloaded(short, content)
+        longer.run()
+        whole = trained(content)
+        assert (longer.step, longer.result()["best_step"]) == (50, 30)
+        assert exact(longer.result()) == exact(whole.result())
+
+    def test_the_unscheduled_evaluation_at_a_budgets_end_is_no_step_towards_divergence(self):
+        rule = {"factor": 2, "evaluations": 2}
+        curve = {0: 4.0, 20: 20.0, 25: 20.0}
+        ended = trained(trial(task={"curve": curve}, training={"steps": 25}, divergence=rule))
+        assert (ended.outcome, ended.step) == ("completed", 25)
+
     def test_the_result_is_finite_and_survives_json(self):
         result = trained(trial()).result()
         assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -397,7 +415,7 @@ class TestReplicates:
             "training": {"steps": 200, "evaluate_every": 10},
         }
         told = "on_point=lambda seed, point: print(point.step, flush=True)"
-        code = f"from workers import train; train({content}, folder='here', {told})"
+        code = f"from eigensweep import train; train({content}, folder='here', {told})"
         moments = random.Random(2)
         for _ in range(2):
             with subprocess.Popen(

@@ -145,11 +145,16 @@ class Replicate:
         attempt: int,
         checkpoint_seconds: float,
         unwanted: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Begin the attempt in the store and go on from what is committed there.
+
+        `clock` gives seconds; a commit is due when enough of them have passed.
+        """
         self.training = training
         self._store, self._key, self._attempt = store, key, attempt
         self._checkpoint_seconds = checkpoint_seconds
-        self._unwanted = unwanted
+        self._unwanted, self._clock = unwanted, clock
         self.evaluations: list[tuple[int, dict[str, float]]] = []
         """Step and metrics of every evaluation so far."""
         store.begin(key, attempt)
@@ -160,7 +165,7 @@ class Replicate:
             training.load_state_dict(snapshot.state)
             self._remember(snapshot.points)
         self._committed_step = -1 if snapshot is None else snapshot.step
-        self._committed_at = time.monotonic()
+        self._committed_at = clock()
         self._cost = 0.0
 
     def train(self, rung: int) -> None:
@@ -198,17 +203,17 @@ class Replicate:
         if self._unwanted():
             raise NoLongerWanted
         pause = max(LIVELY_SECONDS, self._cost / COMMIT_SHARE)
-        if time.monotonic() - self._committed_at >= min(pause, self._checkpoint_seconds):
+        if self._clock() - self._committed_at >= min(pause, self._checkpoint_seconds):
             self._commit()
 
     def _commit(self) -> None:
-        training, began = self.training, time.monotonic()
+        training, began = self.training, self._clock()
         for step, spectra in training.drain_spectra():
             spectrum_files.write(self._store.root / self._key, step, spectra)
         points = training.drain()
         self._store.commit(self._key, self._attempt, training.step, training.state_dict(), points)
         self._remember(points)
-        self._committed_step, self._committed_at = training.step, time.monotonic()
+        self._committed_step, self._committed_at = training.step, self._clock()
         self._cost = self._committed_at - began
 
     def _remember(self, points: list[CurvePoint]) -> None:

@@ -1,0 +1,79 @@
+"""How often a training commits, on a clock that the tests turn: a second a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import Line, Lines, trial
+
+from eigensweep.models import MODELS
+from eigensweep.tasks import TASKS
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.trial import attempt
+from eigensweep.workers.trial.attempt import Replicate
+from eigensweep.workers.trial.training import Training
+
+
+class Clock:
+    """A clock that stands still until somebody spends time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowStore(Store):
+    """A store whose commits take a while, of a clock's time."""
+
+    def __init__(self, root: Path, clock: Clock, cost: float) -> None:
+        super().__init__(root)
+        self.clock, self.cost = clock, cost
+        self.steps: list[int] = []
+
+    def commit(self, key: str, attempt: int, step: int, *content: Any) -> None:
+        super().commit(key, attempt, step, *content)
+        self.clock.now += self.cost
+        self.steps.append(step)
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch):
+    monkeypatch.setitem(MODELS, "line", Line)
+    monkeypatch.setitem(TASKS, "lines", Lines)
+    monkeypatch.setattr(attempt, "GLANCE_SECONDS", 0.0)  # look after every step
+
+
+def commit_steps(folder: Path, steps: int, cost: float, checkpoint_seconds: float) -> list[int]:
+    """Train, a second a step; return the steps at which it committed."""
+    clock = Clock()
+    store = SlowStore(folder, clock, cost)
+
+    def spend_a_second() -> bool:
+        clock.now += 1
+        return False
+
+    training = Training(trial(training={"steps": steps, "evaluate_every": 1000}), 0)
+    unwanted = spend_a_second  # asked once a step
+    replicate = Replicate(
+        training, store, "e1/00000/0", None, 1, checkpoint_seconds, unwanted, clock
+    )
+    replicate.train(steps)
+    return store.steps
+
+
+class TestCommits:
+    def test_those_that_cost_nothing_are_made_often(self, tmp_path):
+        assert commit_steps(tmp_path, 9, cost=0, checkpoint_seconds=600) == [2, 4, 6, 8, 9]
+
+    def test_those_that_cost_something_take_no_more_than_their_share_of_the_time(self, tmp_path):
+        cost = 2.0
+        apart = int(cost / attempt.COMMIT_SHARE)
+        steps = commit_steps(tmp_path, 100, cost=cost, checkpoint_seconds=600)
+        assert steps == [2, 2 + apart, 2 + 2 * apart, 100]
+
+    def test_however_dear_they_are_one_is_made_when_the_interval_has_passed(self, tmp_path):
+        assert commit_steps(tmp_path, 25, cost=100, checkpoint_seconds=10) == [2, 12, 22, 25]
