@@ -3,59 +3,45 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
+from eigensweep.service.client.connection import JsonObject
+from eigensweep.service.client.remote import Remote
 from eigensweep.workers.shared.states import OPEN_ANALYSES
-
-if TYPE_CHECKING:
-    from eigensweep.service.client.client import Client
 
 
 class AnalysisFailedError(RuntimeError):
     """An analysis failed; the message is its error."""
 
 
-class Analysis:
-    """An analysis as the service last told it; `refresh` asks again."""
+class Analysis(Remote):
+    """An analysis. Its states: `queued`, `running`, `finished` and `failed`."""
 
-    def __init__(self, client: Client, content: dict[str, Any]) -> None:
-        self.client = client
-        self.content = content
-        """The service's JSON."""
+    kind = "analysis"
+    listing_path = "/v1/analyses"
 
     def __repr__(self) -> str:
         return f"<Analysis {self.id} {self.content['name']} {self.state}>"
 
     @property
-    def id(self) -> str:
-        return str(self.content["id"])
-
-    @property
-    def state(self) -> str:
-        """`queued`, `running`, `finished` or `failed`, when last asked."""
-        return str(self.content["state"])
+    def is_over(self) -> bool:
+        return self.state not in OPEN_ANALYSES
 
     @property
     def label(self) -> str:
-        """A name for its files: what it is, and of what."""
+        """The start of its files' names: the kind of analysis, the experiment, the trial."""
         parts = [self.content[part] for part in ("name", "experiment", "trial")]
         return "-".join(str(part) for part in parts if part is not None)
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """Its numbers, once it is finished."""
         return dict(json.loads(self.file("result.json")))
 
     def file(self, name: str) -> bytes:
         """Return `result.json`, `table.csv`, `figure.png` or `figure.svg`."""
-        return self.client.download(f"{self.content['links']['self']}/files/{name}")
-
-    def refresh(self) -> Self:
-        """Ask the service anew."""
-        self.content = self.client.get(self.content["links"]["self"])
-        return self
+        return self.connection.download(f"{self.path}/files/{name}")
 
     def wait(self, timeout: float | None = None, pause: float = 0.2) -> Self:
         """Return once it is finished.
@@ -64,20 +50,15 @@ class Analysis:
             AnalysisFailedError: if it fails instead.
             TimeoutError: if it takes longer than `timeout` seconds.
         """
-        started = time.monotonic()
-        while self.state in OPEN_ANALYSES:
-            if timeout is not None and time.monotonic() - started > timeout:
-                raise TimeoutError(f"analysis {self.id} is {self.state} after {timeout:g} s")
-            time.sleep(pause)
-            self.refresh()
+        super().wait(timeout, pause)
         if self.state == "failed":
             raise AnalysisFailedError(str(self.content["error"]))
         return self
 
     def save(self, folder: Path | str) -> list[Path]:
-        """Write its files into a folder, made if need be; return their paths.
+        """Write its files into a folder and return their paths; a missing folder is made.
 
-        They are named after what they show, and its id: `gradient_norms-e7-3-0c1d.png`.
+        The names say what the files show, and the start of its id: `gradient_norms-e7-3-0c1d.png`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,113 +2,64 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote
+from typing import Any, Self
 
-from eigensweep.service.client.answers import PATIENCE_SECONDS, Event, ServiceAwayError
+from eigensweep.service.client.connection import JsonObject
+from eigensweep.service.client.events import Event, read_events
+from eigensweep.service.client.remote import Remote
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.states import ENDED
 
-if TYPE_CHECKING:
-    from eigensweep.service.client.client import Client
 
+class Experiment(Remote):
+    """An experiment. Its states: `queued`, `running`, `completed`, `cancelled` and `failed`."""
 
-class Experiment:
-    """An experiment as the service last told it; `refresh` asks again."""
-
-    def __init__(self, client: Client, content: dict[str, Any]) -> None:
-        self.client = client
-        self.content = content
-        """The service's JSON."""
+    kind = "experiment"
+    listing_path = "/v1/experiments"
 
     def __repr__(self) -> str:
         return f"<Experiment {self.id} {self.name} {self.state}>"
-
-    @property
-    def id(self) -> str:
-        return str(self.content["id"])
 
     @property
     def name(self) -> str:
         return str(self.content["name"])
 
     @property
-    def state(self) -> str:
-        """`queued`, `running`, `completed`, `cancelled` or `failed`, when last asked."""
-        return str(self.content["state"])
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was over when last asked."""
+    def is_over(self) -> bool:
         return self.state in ENDED
 
     @property
-    def best(self) -> dict[str, Any] | None:
-        """The best trial so far, asked anew; None before there is one."""
-        return self.refresh().content["best"]
+    def best(self) -> JsonObject | None:
+        """The best trial so far, after a refresh; None before there is one."""
+        best: JsonObject | None = self.refresh().content["best"]
+        return best
 
     @property
     def trials(self) -> TrialTable:
-        """Its trials, asked anew, best first: a list of dicts that prints as a table."""
+        """Its trials after a refresh, best first: a list of dicts that prints as a table."""
         self.refresh()
-        return TrialTable.ranked(self.content, self.listing(sort="value"))
+        return TrialTable.rank(self.content, self.listing(sort="value"))
 
-    def listing(self, limit: int | None = None, **filters: Any) -> list[dict[str, Any]]:
-        """Return trials as the service tells them: all, or those in a `state` or of an `arm`."""
-        return self.client.items(f"{path_of(self.id)}/trials", limit, **filters)
+    def listing(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
+        """Return trials as the API lists them: all, or those in a `state` or of an `arm`."""
+        return self.connection.items(f"{self.path}/trials", limit, **filters)
 
-    def trial(self, number: int) -> dict[str, Any]:
+    def trial(self, number: int) -> JsonObject:
         """Return all that is known of one trial: config, reports, attempts, test scores."""
-        return self.client.get(f"{path_of(self.id)}/trials/{number}")
-
-    def refresh(self) -> Self:
-        """Ask the service anew."""
-        self.content = self.client.get(path_of(self.id))
-        return self
-
-    def wait(self, timeout: float | None = None) -> Self:
-        """Return once the experiment is over; `state` says how it ended.
-
-        Raises:
-            TimeoutError: if that takes longer than `timeout` seconds.
-        """
-        started = time.monotonic()
-        for _ in self.polls():
-            if timeout is not None and time.monotonic() - started > timeout and not self.ended:
-                raise TimeoutError(f"experiment {self.id} is {self.state} after {timeout:g} s")
-        return self
-
-    def polls(self, pause: float = 1.0) -> Iterator[Self]:
-        """Yield the experiment again and again, asked anew each time, until it is over.
-
-        A service that is away for less than a minute is waited for.
-        """
-        away_since = None
-        while True:
-            try:
-                self.refresh()
-                away_since = None
-            except ServiceAwayError:
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > PATIENCE_SECONDS:
-                    raise
-            yield self
-            if self.ended:
-                return
-            time.sleep(pause)
+        return self.connection.get(f"{self.path}/trials/{number}")
 
     def cancel(self) -> Self:
-        """Ask for its end: running trials stop at their next step."""
-        self.client.request("POST", f"{path_of(self.id)}/cancel")
+        """Ask the service to cancel it: running trials stop at their next step."""
+        self.connection.post(f"{self.path}/cancel")
         return self.refresh()
 
     def events(self, after: str | None = None) -> Iterator[Event]:
-        """Yield its events up to its end; see `Client.events`."""
-        return self.client.events(self.id, after)
+        """Yield its events from the first, or from the one after the id `after`, to its end.
 
+        A connection that breaks is made again, and the events go on where they stopped.
 
-def path_of(experiment_id: str) -> str:
-    """Return where the API has an experiment."""
-    return f"/v1/experiments/{quote(experiment_id, safe='')}"
+        Raises:
+            ServiceAwayError: if the service is away for more than a minute.
+        """
+        return read_events(self.connection, self.path, after)

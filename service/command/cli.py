@@ -1,7 +1,7 @@
-"""The command line. It speaks HTTP, so it starts at once: no torch, Ray or MLflow is imported.
+"""The command line. Runs in a user's terminal and talks to the service over HTTP.
 
-Exit codes: 0 success; 1 failure (the experiment failed or was cancelled, the service is away);
-2 bad input.
+It imports no torch, Ray or MLflow, so it starts at once. Exit codes: 0 success; 1 failure (the
+experiment failed or was cancelled, the service is away); 2 bad input; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,14 +10,22 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from eigensweep.service.client import Client, Experiment, RefusedError, ServiceAwayError
-from eigensweep.service.client.analyses import Analysis, AnalysisFailedError
+from eigensweep.service.client import (
+    Analysis,
+    AnalysisFailedError,
+    Client,
+    Experiment,
+    RefusedError,
+    ServiceAwayError,
+)
 from eigensweep.service.client.spec_file import (
     InputError,
     parse_options,
@@ -33,7 +41,7 @@ Url = Annotated[
     str | None,
     typer.Option("--url", envvar="EIGENSWEEP_URL", help="Address of the service."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Source = Annotated[
     str,
     typer.Argument(help="A YAML or JSON file, '-' for standard input, or a preset's name."),
@@ -43,17 +51,16 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Change one field; the value is YAML. Such as training.steps=500, "
+        help="Set one field; the value is YAML; repeatable. Examples: training.steps=500, "
         "arms.lstm.optimizer.lr=0.01, search.space.optimizer.lr=[0.1,0.01].",
     ),
 ]
 Id = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="An experiment's id.")]
-Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]
-CatalogueName = Annotated[str | None, typer.Argument(help="Show this one in full.")]
+Limit = Annotated[int, typer.Option(min=1, help="The largest number of rows.")]
+CatalogueName = Annotated[str | None, typer.Argument(help="The name of one, to show it in full.")]
 
 app = typer.Typer(
     name="eigensweep",
-    help="Hyperparameter search for long-memory recurrent networks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,9 +74,27 @@ def main() -> None:
     app()
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"eigensweep {version('eigensweep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def read_options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Hyperparameter search for long-memory recurrent networks."""
+
+
 @contextmanager
-def connected(url: str | None, as_json: bool = False) -> Iterator[Client]:
-    """Lend a client; what goes wrong becomes words on standard error and an exit code."""
+def connect(url: str | None, as_json: bool = False) -> Iterator[Client]:
+    """Lend a client; an error becomes a message on standard error and an exit code."""
     try:
         with Client(url) as client:
             yield client
@@ -83,10 +108,10 @@ def connected(url: str | None, as_json: bool = False) -> Iterator[Client]:
         code = BAD_INPUT if 400 <= error.status < 500 else FAILURE
         _fail(words, {"status": error.status, **error.problem}, as_json, code)
     except ServiceAwayError as error:
-        words = f"error: {error}\n  start one with `eigensweep serve`, or say where it is: --url"
+        words = f"error: {error}\n  start one with `eigensweep serve`, or give its address: --url"
         _fail(words, {"title": "The service is away", "detail": str(error)}, as_json, FAILURE)
     except OSError as error:
-        if error.filename is None:  # no file of ours
+        if error.filename is None:  # not a file of `--out`
             raise
         words = f"{error.filename}: {error.strerror}"
         problem = {"title": "A file cannot be written", "detail": words}
@@ -98,17 +123,20 @@ def _fail(words: str, problem: Mapping[str, Any], as_json: bool, code: int) -> N
     raise typer.Exit(code)
 
 
-def _answer(content: Any) -> None:
+def _print_json(content: Any) -> None:
     typer.echo(json.dumps(content, indent=2))
 
 
-def _tell(content: Any, words: Callable[[Any], str], as_json: bool) -> None:
-    typer.echo(json.dumps(content, indent=2) if as_json else words(content))
+def _print(content: Any, to_text: Callable[[Any], str], as_json: bool) -> None:
+    if as_json:
+        _print_json(content)
+    else:
+        typer.echo(to_text(content))
 
 
 @app.command()
 def serve() -> None:
-    """Run the service, until Ctrl-C; EIGENSWEEP_* variables configure it."""
+    """Run the service until Ctrl-C. EIGENSWEEP_* variables configure it."""
     from eigensweep.service.process.serve import main as run_service
 
     sys.exit(run_service())
@@ -118,80 +146,84 @@ def serve() -> None:
 def submit(
     source: Source,
     settings: Settings = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch it until it is over.")] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Post an experiment."""
-    with connected(url, as_json) as client:
+    with connect(url, as_json) as client:
         experiment = client.submit(source, **parse_settings(settings or []))
         if follow:
             _watch(experiment, as_json)
         elif as_json:
-            _answer(experiment.content)
+            _print_json(experiment.content)
         else:
             typer.echo(f"{experiment.id} {experiment.name} is {experiment.state}")
-            typer.echo(f"follow it with: eigensweep watch {experiment.id}")
+            typer.echo(f"watch it with: eigensweep watch {experiment.id}")
 
 
 @app.command()
 def preview(
     source: Source, settings: Settings = None, url: Url = None, as_json: AsJson = False
 ) -> None:
-    """Say what an experiment would do: trials, sizes, time; nothing is posted."""
-    with connected(url, as_json) as client:
+    """Show the trials, sizes and time of an experiment without posting it."""
+    with connect(url, as_json) as client:
         content = client.preview(source, **parse_settings(settings or []))
-        _tell(content, summaries.previewed, as_json)
+        _print(content, summaries.format_preview, as_json)
 
 
 @app.command("list")
 def list_experiments(
-    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
-    project: Annotated[str | None, typer.Option(help="Only those of this project.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only those with this in their name.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only experiments in this state.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only experiments of this project.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Only experiments with this text in their name.")
+    ] = None,
     limit: Limit = 20,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
-    with connected(url, as_json) as client:
+    with connect(url, as_json) as client:
         found = client.experiments(limit, state=state, project=project, name=name)
         if as_json:
-            _answer(found)
+            _print_json(found)
             return
         heads = ("id", "name", "project", "state", "trials", "best", "created")
-        terminal.show_rows(heads, map(summaries.listed, found), terminal.console())
+        terminal.show_rows(heads, map(summaries.make_list_row, found), terminal.console())
 
 
 @app.command()
 def show(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Show one experiment: state, progress, best trial, links."""
-    with connected(url, as_json) as client:
-        _tell(client.experiment(experiment).content, summaries.summary, as_json)
+    with connect(url, as_json) as client:
+        _print(client.experiment(experiment).content, summaries.format_experiment, as_json)
 
 
 @app.command()
 def trials(
     experiment: Id,
-    number: Annotated[int | None, typer.Argument(help="Show this trial in full.")] = None,
+    number: Annotated[
+        int | None, typer.Argument(help="The number of a trial, to show it in full.")
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank an experiment's trials beside the baseline, or show one in full."""
-    with connected(url, as_json) as client:
+    with connect(url, as_json) as client:
         found = client.experiment(experiment)
         if number is not None:
-            _tell(found.trial(number), summaries.outline, as_json)
+            _print(found.trial(number), summaries.format_yaml, as_json)
         elif as_json:
-            _answer(found.listing(sort="value"))
+            _print_json(found.listing(sort="value"))
         else:
             terminal.show_trials(found.trials, terminal.console())
 
 
 @app.command()
 def watch(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
-    """Watch an experiment to its end: live bars, or plain lines where there is no terminal."""
-    with connected(url, as_json) as client:
+    """Watch an experiment until it is over: live bars on a terminal, else a line for each event."""
+    with connect(url, as_json) as client:
         _watch(client.experiment(experiment), as_json)
 
 
@@ -199,16 +231,17 @@ def _watch(experiment: Experiment, as_json: bool) -> None:
     try:
         if as_json:
             for event in experiment.events():
-                told = {"id": event.id, "kind": event.kind, "data": event.data}
-                typer.echo(json.dumps(told))
+                typer.echo(json.dumps(asdict(event)))
             typer.echo(json.dumps(experiment.refresh().content))
         else:
             screen = terminal.console()
             terminal.follow(experiment, screen)
             terminal.show_trials(experiment.trials, screen)
-            typer.echo(summaries.summary(experiment.content))
+            typer.echo(summaries.format_experiment(experiment.content))
     except KeyboardInterrupt:
-        typer.echo(f"{experiment.id} goes on: eigensweep watch {experiment.id}", err=True)
+        typer.echo(
+            f"{experiment.id} continues; watch it with: eigensweep watch {experiment.id}", err=True
+        )
         raise typer.Exit(INTERRUPTED) from None
     if experiment.state != "completed":
         raise typer.Exit(FAILURE)
@@ -216,46 +249,55 @@ def _watch(experiment: Experiment, as_json: bool) -> None:
 
 @app.command()
 def cancel(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
-    """Cancel an experiment: what runs stops, what is finished stays."""
-    with connected(url, as_json) as client:
-        _tell(client.experiment(experiment).cancel().content, summaries.summary, as_json)
+    """Cancel an experiment: running trials stop, finished trials stay."""
+    with connect(url, as_json) as client:
+        _print(client.experiment(experiment).cancel().content, summaries.format_experiment, as_json)
 
 
 @app.command()
 def analyse(
-    name: Annotated[str, typer.Argument(help="What to look at: `eigensweep analyses` lists it.")],
+    name: Annotated[
+        str, typer.Argument(help="The kind of analysis; `eigensweep analyses` lists the kinds.")
+    ],
     trials: Annotated[
         list[str] | None,
         typer.Option("--trial", metavar="EXPERIMENT/NUMBER", help="A finished trial; repeatable."),
     ] = None,
     experiments: Annotated[
         list[str] | None,
-        typer.Option("--experiment", metavar="EXPERIMENT", help="A finished one; repeatable."),
+        typer.Option(
+            "--experiment", metavar="EXPERIMENT", help="A finished experiment; repeatable."
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="One of its options, as YAML."),
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="An option of the analysis; the value is YAML; repeatable.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for the numbers (JSON, CSV) and pictures.")
+        Path | None,
+        typer.Option(help="The folder for the numbers (JSON, CSV) and figures (PNG, SVG)."),
     ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look into what was trained: gradients, states, spectra, sizes; or into matrices."""
-    with connected(url, as_json) as client:
+    """Redraw a figure of the papers from finished trials, or from matrices alone."""
+    with connect(url, as_json) as client:
         subjects = [parse_trial(trial) for trial in trials or []]
         subjects += [{"experiment": experiment} for experiment in experiments or []]
         settings = parse_options(options or [])
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-        asked = [client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
-        for analysis in asked:
+        analyses = [client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
+        for analysis in analyses:
             _wait_for(analysis)
             paths = [] if out is None else analysis.save(out)
-            words = summaries.analysed(analysis.content, paths)
+            words = summaries.format_analysis(analysis.content, paths)
             typer.echo(json.dumps(analysis.content) if as_json else words)
-        if any(analysis.state == "failed" for analysis in asked):
+        if any(analysis.state == "failed" for analysis in analyses):
             raise typer.Exit(FAILURE)
 
 
@@ -263,46 +305,48 @@ def _wait_for(analysis: Analysis) -> None:
     try:
         analysis.wait()
     except AnalysisFailedError:
-        pass  # its content tells
+        pass  # `format_analysis` prints the error
     except KeyboardInterrupt:
-        typer.echo(f"it goes on: see /v1/analyses/{analysis.id}", err=True)
+        typer.echo(
+            f"analysis {analysis.id} continues; look at it with: GET {analysis.path}", err=True
+        )
         raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()
 def analyses(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List kinds of analyses, or show what may be set on one."""
+    """List the kinds of analyses, or show the options of one."""
     _catalogue("analysis-kinds", name, url, as_json)
 
 
 @app.command()
 def models(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List models, or show what a search may vary on one."""
+    """List the models, or show the fields of one that a search may vary."""
     _catalogue("models", name, url, as_json)
 
 
 @app.command()
 def tasks(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List tasks, or show what an experiment may set on one."""
+    """List the tasks, or show the fields of one that an experiment may set."""
     _catalogue("tasks", name, url, as_json)
 
 
 @app.command()
 def presets(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List presets, or show one as the YAML that `submit` takes."""
+    """List the presets, or print one as the YAML that `submit` takes."""
     _catalogue("presets", name, url, as_json)
 
 
 def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> None:
-    with connected(url, as_json) as client:
+    with connect(url, as_json) as client:
         content = client.get(f"/v1/{kind}/{quote(name)}" if name else f"/v1/{kind}")
         if as_json:
-            _answer(content)
+            _print_json(content)
         elif name is None:
             rows = [(item["name"], item["summary"]) for item in content["items"]]
             terminal.show_rows(("name", "what it is"), rows, terminal.console())
         else:
-            typer.echo(summaries.entry(kind, content))
+            typer.echo(summaries.format_catalogue_entry(kind, content))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""What the command line shows a person: live bars, plain lines, tables."""
+"""What the command line shows a person: live bars on a terminal, plain lines, tables.
+
+The board is drawn anew from each answer of the service. `rich.progress.Progress` keeps tasks of its
+own, which would have to be matched with the service's trials.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -15,14 +21,17 @@ from rich.table import Table
 from rich.text import Text
 
 from eigensweep.service.client import Event, Experiment, ServiceAwayError
-from eigensweep.service.client.trial_table import COLUMNS, TrialTable, aligned, cell, short
+from eigensweep.service.client.tables import align_columns, format_cell, format_value
+from eigensweep.service.client.trial_table import COLUMNS, TrialTable
 
 QUIET_SECONDS = 30.0
 """Where there is no terminal, a trial's report is a line only after so long a silence."""
+DRAWN_ROWS = 500
+"""A longer table is printed as plain text, because rich takes 1.5 milliseconds a row."""
 
 
 def console() -> Console:
-    """Return the console of standard output; into a pipe or file, lines are never folded."""
+    """Return the console of standard output; in a pipe or a file, lines are never folded."""
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
@@ -37,26 +46,27 @@ def follow(experiment: Experiment, screen: Console) -> None:
 def _follow_live(experiment: Experiment, screen: Console) -> None:
     running: list[dict[str, Any]] = []
     with Live(board(experiment.content, running), console=screen, auto_refresh=False) as live:
-        for _ in experiment.polls(pause=0.5):
+        for _ in experiment.poll(pause=0.5):
             with contextlib.suppress(ServiceAwayError):
                 running = experiment.listing(limit=50, state="running")
             live.update(board(experiment.content, running), refresh=True)
 
 
 def _follow_lines(experiment: Experiment, screen: Console) -> None:
-    spoken = time.monotonic()
+    last_line = time.monotonic()
     for event in experiment.events():
-        if event.kind == "trial.report" and time.monotonic() - spoken < QUIET_SECONDS:
+        if event.kind == "trial.report" and time.monotonic() - last_line < QUIET_SECONDS:
             continue
-        screen.print(line(event), markup=False)
-        spoken = time.monotonic()
+        screen.print(format_event(event), markup=False)
+        last_line = time.monotonic()
     experiment.refresh()
 
 
-def line(event: Event) -> str:
-    """Return an event in a line.
+def format_event(event: Event) -> str:
+    """Return an event as one line.
 
-    >>> line(Event("3", "trial.report", {"trial": 4, "arm": "lstm", "step": 50, "steps": 200}))
+    >>> data = {"trial": 4, "arm": "lstm", "step": 50, "steps": 200}
+    >>> format_event(Event("3", "trial.report", data))
     'trial 4 lstm report at step 50 of 200'
     """
     subject, _, what = event.kind.partition(".")
@@ -66,7 +76,7 @@ def line(event: Event) -> str:
         words.append(f"at step {data['step']}")
         words.append(f"of {data['steps']}" if data.get("steps") is not None else None)
     if data.get("value") is not None:
-        words.append(f"value {short(data['value'])}")
+        words.append(f"value {format_value(data['value'])}")
     if data.get("error"):
         words.append(f"({str(data['error']).strip().splitlines()[-1]})")
     return " ".join(str(word) for word in words if word is not None)
@@ -76,39 +86,40 @@ def board(experiment: Mapping[str, Any], running: Sequence[Mapping[str, Any]]) -
     """Return an experiment's progress with a bar for each running trial."""
     bars = Table.grid(padding=(0, 2))
     progress = experiment["progress"]
+    eta = experiment.get("eta_seconds")
     bars.add_row(
         Text(f"{experiment['name']} {experiment['id']}", style="bold"),
         ProgressBar(total=1.0, completed=progress.get("fraction") or 0.0, width=30),
-        trial_counts(progress),
-        f"{clock(experiment['eta_seconds'])} left" if experiment.get("eta_seconds") else "",
+        count_trials(progress),
+        f"{format_duration(eta)} left" if eta else "",
     )
     for trial in running:
         step, steps = trial.get("step") or 0, trial.get("steps") or 1
         bars.add_row(
-            f"  {trial['number']} {trial['arm']}",
+            Text(f"  {trial['number']} {trial['arm']}"),
             ProgressBar(total=steps, completed=step, width=30),
             f"step {step:,} of {steps:,}",
-            cell("settings", trial.get("params")),
+            Text(format_cell("settings", trial.get("params"))),
         )
     return Group(bars, Text(standing(experiment)))
 
 
 def standing(experiment: Mapping[str, Any]) -> str:
-    """Return in a line how far it is and what is best."""
+    """Return the state of an experiment and its best trial so far as one line."""
     best, state = experiment.get("best"), experiment["state"]
     if best is None:
-        return f"{state}: it waits for its turn" if state == "queued" else f"{state}: no result yet"
-    words = f"{state}: best {short(best['value'])}"
+        return f"{state}: {'other experiments run first' if state == 'queued' else 'no result yet'}"
+    words = f"{state}: best {format_value(best['value'])}"
     if experiment.get("baseline") is not None:
-        words += f", baseline {short(experiment['baseline'])}"
-    settings = cell("settings", best.get("params"))
+        words += f", baseline {format_value(experiment['baseline'])}"
+    settings = format_cell("settings", best.get("params"))
     return f"{words} (trial {best['number']}, {best['arm']} {settings})"
 
 
-def trial_counts(progress: Mapping[str, Any]) -> str:
+def count_trials(progress: Mapping[str, Any]) -> str:
     """Return how many trials there are in each state.
 
-    >>> trial_counts({"total": 9, "waiting": 0, "running": 2, "completed": 4, "fraction": 0.5})
+    >>> count_trials({"total": 9, "waiting": 0, "running": 2, "completed": 4, "fraction": 0.5})
     '9 trials: 2 running, 4 completed'
     """
     states = [
@@ -121,31 +132,63 @@ def trial_counts(progress: Mapping[str, Any]) -> str:
     return f"{head}: {', '.join(states)}" if states else head
 
 
-def clock(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds.
+def format_duration(seconds: float) -> str:
+    """Return a duration in hours, minutes and seconds.
 
-    >>> clock(65), clock(7325)
-    ('1:05', '2:02:05')
+    >>> format_duration(7325.4)
+    '2:02:05'
     """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def show_trials(table: TrialTable, screen: Console) -> None:
-    """Print ranked trials; on a terminal the MLflow column is a short link."""
-    if not screen.is_terminal:
+    """Print ranked trials; on a terminal MLflow's column is a short link and the best is green."""
+    rows = table.format_rows()
+    if not _is_drawn(rows, screen):
         screen.print(str(table), markup=False)
         return
-    columns = COLUMNS[:-1]
-    drawn = Table(*columns, "mlflow", box=None, header_style="bold", pad_edge=False)
-    for row, texts in zip(table, table.texts(columns), strict=True):
-        link = Text("run", style=f"link {row['mlflow']}") if row["mlflow"] else Text("-")
-        drawn.add_row(*texts, link, style="green" if row["rank"] == 1 else "")
-    screen.print(drawn)
+    links = [Text("run", f"link {row['mlflow']}") if row["mlflow"] else Text("-") for row in table]
+    cells: list[list[str | Text]] = [
+        [*texts[:-1], link] for texts, link in zip(rows, links, strict=True)
+    ]
+    _draw(COLUMNS, cells, screen, ["green" if row["rank"] == 1 else "" for row in table])
 
 
-def show_rows(heads: Iterable[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:
-    """Print a table of texts; an empty one says so."""
+def show_rows(heads: Sequence[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:
+    """Print a table of texts; an empty one is the word "none"."""
     texts = [["-" if value is None else str(value) for value in row] for row in rows]
-    screen.print(aligned(heads, texts) if texts else "none", markup=False)
+    if not texts:
+        screen.print("none")
+    elif _is_drawn(texts, screen):
+        _draw(heads, texts, screen)
+    else:
+        screen.print(align_columns(heads, texts), markup=False)
+
+
+def _is_drawn(rows: Sequence[Sequence[str]], screen: Console) -> bool:
+    return screen.is_terminal and len(rows) <= DRAWN_ROWS
+
+
+def _draw(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    screen: Console,
+    styles: Sequence[str] = (),
+) -> None:
+    """Print a table on a terminal: its widest column of several words is folded, none is cut.
+
+    Where the terminal is too narrow even so, it folds whole lines itself.
+    """
+    texts = [[str(cell) for cell in column] for column in zip(heads, *rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in texts]
+    words = [max(cell_len(word) for text in column for word in text.split()) for column in texts]
+    folded = max(range(len(texts)), key=lambda n: (widths[n] > words[n], widths[n]))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for n, head in enumerate(heads):
+        table.add_column(head, no_wrap=n != folded)
+    for n, row in enumerate(rows):
+        cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
+        table.add_row(*cells, style=styles[n] if styles else "")
+    least = sum(widths) - widths[folded] + words[folded] + 2 * (len(texts) - 1)
+    width = max(least, screen.width)
+    Console(file=screen.file, force_terminal=True, width=width, highlight=False).print(table)

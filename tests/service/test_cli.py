@@ -7,15 +7,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from eigensweep.service.client import Client
+from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.service.command import terminal
 from eigensweep.service.command.cli import app
 
@@ -242,6 +245,51 @@ def test_on_a_terminal_each_running_trial_has_a_bar(scripted_service: str) -> No
     assert "of 100" in drawn
     assert "━" in drawn
     assert "completed: best" in drawn
+
+
+@pytest.mark.parametrize("width", [40, 70, 100, 200])
+def test_a_table_on_a_terminal_of_any_width_cuts_no_number(width: int) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width, legacy_windows=False)
+    trials = [
+        {
+            "number": number,
+            "arm": "constructed_copying",
+            "state": "completed",
+            "value": 0.0001234 * (number + 1),
+            "params": {"optimizer.lr": 0.001, "model.negative_fraction": 0.25, "model.size": 128},
+            "parameters": 22_395,
+            "seconds": 1234.5,
+            "links": {"mlflow": "http://mlflow/run"},
+        }
+        for number in range(2)
+    ]
+    table = TrialTable.rank({"baseline": 0.1733}, trials)
+
+    terminal.show_trials(table, screen)
+
+    drawn = Text.from_ansi(screen.file.getvalue()).plain  # type: ignore[attr-defined]
+    for words in ("0.0001234", "0.0002468", "22,395", "1234.5", "negative_fraction=0.25", "run"):
+        assert words in drawn.split()
+
+
+def test_a_table_in_a_pipe_is_the_same_at_every_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ["1m7xnz0qe2nqc", "a name of several words", "a title " * 30, None]
+    pages = []
+    for columns in ("40", "400"):
+        monkeypatch.setenv("COLUMNS", columns)
+        screen = terminal.console()
+        with screen.capture() as captured:
+            terminal.show_rows(["id", "name", "title", "best"], [row], screen)
+        pages.append(captured.get())
+
+    assert pages[0] == pages[1]
+    assert len(pages[0].splitlines()) == 2
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+
+    assert (done.exit_code, done.stdout) == (0, f"eigensweep {version('eigensweep')}\n")
 
 
 def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eigensweep.service.client import Client, InputError, RefusedError, ServiceAwayError
-from eigensweep.service.client import experiments as experiment_client
+from eigensweep.service.client import connection as client_connection
 from eigensweep.service.client.spec_file import parse_settings, read, with_settings
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -108,6 +108,16 @@ def test_events_after_the_end_are_none(stub: Stub, client: Client) -> None:
     assert list(client.events("e7", after="9")) == []
 
 
+def test_events_of_an_end_during_a_break_are_not_lost(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "completed"})]
+    stub.answers["/v1/experiments/e7/events"] = [
+        as_events((1, "experiment.started")),
+        as_events((2, "trial.completed"), (3, "experiment.completed")),
+    ]
+
+    assert [event.id for event in client.events("e7")] == ["1", "2", "3"]
+
+
 def test_waiting_outlasts_a_service_that_is_started_anew(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments/e7"] = [
         as_json(200, {"id": "e7", "state": "running"}),
@@ -121,7 +131,7 @@ def test_waiting_outlasts_a_service_that_is_started_anew(stub: Stub, client: Cli
 def test_a_service_that_stays_away_ends_the_waiting(
     stub: Stub, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment_client, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(client_connection, "PATIENCE_SECONDS", 0.0)
     stub.answers["/v1/experiments/e7"] = [
         as_json(200, {"id": "e7", "state": "running"}),
         lambda request: request.connection.close(),

@@ -1,0 +1,201 @@
+"""One service over HTTP: requests, answers, and the errors that a request can end in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+from platformdirs import user_data_path
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from eigensweep.service.client.spec_file import InputError
+
+JsonObject = dict[str, Any]
+"""An object of the API, as docs/fields.md and /docs of the service describe it."""
+
+DEFAULT_URL = "http://127.0.0.1:8642"
+PAGE_SIZE = 100
+PATIENCE_SECONDS = 60.0
+"""How long a client that follows an experiment waits for a service that went away."""
+RETRY_SECONDS = 0.5
+"""The pause before a service that is away is asked again."""
+
+T = TypeVar("T")
+
+
+class ServiceAwayError(ConnectionError):
+    """There is no answer at the service's address."""
+
+
+class RefusedError(Exception):
+    """The service answered with a problem; `problem` is its `application/problem+json` body."""
+
+    def __init__(self, status: int, problem: JsonObject) -> None:
+        self.status = status
+        self.problem = problem
+        super().__init__(status, problem)
+
+    @property
+    def errors(self) -> list[JsonObject]:
+        """One entry for each wrong field: path, message, and what was expected."""
+        return self.problem.get("errors") or []
+
+    def __str__(self) -> str:
+        title = self.problem.get("title") or f"HTTP {self.status}"
+        if not self.errors:
+            return f"{title}: {self.problem.get('detail') or 'the service gave no details'}"
+        lines = [f"{title}:"]
+        for error in self.errors:
+            words, names = error["message"], error.get("available") or []
+            if names and not any(name in words for name in names):
+                words += f"; there are {', '.join(names)}"
+            lines.append(f"  {error['path']}: {words}" if error.get("path") else f"  {words}")
+        return "\n".join(lines)
+
+
+class Connection:
+    """A connection to the service at `url`, with its token.
+
+    The default of `url` is EIGENSWEEP_URL, or else the address that the service of this machine
+    has written into its home folder. The default of `token` is EIGENSWEEP_TOKEN. `timeout` is the
+    longest wait for an answer, in seconds.
+
+    Raises:
+        InputError: if `url` is not an address.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, timeout: float = 30.0
+    ) -> None:
+        url = (url or os.environ.get("EIGENSWEEP_URL") or _find_url()).rstrip("/")
+        self.url = url if "://" in url else f"http://{url}"
+        token = token or os.environ.get("EIGENSWEEP_TOKEN")
+        try:
+            self._http = httpx2.Client(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=timeout,
+                trust_env=not is_loopback(self.url),
+            )
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise InputError(f"{self.url} is not the address of a service: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def get(self, path: str, **query: Any) -> JsonObject:
+        """Return the JSON at a path of the API; parameters of the query that are None are left out.
+
+        Raises:
+            RefusedError: if the answer is a problem.
+            ServiceAwayError: if there is no answer.
+        """
+        params = {name: value for name, value in query.items() if value is not None}
+        return _read_json(self._request("GET", path, params=params))
+
+    def post(
+        self, path: str, body: JsonObject | None = None, headers: dict[str, str] | None = None
+    ) -> JsonObject:
+        """Post a JSON body, or none, and return the JSON of the answer.
+
+        Raises:
+            RefusedError: if the answer is a problem.
+            ServiceAwayError: if there is no answer.
+        """
+        content = None if body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        return _read_json(self._request("POST", path, content=content, headers=headers))
+
+    def items(self, path: str, limit: int | None = None, **query: Any) -> list[JsonObject]:
+        """Return the items of a listing, over as many pages as `limit` needs (None: all)."""
+        items: list[JsonObject] = []
+        while True:
+            size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(items))
+            page = self.get(path, limit=size, **query)
+            items += page["items"]
+            query["cursor"] = page["next_cursor"]
+            if query["cursor"] is None or (limit is not None and len(items) >= limit):
+                return items
+
+    def download(self, path: str) -> bytes:
+        """Return the bytes at a path of the API."""
+        return self._request("GET", path).read()
+
+    def open(self, path: str, headers: dict[str, str]) -> httpx2.Response:
+        """Return an answer whose body is still to come; the caller closes it.
+
+        Raises:
+            RefusedError: if the answer is a problem.
+            ServiceAwayError: if there is no answer.
+        """
+        request = self._http.build_request("GET", path, headers=headers)
+        return self._send(request, stream=True)
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        return self._send(self._http.build_request(method, path, **options))
+
+    def _send(self, request: httpx2.Request, stream: bool = False) -> httpx2.Response:
+        try:
+            response = self._http.send(request, stream=stream)
+            if not response.is_success:
+                response.read()
+                response.close()
+        except httpx2.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise ServiceAwayError(
+                f"no answer from the service at {self.url} ({reason})"
+            ) from error
+        if not response.is_success:
+            content = _read_json(response)
+            raise RefusedError(response.status_code, content if isinstance(content, dict) else {})
+        return response
+
+
+def outlast_restart(ask: Callable[[], T]) -> T:
+    """Return `ask()`, called again while the service is away, for PATIENCE_SECONDS at most.
+
+    Raises:
+        ServiceAwayError: if the service is away for longer.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception_type(ServiceAwayError),
+        wait=wait_fixed(RETRY_SECONDS),
+        stop=stop_after_delay(PATIENCE_SECONDS),
+        reraise=True,
+    )
+    return retrying(ask)
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL leads to this machine, so that no proxy may be asked for it."""
+    return urlsplit(url).hostname in {"127.0.0.1", "localhost", "::1"}
+
+
+def _read_json(response: httpx2.Response) -> JsonObject:
+    try:
+        content: JsonObject = response.json()
+    except ValueError:
+        problem = {"title": f"HTTP {response.status_code}", "detail": "the answer is not JSON"}
+        raise RefusedError(response.status_code, problem) from None
+    return content
+
+
+def _find_url() -> str:
+    """Return the address that the service of this home folder has written there, or the default."""
+    home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
+    try:
+        return str(json.loads((home.expanduser() / "service.json").read_text())["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_URL

@@ -1,0 +1,56 @@
+"""Values and tables as text.
+
+The table of text is our own, as it takes 10 microseconds a row: rich takes 1.5 milliseconds, which
+is 15 seconds for the trials of a large grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.cells import cell_len
+
+
+def align_columns(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return rows as text in aligned columns; nothing is folded or cut.
+
+    >>> print(align_columns(["arm", "value"], [["lstm", "0.5"], ["scornn", "0.25"]]))
+    arm     value
+    lstm    0.5
+    scornn  0.25
+    """
+    lines = [list(heads), *(list(row) for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text + " " * (width - cell_len(text)) for text, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def format_cell(column: str, value: Any) -> str:
+    """Return the value of a column as text.
+
+    >>> format_cell("settings", {"optimizer.lr": 0.001}), format_cell("ratio", 0.51234)
+    ('lr=0.001', '0.512')
+    >>> format_cell("value", None)
+    '-'
+    """
+    if value is None or value == {}:
+        return "-"
+    if column == "settings":
+        return " ".join(f"{path.rpartition('.')[2]}={format_value(v)}" for path, v in value.items())
+    if column == "parameters":
+        return f"{value:,}"
+    if column == "seconds":
+        return f"{value:.1f}"
+    if column == "ratio":
+        return f"{value:.3f}"
+    return format_value(value)
+
+
+def format_value(value: Any) -> str:
+    """Return a number with four digits, anything else as `str` gives it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
