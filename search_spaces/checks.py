@@ -91,7 +91,7 @@ def _task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecError]:
         yield found
     names, metric = list(task.objectives), spec.objective.metric
     try:
-        task.objective(None if metric is None else str(shown(metric)))
+        task.objective_metric(None if metric is None else str(shown(metric)))
     except ValueError as error:
         yield UnknownMetricError(
             "objective.metric",

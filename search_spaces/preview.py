@@ -96,17 +96,12 @@ def preview(spec: ExperimentSpec) -> Preview:
     """
     space = spec.space()
     configs = {arm: _looked_at(spec, space, arm) for arm in space.arms}
-    metric = spec.objective.metric or spec.task.metrics[0].name
-    try:
-        baseline = spec.task.baseline(metric)
-    except ValueError:
-        baseline = None
     trials = spec.trial_count()
     return Preview(
         name=spec.name,
         task=spec.task.name,
-        metric=metric,
-        baseline=baseline,
+        metric=spec.objective_metric.name,
+        baseline=spec.baseline,
         points=space.count(),
         trials=trials,
         replicates=spec.replicates,

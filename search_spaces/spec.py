@@ -40,7 +40,7 @@ from eigensweep.search_spaces.trial import (
     TrialConfig,
 )
 from eigensweep.tasks import TASKS
-from eigensweep.tasks.base import TaskConfig
+from eigensweep.tasks.base import Metric, TaskConfig
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -163,6 +163,23 @@ class ExperimentSpec(Strict):
                 {**arm, "model": _drop_removed("model", arm["model"])} for arm in content["arms"]
             ]
         return cls.model_validate(current)
+
+    @property
+    def objective_metric(self) -> Metric:
+        """The metric that trials are ranked by.
+
+        Raises:
+            ValueError: if the task has no such metric, or has it on test data alone.
+        """
+        return self.task.objective_metric(self.objective.metric)
+
+    @property
+    def baseline(self) -> float | None:
+        """The memoryless baseline of the objective, None where the config alone does not tell."""
+        try:
+            return self.task.baseline(self.objective_metric.name)
+        except ValueError:
+            return None
 
     @cached_property
     def arms_(self) -> list[Arm]:

@@ -16,7 +16,7 @@ from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.hashing import drop_removed_fields, select_hashed
 from eigensweep.tasks import TASKS
-from eigensweep.tasks.base import TaskConfig
+from eigensweep.tasks.base import Metric, TaskConfig
 
 TRAINER_RESULT_VERSION = 1
 """Raised when the same config gives other results than before: after a change of how trials are
@@ -193,6 +193,15 @@ class TrialConfig(Strict):
         """One seed for each replicate."""
         return list(range(self.seed, self.seed + self.replicates))
 
+    @property
+    def objective_metric(self) -> Metric:
+        """The metric that trials are ranked by.
+
+        Raises:
+            ValueError: if the task has no such metric, or has it on test data alone.
+        """
+        return self.task.objective_metric(self.objective.metric)
+
     def content_hash(self) -> str:
         """Return the name of this configuration's results, 16 hex digits; no budget, no seeds.
 
@@ -237,12 +246,11 @@ class TrialConfig(Strict):
         """
         self.task.checked()
         self.optimizer.checked()
-        metric = self.task.objective(self.objective.metric)
         return self.model_copy(
             update={
                 "model": self.model.resolved(self.task.shapes),
                 "optimizer": self.optimizer.resolved(self.task),
                 "training": self.training.resolved(self.task),
-                "objective": ObjectiveConfig(metric=metric),
+                "objective": ObjectiveConfig(metric=self.objective_metric.name),
             }
         )

@@ -105,26 +105,38 @@ class TaskConfig(BaseModel):
         """The metrics, the loss first."""
         raise NotImplementedError
 
+    def find_metric(self, name: str | None = None) -> Metric:
+        """Return the metric of this name (default: the loss).
+
+        Raises:
+            ValueError: if the task has no such metric.
+        """
+        known = {metric.name: metric for metric in self.metrics}
+        if name is None:
+            return self.metrics[0]
+        if name not in known:
+            raise ValueError(f"{self.name} has no metric '{name}'; it has {', '.join(known)}")
+        return known[name]
+
     @property
     def objectives(self) -> tuple[str, ...]:
         """The names of the metrics that a search can rank by: those of validation data."""
         return tuple(metric.name for metric in self.metrics if not metric.test_only)
 
-    def objective(self, metric: str | None) -> str:
-        """Return the name of the metric to rank by (default: the loss).
+    def objective_metric(self, name: str | None = None) -> Metric:
+        """Return the metric of this name (default: the loss), to rank trials by.
 
         Raises:
             ValueError: if the task has no such metric, or has it on test data alone.
         """
         names = self.objectives
-        metric = names[0] if metric is None else metric
-        if any(m.test_only and m.name == metric for m in self.metrics):
+        if name is not None and name not in [metric.name for metric in self.metrics]:
+            raise ValueError(f"{self.name} has no metric '{name}'; it has {', '.join(names)}")
+        metric = self.find_metric(name)
+        if metric.test_only:
             raise ValueError(
-                f"{self.name} scores '{metric}' on test data alone; rank by one of "
-                f"{', '.join(names)}"
+                f"{self.name} scores '{name}' on test data alone; rank by one of {', '.join(names)}"
             )
-        if metric not in names:
-            raise ValueError(f"{self.name} has no metric '{metric}'; it has {', '.join(names)}")
         return metric
 
     @property
@@ -153,14 +165,11 @@ class TaskConfig(BaseModel):
         Raises:
             ValueError: if the task has no such metric or no baseline is known for it.
         """
-        names = [m.name for m in self.metrics]
-        metric = metric or names[0]
-        if metric not in names:
-            raise ValueError(f"{self.name} has no metric '{metric}'; it has {', '.join(names)}")
+        name = self.find_metric(metric).name
         known = self.baselines
-        if metric not in known:
-            raise ValueError(f"no baseline of '{metric}' is known from {self.name}'s config alone")
-        return known[metric]
+        if name not in known:
+            raise ValueError(f"no baseline of '{name}' is known from {self.name}'s config alone")
+        return known[name]
 
 
 class Task(ABC):

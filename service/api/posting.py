@@ -15,8 +15,7 @@ from eigensweep.service.record.tables import Experiment
 def queued(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experiment:
     """Return the row of an experiment that waits, from a spec that passed `checked`."""
     content = finite(spec.model_dump(mode="json"))
-    known = {metric.name: metric for metric in spec.task.metrics}
-    metric = known[spec.objective.metric or spec.task.metrics[0].name]
+    metric = spec.objective_metric
     return Experiment(
         id=new_id(),
         name=spec.name,
@@ -26,7 +25,7 @@ def queued(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experime
         metric=metric.name,
         unit=metric.unit,
         better=metric.better,
-        baseline=_baseline(spec, metric.name),
+        baseline=spec.baseline,
         trial_steps=_trial_steps(spec),
         state="queued",
         total=spec.trial_count(),
@@ -34,13 +33,6 @@ def queued(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experime
         idempotency_key=idempotency_key,
         fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     )
-
-
-def _baseline(spec: ExperimentSpec, metric: str) -> float | None:
-    try:
-        return spec.task.baseline(metric)
-    except ValueError:  # no baseline is known
-        return None
 
 
 def _trial_steps(spec: ExperimentSpec) -> int | None:

@@ -233,3 +233,29 @@ print([spec.trial(point).model.growth for point in spec.space()])
         check=True,
     )
     assert done.stdout.strip() == "[2.0, 3.0]"
+
+
+class TestTheObjective:
+    @pytest.mark.parametrize(
+        ("objective", "name", "better", "has_baseline"),
+        [
+            ({}, "cross_entropy", "lower", True),
+            ({"metric": "cross_entropy"}, "cross_entropy", "lower", True),
+            ({"metric": "recall_accuracy"}, "recall_accuracy", "higher", True),
+        ],
+    )
+    def test_a_spec_and_its_trials_rank_by_the_same_metric(
+        self, objective, name, better, has_baseline
+    ):
+        ranked = spec(objective=objective)
+        metric = ranked.objective_metric
+        assert (metric.name, metric.better) == (name, better)
+        assert ranked.trial(Point("scornn", {})).objective_metric == metric
+        assert (ranked.baseline is not None) == has_baseline
+
+    def test_a_baseline_that_depends_on_the_corpus_is_not_known_from_the_spec(self):
+        assert spec(task={"name": "speech_frames"}).baseline is None
+
+    def test_a_metric_that_the_task_does_not_have_is_refused(self):
+        with pytest.raises(ValueError, match="copying has no metric 'bleu'; it has"):
+            _ = spec(objective={"metric": "bleu"}).objective_metric

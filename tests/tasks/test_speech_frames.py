@@ -220,7 +220,7 @@ class TestLoss:
 
     def test_the_first_metric_is_the_one_that_is_trained(self, speech):
         firsts = {
-            normalisation: speech(normalisation=normalisation).config.objective(None)
+            normalisation: speech(normalisation=normalisation).config.objective_metric().name
             for normalisation in ("padded_mean", "valid_mean", "batch_padded_mean")
         }
         assert firsts == {
@@ -233,7 +233,7 @@ class TestLoss:
         with pytest.raises(
             ValueError, match=r"'stoi' on test data alone; rank by .*padded_mse, mse"
         ):
-            SpeechFramesConfig().objective("stoi")
+            SpeechFramesConfig().objective_metric("stoi")
 
     def test_a_spec_that_ranks_by_it_is_refused_when_posted(self, speech):
         task = speech()

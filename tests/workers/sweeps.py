@@ -12,7 +12,7 @@ from file_ledger import FileLedger
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Live
 from eigensweep.workers.driver.study import Study, open_storage
-from eigensweep.workers.driver.sweep import Job, Sweep, objective
+from eigensweep.workers.driver.sweep import Job, Sweep
 
 COPYING: dict[str, Any] = {
     "name": "copying",
@@ -62,7 +62,7 @@ class Bench:
             self.spec.space(),
             method=self.spec.search.method,
             seed=self.spec.search.seed,
-            better=objective(self.spec)[1],
+            better=self.spec.objective_metric.better,
         )
 
     def ask(self) -> Job | None:

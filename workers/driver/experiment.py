@@ -36,7 +36,7 @@ from eigensweep.workers.driver.searcher import (
     Recorder,
 )
 from eigensweep.workers.driver.study import Study, open_storage
-from eigensweep.workers.driver.sweep import Job, Sweep, objective
+from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.shared.checkpoints import cancel_mark
 from eigensweep.workers.shared.ledger import OBJECTIVE, Ledger, TrialEntry
 from eigensweep.workers.shared.states import OPEN_TRIALS
@@ -100,7 +100,7 @@ def run_experiment(
         parsed.space(),
         method=parsed.search.method,
         seed=parsed.search.seed,
-        better=objective(parsed)[1],
+        better=parsed.objective_metric.better,
     )
     sweep = Sweep(
         parsed,
@@ -164,7 +164,7 @@ def _tune(
             search_alg=ExperimentSearch(experiment, concurrency),
             scheduler=scheduler(
                 spec.scheduler.name,
-                better=objective(spec)[1],
+                better=spec.objective_metric.better,
                 min_steps=min(first, last),
                 max_steps=last,
                 reduction_factor=spec.scheduler.reduction_factor,
@@ -269,7 +269,7 @@ def _tracker(
         project=spec.project,
         description=spec.description,
         spec=yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True), sort_keys=False),
-        better=objective(spec)[1],
+        better=spec.objective_metric.better,
         tags={"eigensweep.versions": _versions(), "eigensweep.git": _git_revision()},
     )
     return Tracker(options.mlflow_uri, subject, ledger, options.storage)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eigensweep.direction import Better, sign
+from eigensweep.direction import sign
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -176,7 +176,7 @@ class Sweep:
 
     def best(self) -> TrialEntry | None:
         """Return the finished trial with the best value, None if there is none."""
-        factor = sign(objective(self.spec)[1])
+        factor = sign(self.spec.objective_metric.better)
         ranked = [
             (factor * entry.result["value"], entry.number)
             for entry in self.entries.values()
@@ -275,13 +275,6 @@ class Sweep:
     def _put(self, entry: TrialEntry) -> None:
         self.entries[entry.number] = entry
         self.watch(entry)
-
-
-def objective(spec: ExperimentSpec) -> tuple[str, Better]:
-    """Return the metric that trials are ranked by, and whether `lower` or `higher` is better."""
-    metrics = {m.name: m for m in spec.task.metrics}
-    metric = metrics[spec.objective.metric or spec.task.metrics[0].name]
-    return metric.name, metric.better
 
 
 def _key(point: Point) -> tuple[str, tuple[tuple[str, Scalar], ...]]:

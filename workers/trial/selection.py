@@ -37,8 +37,8 @@ class Selection:
     """
 
     def __init__(self, config: TrialConfig, baselines: Mapping[str, float]) -> None:
-        self.metric = next(m for m in config.task.metrics if m.name == config.objective.metric)
-        self.loss = config.task.metrics[0].name
+        self.metric = config.objective_metric
+        self.loss = config.task.find_metric().name
         self.baseline = baselines.get(self.metric.name)
         """What remembering nothing scores on the objective's metric, None if that is not known."""
         self._baseline_loss = baselines.get(self.loss)
