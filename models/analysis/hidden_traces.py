@@ -33,12 +33,12 @@ def movement(h: Tensor) -> Tensor:
     return torch.diff(h, dim=0, prepend=torch.zeros_like(h[:1])).norm(dim=1)
 
 
-def between(numbers: Tensor, marks: Sequence[int]) -> list[float]:
+def mean_between(numbers: Tensor, marks: Sequence[int]) -> list[float]:
     """Return the mean of `numbers`, (τ,), before the first mark, between marks and after the last.
 
     A marked step opens the piece that follows it; a piece of no steps has mean zero.
 
-    >>> between(torch.tensor([1.0, 1.0, 5.0, 7.0]), [2])
+    >>> mean_between(torch.tensor([1.0, 1.0, 5.0, 7.0]), [2])
     [1.0, 6.0]
     """
     edges = [0, *marks, len(numbers)]

@@ -72,7 +72,7 @@ def requested(request: AnalysisRequest, queries: Queries, storage: Path) -> Requ
     return Requested(request.name, options.model_dump(mode="json"), trial, experiment)
 
 
-def _check_subject(request: AnalysisRequest, analysis: Analysis) -> None:
+def _check_subject(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> None:
     name = request.name
     needed = {"trial": ("experiment", "trial"), "experiment": ("experiment",), "matrices": ()}
     for part in ("experiment", "trial"):
@@ -84,7 +84,7 @@ def _check_subject(request: AnalysisRequest, analysis: Analysis) -> None:
             raise SpecError(part, f"{name} looks at {what}; leave '{part}' out")
 
 
-def _options(request: AnalysisRequest, analysis: Analysis) -> Options:
+def _options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> Options:
     try:
         return analysis.Options.model_validate(request.options)
     except ValidationError as error:

@@ -22,8 +22,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.__main__ import FILES, OUTCOME, RESULT, Order, Outcome
 from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
+from eigensweep.workers.analyses.messages import (
+    FILES,
+    OUTCOME,
+    RESULT,
+    AnalysisOrder,
+    Outcome,
+)
 from eigensweep.workers.shared.durable_files import StorageError, storage_error, write_whole
 from eigensweep.workers.shared.states import OPEN_ANALYSES
 
@@ -250,7 +256,7 @@ class Analyses:
             "data_root": self.data_root,
             "mlflow_uri": self.mlflow_uri,
         }
-        order = Order.model_validate({**request, **place, "id": running.id})
+        order = AnalysisOrder.model_validate({**request, **place, "id": running.id})
         problem = self._run_child(folder, order)
         if self._stopping.is_set():
             return None
@@ -259,7 +265,7 @@ class Analyses:
         except (OSError, ValueError):
             return Outcome(error=problem or "it left no outcome")
 
-    def _run_child(self, folder: Path, order: Order) -> str | None:
+    def _run_child(self, folder: Path, order: AnalysisOrder) -> str | None:
         """Run a process to its end; return why it left nothing, if that is known."""
         threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
         with (folder / "log").open("wb") as log:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eigensweep.models import MODELS
-from eigensweep.models.analysis.hidden_traces import between, hidden_trace, movement
+from eigensweep.models.analysis.hidden_traces import hidden_trace, mean_between, movement
 from eigensweep.models.analysis.spectra import recurrent_spectra, spectrum
 
 
@@ -91,4 +91,4 @@ def test_the_constructed_adder_moves_at_its_marks_and_nowhere_else(nets):
     moves = movement(hidden_trace(model, x))
 
     assert moves.nonzero().flatten().tolist() == [2, 6]
-    assert between(moves, [2, 6]) == pytest.approx([0, x[2, 0].item() / 4, x[6, 0].item() / 3])
+    assert mean_between(moves, [2, 6]) == pytest.approx([0, x[2, 0].item() / 4, x[6, 0].item() / 3])

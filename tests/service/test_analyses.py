@@ -24,9 +24,9 @@ from eigensweep.service.queue.analyses import Analyses, Requested
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.__main__ import Outcome
 from eigensweep.workers.analyses.__main__ import main as carry_out
 from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
+from eigensweep.workers.analyses.messages import Outcome
 from eigensweep.workers.shared.checkpoints import Store
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
@@ -146,7 +146,7 @@ class TestRefusals:
         id = finished(model={"name": "lstm", "hidden_size": 3})
         answer = post(client, name="spectra", experiment=id, trial=0)
         assert answer.status_code == 422
-        assert "lstm has no one square matrix" in told(answer)
+        assert "lstm has no single square matrix" in told(answer)
 
     def test_a_replicate_the_trial_has_not_is_refused(self, client, finished):
         request = {"name": "hidden_states", "experiment": finished(), "trial": 0}

@@ -1,12 +1,15 @@
-"""Analyses of what was trained, and of matrices made for the purpose: numbers and pictures.
+"""Analyses of finished trials and experiments, and of matrices: numbers and pictures.
 
-`python -m eigensweep.workers.analyses` runs one, as its `__main__` says.
+The service checks requests with these classes. Each analysis then runs in a child process of the
+service: `python -m eigensweep.workers.analyses`.
 
 >>> sorted(name for name, analysis in ANALYSES.items() if analysis.of == "trial")
 ['gradient_norms', 'hidden_states', 'spectra']
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from eigensweep.workers.analyses.base import Analysis
 from eigensweep.workers.analyses.copying_solution import CopyingSolution
@@ -16,7 +19,7 @@ from eigensweep.workers.analyses.linear_memory import FisherMemory, TransientNor
 from eigensweep.workers.analyses.size_study import SizeStudy
 from eigensweep.workers.analyses.spectra import Spectra
 
-ANALYSES: dict[str, Analysis] = {
+ANALYSES: dict[str, Analysis[Any, Any, Any]] = {
     "gradient_norms": GradientNorms(),
     "hidden_states": HiddenStates(),
     "spectra": Spectra(),

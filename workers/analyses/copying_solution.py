@@ -1,46 +1,72 @@
-"""How often the constructed solution of copying recalls a whole string."""
+"""Count how often the constructed solution of copying recalls a whole string."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from eigensweep.models.analysis.solutions import successes
+from eigensweep.search_spaces.trial import Strict
 from eigensweep.workers.analyses import figures
-from eigensweep.workers.analyses.base import Analysis, Findings, OneOrMore, Options, Place
+from eigensweep.workers.analyses.base import (
+    Analysis,
+    Content,
+    Findings,
+    Folders,
+    OneOrMore,
+    Options,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_WORK = 2e11
-"""Multiplications: about a quarter of an hour on one core."""
+"""Most multiplications of a request: about a quarter of an hour on one core."""
 
 
 class CopyingSolutionOptions(Options):
-    """What may be set. The paper's own settings are lost; these are ours."""
+    """The options. The paper's own settings are lost; the defaults are ours."""
 
     planes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=4096)], ...],
         OneOrMore,
         Field(min_length=1, max_length=8),
-    ] = Field((32, 128, 512), description="Rotating planes d: 2 d + 1 hidden units")
+    ] = Field((32, 128, 512), description="Rotating planes d; the network has 2 d + 1 hidden units")
     alphabet: Annotated[
         tuple[Annotated[int, Field(ge=2, le=10_000)], ...],
         OneOrMore,
         Field(min_length=1, max_length=16),
-    ] = Field((8, 64, 512), description="Different symbols K")
+    ] = Field((8, 64, 512), description="Number of different symbols K")
     symbols: Annotated[
         tuple[Annotated[int, Field(ge=1, le=1000)], ...],
         OneOrMore,
         Field(min_length=1, max_length=32),
-    ] = Field((5, 10, 20, 40, 80), description="Symbols to recall S")
+    ] = Field((5, 10, 20, 40, 80), description="Number of symbols to recall S")
     delay: int = Field(500, ge=1, le=1_000_000, description="Steps to wait T")
     runs: int = Field(100, ge=1, le=10_000, description="Random solutions for each setting")
-    seed: int = Field(0, ge=0, lt=2**31, description="Of the random solutions")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of the random solutions")
 
 
-class CopyingSolution(Analysis):
+class Count(Strict):
+    """The successes of one setting."""
+
+    planes: int
+    alphabet: int
+    symbols: int
+    successes: int
+    """Random solutions that recalled the whole string."""
+
+
+class CopyingSolutionContent(Content):
+    """The successes of every setting."""
+
+    delay: int
+    runs: int
+    counts: list[Count]
+
+
+class CopyingSolution(Analysis[CopyingSolutionOptions, None, CopyingSolutionContent]):
     """In how many random draws the constructed solution of copying recalls the whole string.
 
     Source: Henaff, Szlam & LeCun, ICML 2016, figure 1.
@@ -58,34 +84,37 @@ class CopyingSolution(Analysis):
                 "fewer runs, planes or symbols"
             )
 
-    def run(self, options: CopyingSolutionOptions, subject: None, place: Place) -> Findings:
+    def run(
+        self, options: CopyingSolutionOptions, subject: None, folders: Folders
+    ) -> Findings[CopyingSolutionContent]:
         counts = [
-            {
-                "planes": d,
-                "alphabet": K,
-                "symbols": S,
-                "successes": successes(d, K, S, options.delay, options.runs, options.seed),
-            }
+            Count(
+                planes=d,
+                alphabet=K,
+                symbols=S,
+                successes=successes(d, K, S, options.delay, options.runs, options.seed),
+            )
             for d in options.planes
             for K in options.alphabet
             for S in options.symbols
         ]
-        content = {"delay": options.delay, "runs": options.runs, "counts": counts}
+        content = CopyingSolutionContent(delay=options.delay, runs=options.runs, counts=counts)
         columns = ("planes", "alphabet", "symbols", "successes")
-        return Findings(content, columns, ([c[name] for name in columns] for c in counts))
+        rows = ((count.planes, count.alphabet, count.symbols, count.successes) for count in counts)
+        return Findings(content, columns, rows)
 
-    def plot(self, content: dict[str, Any]) -> Figure:
-        counts, runs = content["counts"], content["runs"]
-        planes = list(dict.fromkeys(c["planes"] for c in counts))
+    def plot(self, content: CopyingSolutionContent) -> Figure:
+        counts, runs = content.counts, content.runs
+        planes = list(dict.fromkeys(count.planes for count in counts))
+        alphabets = list(dict.fromkeys(count.alphabet for count in counts))
         figure, (axes,) = figures.panels(1, len(planes), 3.8, 3.4, sharey=True)
         for panel, d in zip(axes, planes, strict=True):
-            alphabets = list(dict.fromkeys(c["alphabet"] for c in counts))
             for K, colour in zip(alphabets, figures.shades(len(alphabets)), strict=True):
-                shown = [c for c in counts if (c["planes"], c["alphabet"]) == (d, K)]
-                S = [c["symbols"] for c in shown]
-                found = [c["successes"] for c in shown]
-                panel.plot(S, found, marker="o", markersize=4, color=colour, label=f"K = {K}")
-            panel.set(title=f"d = {d}, T = {content['delay']}", xlabel="symbols to recall S")
+                shown = [count for count in counts if (count.planes, count.alphabet) == (d, K)]
+                S = [count.symbols for count in shown]
+                successful = [count.successes for count in shown]
+                panel.plot(S, successful, marker="o", markersize=4, color=colour, label=f"K = {K}")
+            panel.set(title=f"d = {d}, T = {content.delay}", xlabel="symbols to recall S")
             panel.set(xscale="log", ylim=(-0.03 * runs, 1.05 * runs))
             panel.set_xticks(S, [str(s) for s in S], minor=False)
             panel.minorticks_off()

@@ -1,12 +1,13 @@
-"""An analysis as artifacts in MLflow: on the run it looks at, or on a run of its own."""
+"""Send an analysis to MLflow as artifacts: to the run of its subject, or to a run of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from eigensweep.workers.analyses.messages import AnalysisOrder
 from eigensweep.workers.tracking.mlflow_runs import (
     AwayError,
     Content,
@@ -16,7 +17,7 @@ from eigensweep.workers.tracking.mlflow_runs import (
 )
 
 PROJECT: Final = "analyses"
-"""MLflow's experiment for those that belong to no trial and no experiment."""
+"""MLflow's experiment for analyses of matrices, which belong to no experiment of ours."""
 PAUSES: Final = (1.0, 3.0)
 """Seconds between tries while MLflow is away."""
 
@@ -25,29 +26,22 @@ class NotDeliveredError(RuntimeError):
     """MLflow has not taken an analysis; the message says why."""
 
 
-def deliver(
-    uri: str | None,
-    id: str,
-    name: str,
-    options: dict[str, Any],
-    run_id: str | None,
-    own_run: bool,
-    files: Sequence[Path],
-) -> str:
+def deliver(order: AnalysisOrder, files: Sequence[Path]) -> str:
     """Keep `files` as artifacts below `analyses/`; return the id of the run that holds them.
 
-    With `own_run` that is a run named after the analysis, made once for each `id`.
+    The run is that of the subject. For an analysis of matrices it is a run named after the
+    analysis, made once for each `order.id`.
 
     Raises:
-        NotDeliveredError: if MLflow is away, refuses, or has no such run yet.
+        NotDeliveredError: if MLflow is away, refuses, or has no run of the subject yet.
     """
-    if uri is None:
+    if order.mlflow_uri is None:
         raise NotDeliveredError("this service has no MLflow")
-    if run_id is None and not own_run:
+    if order.subject is not None and order.subject.run_id is None:
         raise NotDeliveredError("MLflow has no run of it yet")
     for pause in (*PAUSES, None):
         try:
-            return _deliver(uri, id, name, options, run_id, files)
+            return _deliver(order, order.mlflow_uri, files)
         except RefusedError as error:
             raise NotDeliveredError(f"MLflow refuses it: {error}") from error
         except AwayError as error:
@@ -57,20 +51,15 @@ def deliver(
     raise AssertionError
 
 
-def _deliver(
-    uri: str,
-    id: str,
-    name: str,
-    options: dict[str, Any],
-    run_id: str | None,
-    files: Sequence[Path],
-) -> str:
-    runs = Runs(uri, PROJECT, id)
-    if run_id is not None:
-        runs.keep_all(run_id, files, f"analyses/{name}-{id}")
-        return run_id
-    run_id = runs.get(None, None, name, {"eigensweep.analysis": name})
-    runs.send(run_id, Content(params=flattened(options)))
-    runs.keep_all(run_id, files, f"analyses/{name}-{id}")
+def _deliver(order: AnalysisOrder, uri: str, files: Sequence[Path]) -> str:
+    runs = Runs(uri, PROJECT, order.id)
+    folder = f"analyses/{order.name}-{order.id}"
+    if order.subject is not None:
+        assert order.subject.run_id is not None
+        runs.keep_all(order.subject.run_id, files, folder)
+        return order.subject.run_id
+    run_id = runs.get(None, None, order.name, {"eigensweep.analysis": order.name})
+    runs.send(run_id, Content(params=flattened(order.options)))
+    runs.keep_all(run_id, files, folder)
     runs.end(run_id, "FINISHED")
     return run_id

@@ -1,8 +1,8 @@
-"""The heat maps of ‖∂h_τ / ∂x_t‖ of a trained network."""
+"""Heat maps of ‖∂h_τ / ∂x_t‖ of a trained network."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -11,50 +11,86 @@ from torch import Tensor
 from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norms
 from eigensweep.models.base import Model
 from eigensweep.models.network import RecurrentModel
-from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.search_spaces.trial import Strict, TrialConfig
 from eigensweep.workers.analyses import figures
 from eigensweep.workers.analyses.base import (
     Analysis,
+    Content,
     Findings,
-    Place,
+    Folders,
     TrialOptions,
     TrialSubject,
-    rounded,
+    six_digits,
 )
-from eigensweep.workers.analyses.weights import seed_of, trained
+from eigensweep.workers.analyses.weights import load_network, seed_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_WORK = 2e13
-"""Multiplications: about an hour on one core."""
+"""Most multiplications of a request: about an hour on one core."""
 LONGEST = 1000
-"""Steps of a map; a million entries for each part of the state."""
+"""Most steps of a map: a million entries for each part of the state."""
 SLOPE_AT_MOST_ONE = ("relu", "modrelu", "tanh", "leaky_relu", "identity")
+"""Activations that Theorem 3.1 covers."""
 
 
 class GradientNormsOptions(TrialOptions):
-    """What may be set."""
+    """The options of a map of gradient norms."""
 
     norm: Literal["spectral", "frobenius"] = Field(
         "spectral", description="Norm of the Jacobian of each sequence"
     )
     sequences: int = Field(
-        50, ge=1, le=10_000, description="Sequences of the batch, at most; their norms are averaged"
+        50,
+        ge=1,
+        le=10_000,
+        description="Most sequences of the batch that are used; their norms are averaged",
     )
     sequence: int | None = Field(
-        None, ge=0, description="Only this sequence of the batch, from 0; default: the mean"
+        None,
+        ge=0,
+        description="Only this sequence of the batch, from 0; default: their mean",
     )
     length: int | None = Field(
-        None, ge=2, le=LONGEST, description="First steps of the sequence; default: all"
+        None, ge=2, le=LONGEST, description="Use only so many first steps; default: all"
     )
 
 
-class GradientNorms(Analysis):
+class TheoremCheck(Strict):
+    """Theorem 3.1 for one part of the state: ‖∂h_τ / ∂x_t‖₂ <= ‖W‖₂^(τ - t) ‖U‖₂."""
+
+    recurrent_norm: float
+    """‖W‖₂ of the part's own block."""
+    input_norm: float
+    """‖U‖₂ of the part's rows."""
+    holds: bool
+    """Whether every norm of the map is within the bound."""
+
+
+class GradientNormsContent(Content):
+    """The numbers of the maps; each dict has one entry for each part of the state."""
+
+    step: int
+    """Optimizer steps before these weights."""
+    length: int
+    """Time steps τ of the maps."""
+    sequences: int
+    """Sequences that the norms are averaged over."""
+    norm: Literal["spectral", "frobenius"]
+    norms: dict[str, list[list[float]]]
+    """(τ, τ): row τ, column t; zero above the diagonal."""
+    by_delay: dict[str, list[float]]
+    """(τ,): the mean norm at each delay τ - t."""
+    theorem_3_1: dict[str, TheoremCheck]
+    """Only parts that no other part feeds; empty if the theorem does not cover the model."""
+
+
+class GradientNorms(Analysis[GradientNormsOptions, TrialSubject, GradientNormsContent]):
     """How strongly each state depends on each input, for each part of the state: heat maps.
 
-    The input is the batch that training would meet next: after five whole epochs that is the
-    first of the sixth, as in the paper.
+    The input is the batch that training would use next. After five whole epochs, as in the paper,
+    that is the first batch of the sixth.
 
     Source: Helfrich & Ye, AAAI 2020, section 6.1, figures 4 and 5.
     """
@@ -64,7 +100,7 @@ class GradientNorms(Analysis):
 
     def check(self, options: GradientNormsOptions, subject: TrialSubject) -> None:
         seed_of(options, subject)
-        config = TrialConfig.from_dict(subject.config).resolved()
+        config = subject.trial_config.resolved()
         length = _length(options, config)
         if length > LONGEST:
             raise ValueError(
@@ -87,36 +123,38 @@ class GradientNorms(Analysis):
                 f"'sequences' below {batch} or 'length' below {length}"
             )
 
-    def run(self, options: GradientNormsOptions, subject: TrialSubject, place: Place) -> Findings:
-        found = trained(options, subject, place)
+    def run(
+        self, options: GradientNormsOptions, subject: TrialSubject, folders: Folders
+    ) -> Findings[GradientNormsContent]:
+        network = load_network(options, subject, folders)
         one = options.sequence
-        x = found.next_input(options.sequences if one is None else one + 1, options.length)
+        x = network.next_input(options.sequences if one is None else one + 1, options.length)
         if one is not None:
             x = x[:, one : one + 1]
-        every = gradient_norms(found.model, x, options.norm)
+        every = gradient_norms(network.model, x, options.norm)
         maps = {name: norms.mean(-1) for name, norms in every.items()}
-        content: dict[str, Any] = {
-            "step": found.step,
-            "length": len(x),
-            "sequences": x.shape[1],
-            "norm": options.norm,
-            "norms": {name: _rows(norms) for name, norms in maps.items()},
-            "by_delay": {name: _by_delay(norms) for name, norms in maps.items()},
-            "theorem_3_1": _theorem(found.model, every) if options.norm == "spectral" else {},
-        }
+        content = GradientNormsContent(
+            step=network.step,
+            length=len(x),
+            sequences=x.shape[1],
+            norm=options.norm,
+            norms={name: _rows(norms) for name, norms in maps.items()},
+            by_delay={name: _by_delay(norms) for name, norms in maps.items()},
+            theorem_3_1=_theorem(network.model, every) if options.norm == "spectral" else {},
+        )
         rows = (
-            (name, tau, t, rounded(norms[tau, t].item()))
+            (name, tau, t, six_digits(norms[tau, t].item()))
             for name, norms in maps.items()
             for tau in range(len(x))
             for t in range(tau + 1)
         )
         return Findings(content, ("part", "tau", "t", "norm"), rows)
 
-    def plot(self, content: dict[str, Any]) -> Figure:
-        names = list(content["norms"])
+    def plot(self, content: GradientNormsContent) -> Figure:
+        names = list(content.norms)
         figure, (axes,) = figures.panels(1, len(names) + 1, 4.4, 3.8)
         for name, panel in zip(names, axes, strict=False):
-            norms = torch.tensor(content["norms"][name])
+            norms = torch.tensor(content.norms[name])
             hidden = torch.ones_like(norms).triu(1).bool()
             panel.grid(False)
             image = panel.imshow(
@@ -130,10 +168,10 @@ class GradientNorms(Analysis):
                 title=f"{_words(name)}: ‖∂h_τ / ∂x_t‖", xlabel="t (input)", ylabel="τ (state)"
             )
             figure.colorbar(image, ax=panel, shrink=0.85)
-        for colour, name in zip(figures.COLOURS, names, strict=False):
-            axes[-1].semilogy(content["by_delay"][name], color=colour, label=_words(name))
+        for colour, name in zip(figures.colours(len(names)), names, strict=True):
+            axes[-1].semilogy(content.by_delay[name], color=colour, label=_words(name))
         axes[-1].set(
-            title=f"mean over t, after {content['step']:,} steps", xlabel="τ - t", ylabel="norm"
+            title=f"mean over t, after {content.step:,} steps", xlabel="τ - t", ylabel="norm"
         )
         axes[-1].legend()
         return figure
@@ -145,23 +183,23 @@ def _length(options: GradientNormsOptions, config: TrialConfig) -> int:
 
 
 def _rows(norms: Tensor) -> list[list[float]]:
-    return [[rounded(value) for value in row] for row in norms.tolist()]
+    return [[six_digits(value) for value in row] for row in norms.tolist()]
 
 
 def _by_delay(norms: Tensor) -> list[float]:
     """Return the mean norm at each delay τ - t."""
-    return [rounded(torch.diagonal(norms, -k).mean().item()) for k in range(len(norms))]
+    return [six_digits(torch.diagonal(norms, -k).mean().item()) for k in range(len(norms))]
 
 
-def _theorem(model: Model, every: dict[str, Tensor]) -> dict[str, Any]:
-    """Return for each part that no other part feeds whether the theorem's bound was kept."""
+def _theorem(model: Model, every: dict[str, Tensor]) -> dict[str, TheoremCheck]:
+    """Return for each part that no other part feeds whether the theorem's bound holds."""
     if (
         not isinstance(model, RecurrentModel)
         or type(model).states is not RecurrentModel.states
         or model.activation not in SLOPE_AT_MOST_ONE
     ):
         return {}
-    told = {}
+    checks = {}
     with torch.no_grad():
         W, U = model.recurrent_matrix(), model.input_matrix()
         for name, block in model.state_blocks().items():
@@ -171,12 +209,12 @@ def _theorem(model: Model, every: dict[str, Tensor]) -> dict[str, Any]:
                 continue
             norms, inner = every[name], W[block, block]
             bound = decay_bound(inner, U[block], len(norms)).unsqueeze(-1)
-            told[name] = {
-                "recurrent_norm": rounded(torch.linalg.matrix_norm(inner, 2).item()),
-                "input_norm": rounded(torch.linalg.matrix_norm(U[block], 2).item()),
-                "holds": bool((norms <= bound * (1 + 1e-9)).all()),
-            }
-    return told
+            checks[name] = TheoremCheck(
+                recurrent_norm=six_digits(torch.linalg.matrix_norm(inner, 2).item()),
+                input_norm=six_digits(torch.linalg.matrix_norm(U[block], 2).item()),
+                holds=bool((norms <= bound * (1 + 1e-9)).all()),
+            )
+    return checks
 
 
 def _words(name: str) -> str:

@@ -1,91 +1,93 @@
-"""A finished trial's network and task, as its store kept them."""
+"""Load a finished trial's network and task from the store."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from eigensweep.models.base import Model
-from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks.base import Task
-from eigensweep.workers.analyses.base import Place, TrialOptions, TrialSubject
+from eigensweep.workers.analyses.base import Folders, TrialOptions, TrialSubject
 from eigensweep.workers.shared.checkpoints import Snapshot, Store
 from eigensweep.workers.trial.selection import selected_weights
 from eigensweep.workers.trial.training import Training
 
 
 class NotFiniteError(ValueError):
-    """The weights that are asked for are not finite; says which would be."""
+    """The requested weights are not finite; the message names weights that may be."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetwork:
     """One replicate's network at some step of its training, in double precision on the CPU."""
 
     model: Model
     task: Task
     step: int
+    """Optimizer steps before these weights."""
     seed: int
+    """Seed of the replicate."""
 
     def next_input(self, sequences: int, length: int | None) -> Tensor:
-        """Return the input of the batch that training would meet next, cut to a size."""
+        """Return x of the batch that training would use next, cut to at most so many sequences.
+
+        Its shape is (τ, B) for symbols and (τ, B, m) for values; τ is at most `length`.
+        """
         return self.task.train_batch(self.step, self.seed).x[:length, :sequences]
 
 
 def seed_of(options: TrialOptions, subject: TrialSubject) -> int:
-    """Return the seed of the replicate that is asked for.
+    """Return the seed of the replicate that `options` names.
 
     Raises:
         ValueError: if the trial has fewer replicates.
     """
-    first, count = subject.config["seed"], subject.config["replicates"]
-    if options.replicate >= count:
+    seeds = subject.trial_config.seeds
+    if options.replicate >= len(seeds):
         raise ValueError(
             f"'replicate' is {options.replicate}; trial {subject.number} has "
-            f"{count} replicate{'s' if count > 1 else ''}, counted from 0"
+            f"{len(seeds)} replicate{'s' if len(seeds) > 1 else ''}, counted from 0"
         )
-    return int(first + options.replicate)
+    return seeds[options.replicate]
 
 
-def trained(options: TrialOptions, subject: TrialSubject, place: Place) -> Trained:
-    """Return the network with the weights that are asked for.
+def load_network(options: TrialOptions, subject: TrialSubject, folders: Folders) -> TrainedNetwork:
+    """Return the network with the weights that `options` names.
 
     Raises:
-        ValueError: if the store has no such weights any more, or the task's corpus is missing.
-        NotFiniteError: if they are not finite, as the last ones of a diverged trial.
+        ValueError: if the store no longer has these weights, or the task's corpus is missing.
+        NotFiniteError: if they are not finite, like the last weights of a diverged trial.
     """
     seed = seed_of(options, subject)
-    config = TrialConfig.from_dict(subject.config).resolved()
-    training = Training(config, seed, data_root=place.data_root)
+    training = Training(subject.trial_config.resolved(), seed, data_root=folders.data_root)
     step = 0
     if options.weights != "initial":
-        state = snapshot(subject, seed, place.storage).state
+        state = load_snapshot(subject, seed, folders).state
         weights, step = state["model"], state["step"]
         if options.weights == "best":
             weights = selected_weights(state)
             if weights is None:
                 raise ValueError(
-                    f"trial {subject.number} never had a finite evaluation, so no best weights; "
-                    "ask for the last ones"
+                    f"trial {subject.number} has no best weights, since none of its evaluations "
+                    "was finite; ask for the last ones"
                 )
             selection = state["selection"]
             step = (selection["final"] or selection["scheduled"])["step"]
         _check_finite(weights, options.weights, subject)
         training.model.load_state_dict(weights)
-    return Trained(_in_double(training.model).eval(), training.task, step, seed)
+    return TrainedNetwork(_to_double(training.model).eval(), training.task, step, seed)
 
 
-def snapshot(subject: TrialSubject, seed: int, storage: Path) -> Snapshot:
-    """Return the newest checkpoint of a replicate.
+def load_snapshot(subject: TrialSubject, seed: int, folders: Folders) -> Snapshot:
+    """Return the newest checkpoint of the replicate with this seed.
 
     Raises:
         ValueError: if there is none.
     """
-    found = Store(storage).newest(f"{subject.place}/{seed}")
+    found = Store(folders.storage).newest(subject.store_key(seed))
     if found is None:
         raise ValueError(
             f"the store has no checkpoint of trial {subject.number} of {subject.experiment} with "
@@ -99,13 +101,13 @@ def _check_finite(weights: dict[str, Tensor], which: str, subject: TrialSubject)
         if not bool(torch.isfinite(values).all()):
             raise NotFiniteError(
                 f"the {which} weights of trial {subject.number}, which is {subject.state}, are not "
-                f"finite ('{name}'); ask for those that are 'best' or 'initial'"
+                f"finite ('{name}'); ask for the weights 'best' or 'initial'"
             )
 
 
-def _in_double(model: Model) -> Model:
-    """Return the model with every number in double precision, complex ones too."""
-    model.double()  # leaves complex numbers out
+def _to_double(model: Model) -> Model:
+    """Convert every number of the model to double precision, complex ones too; return it."""
+    model.double()  # leaves complex numbers as they are
     for tensor in chain(model.parameters(), model.buffers()):
         if tensor.is_complex():
             tensor.data = tensor.data.to(torch.complex128)
