@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +49,99 @@ def free_port() -> Callable[[], int]:
                 return port
 
     return next_port
+
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("models", "tasks", "search_spaces", "workers", "service")
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what a wheel is made from, links included."""
+    copy = tmp_path_factory.mktemp("source")
+    for folder in ("eigensweep", *ROOMS):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def wheel_file(source: Path) -> Path:
+    """Return a wheel, built from the sources without network."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out", "."]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = (source / "out").glob("*.whl")
+    return file
+
+
+@dataclass(frozen=True)
+class CleanEnvironment:
+    """A virtual environment with Eigensweep's dependencies, but without Eigensweep."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        command = [sys.executable, "-m", "venv", "--without-pip", str(self.folder)]
+        subprocess.run(command, check=True)
+        # A plain line of a .pth file adds a folder, and runs none of that folder's own .pth files:
+        # so the dependencies are found, and an editable Eigensweep among them is not.
+        dependencies = sysconfig.get_paths()["purelib"]
+        (self.site_packages / "dependencies.pth").write_text(f"{dependencies}\n")
+
+    @property
+    def site_packages(self) -> Path:
+        (found,) = self.folder.glob("lib/python*/site-packages")
+        return found
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of a person's shell, in which nothing of a test run is set."""
+        own = ("PYTHONPATH", "PYTHONHOME", "EIGENSWEEP_")
+        return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+
+    def install(self, *words: str) -> None:
+        """Install with pip, without network and without dependencies."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.folder), "install", "--quiet"]
+        command = [*pip, "--no-deps", "--no-index", "--no-build-isolation", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(self, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run one of the environment's programs in a folder."""
+        program = str(self.folder / "bin" / words[0])
+        return subprocess.run(
+            [program, *words[1:]], cwd=cwd, env=self.variables, capture_output=True, text=True
+        )
+
+
+@pytest.fixture(scope="session")
+def clean_environment() -> type[CleanEnvironment]:
+    """Return the class, for tests that install something else than the wheel."""
+    return CleanEnvironment
+
+
+@pytest.fixture(scope="session")
+def installed(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
+    """Return an environment in which the wheel was installed."""
+    environment = CleanEnvironment(tmp_path_factory.mktemp("clean") / "venv")
+    environment.install(str(wheel_file))
+    return environment
+
+
+@pytest.fixture
+def research_folder(tmp_path: Path) -> Path:
+    """Return a folder whose own files are named as Eigensweep's folders; none can be imported."""
+    folder = tmp_path / "research"
+    for file in (
+        *("models.py", "workers.py", "tasks/__init__.py", "service/__init__.py"),
+        *("search_spaces/__init__.py", "search_spaces/grid.py"),
+    ):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(f"raise RuntimeError('{file} is not part of Eigensweep')\n")
+    return folder
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import configparser
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,41 +12,25 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("models", "tasks", "search_spaces", "workers", "service")
+ROOMS = ("models", "tasks", "search_spaces", "workers", "service")
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of what a wheel is made from."""
-    copy = tmp_path_factory.mktemp("source")
-    for package in ("eigensweep", *PACKAGES):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, copy / package, ignore=ignored, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def wheel(source: Path) -> Iterator[zipfile.ZipFile]:
-    """Build a wheel, without network."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out", "."]
-    built = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (file,) = (source / "out").glob("*.whl")
-    with zipfile.ZipFile(file) as opened:
+def wheel(wheel_file: Path) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(wheel_file) as opened:
         yield opened
 
 
-def test_a_wheel_holds_every_file_of_every_package(source: Path, wheel: zipfile.ZipFile) -> None:
+def test_a_wheel_holds_every_file_of_every_room(source: Path, wheel: zipfile.ZipFile) -> None:
     expected = {
         f"eigensweep/{path.relative_to(source).as_posix()}"
-        for package in PACKAGES
-        for path in (source / package).rglob("*")
+        for room in ROOMS
+        for path in (source / room).rglob("*")
         if path.is_file()
     }
 
@@ -66,14 +49,78 @@ def test_a_wheel_brings_the_command_line_and_the_licence(wheel: zipfile.ZipFile)
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 
-def named(distribution: str) -> str:
+def test_a_wheel_made_from_the_source_distribution_holds_the_same(
+    source: Path, wheel: zipfile.ZipFile
+) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "both", "."]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = (source / "both").glob("*.whl")
+    with zipfile.ZipFile(file) as from_source:
+        assert sorted(from_source.namelist()) == sorted(wheel.namelist())
+
+
+def test_an_installation_adds_one_package(installed: Any) -> None:
+    added = {path.name for path in installed.site_packages.iterdir()} - {"dependencies.pth"}
+
+    assert {name.partition("-")[0] for name in added} == {"eigensweep"}
+    assert "eigensweep" in added
+
+
+def test_the_command_line_starts_in_a_folder_with_files_of_the_same_names(
+    installed: Any, research_folder: Path
+) -> None:
+    done = installed.run("eigensweep", "--version", cwd=research_folder)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("eigensweep ")
+
+
+def test_a_notebook_trains_in_a_folder_with_files_of_the_same_names(
+    installed: Any, research_folder: Path
+) -> None:
+    program = """
+import sys
+assert "" in sys.path, "a notebook imports from its own folder first"
+import eigensweep
+from eigensweep import Client, train
+result = train({
+    "task": {"name": "copying", "delay": 3, "symbols": 2, "valid_size": 8, "test_size": 8},
+    "model": {"name": "lstm", "hidden_size": 4},
+    "training": {"steps": 2, "evaluate_every": 1},
+})
+print(eigensweep.__file__, result.value > 0)
+"""
+    done = installed.run("python", "-W", "ignore", "-c", program, cwd=research_folder)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(installed.site_packages / "eigensweep/__init__.py"), "True"]
+
+
+def test_an_editable_installation_sees_a_new_file_from_any_folder(
+    source: Path, clean_environment: Any, tmp_path: Path
+) -> None:
+    environment = clean_environment(tmp_path / "venv")
+    environment.install("--editable", str(source))
+    new = source / "models/added_later.py"
+    new.write_text("HERE = 1\n")
+    program = "from eigensweep.models.added_later import HERE; print(HERE)"
+
+    done = environment.run("python", "-c", program, cwd=tmp_path)
+    new.unlink()
+
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def normalise(distribution: str) -> str:
     """Return a distribution's name in the one form that all its spellings have."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def test_everything_that_is_imported_is_declared(source: Path) -> None:
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
-    declared = {named(re.split(r"[\[><=]", each)[0]) for each in project["dependencies"]}
+    declared = {normalise(re.split(r"[\[><=]", each)[0]) for each in project["dependencies"]}
     declared |= {"pydantic-core", "starlette"}  # parts of pydantic and FastAPI
     modules = set()
     for file in source.rglob("*.py"):
@@ -85,7 +132,7 @@ def test_everything_that_is_imported_is_declared(source: Path) -> None:
     foreign = modules - set(sys.stdlib_module_names) - {"eigensweep"}
 
     found = packages_distributions()
-    assert {m for m in foreign if not {named(d) for d in found[m]} & declared} == set()
+    assert {m for m in foreign if not {normalise(d) for d in found[m]} & declared} == set()
 
 
 def test_models_and_tasks_need_torch_numpy_and_pydantic_only():

@@ -65,11 +65,12 @@ def make_list_row(experiment: Json) -> Sequence[Any]:
 def format_preview(content: Json) -> str:
     """Return a preview: how many trials of which sizes, the first ones, an estimate of the cost."""
     replicates = f", {content['replicates']} replicates each" if content["replicates"] > 1 else ""
-    trials = "any number of" if content["trials"] is None else f"{content['trials']:,}"
-    points = "" if content["points"] is None else f" over {content['points']:,} points"
+    unlimited = content["trials"] is None
+    trials = "any number of trials" if unlimited else _count(content["trials"], "trial")
+    points = "" if content["points"] is None else f" over {_count(content['points'], 'point')}"
     baseline = format_cell("baseline", content["baseline"])
     lines = [
-        f"{content['name']}: {trials} trials{points}{replicates}",
+        f"{content['name']}: {trials}{points}{replicates}",
         f"{content['task']}, ranked by {content['metric']}; the baseline is {baseline}",
         "",
     ]
@@ -99,6 +100,10 @@ def format_preview(content: Json) -> str:
             cost["words"],
         ]
     return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _format_sizes(arm: Json) -> str:

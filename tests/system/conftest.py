@@ -47,13 +47,15 @@ class RunningService:
             "PYTHONPATH": str(PLUGINS),
             **{f"EIGENSWEEP_{k.upper()}": v for k, v in settings.items()},
         }
+        self.command = [sys.executable, "-m", "eigensweep.service.process.serve"]
+        self.cwd = folder
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, timeout: float = 90) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "eigensweep.service.process.serve"],
-                cwd=self.folder,
+                self.command,
+                cwd=self.cwd,
                 env=self.env,
                 stdout=log,
                 stderr=subprocess.STDOUT,
