@@ -146,6 +146,6 @@ def trained_models() -> list[str]:
 
 def lstm_size(parameters: int, shapes: Shapes) -> int:
     """Return the largest hidden size of an LSTM with at most so many parameters, by our count."""
-    size = MODELS["lstm"].Config(name="lstm", parameters=parameters).resolved(shapes).hidden_size
+    size = MODELS["lstm"].Config(name="lstm", parameters=parameters).resolve(shapes).hidden_size
     assert size is not None
     return size

@@ -52,12 +52,12 @@ class AsRNNConfig(TrivializationConfig):
     encoder_init: Initial = Field("orthogonal", description="Initial U")
     readout_init: Initial = Field("kaiming_normal", description="Initial V")
 
-    def resolved(self, shapes: Shapes) -> Self:
+    def resolve(self, shapes: Shapes) -> Self:
         if self.a > self.b:
             raise ValueError(f"asrnn: 'a' is {self.a}; allowed is up to 'b', {self.b}")
         if self.a == self.b == self.eps == 0:
             raise ValueError("asrnn: with 'a' and 'b' 0, 'eps' is above 0: W_f is inverted")
-        return super().resolved(shapes)
+        return super().resolve(shapes)
 
     def free_parameters(self, shapes: Shapes) -> int:
         n = self.n

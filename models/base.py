@@ -55,7 +55,7 @@ class ParamGroup:
 
 
 class ModelConfig(BaseModel):
-    """What a search may vary on every model. Rules that join fields are checked by `resolved`."""
+    """What a search may vary on every model. Rules that join fields are checked by `resolve`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -73,7 +73,7 @@ class ModelConfig(BaseModel):
         description="Budget: the largest size whose count of free parameters does not exceed it",
     )
 
-    def resolved(self, shapes: Shapes) -> Self:
+    def resolve(self, shapes: Shapes) -> Self:
         """Return the config with every size and count absolute, ready to build and to hash.
 
         Raises:
@@ -151,7 +151,7 @@ class Model(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig, shapes: Shapes) -> None:
         super().__init__()
-        self.config = config.resolved(shapes)
+        self.config = config.resolve(shapes)
         self.shapes = shapes
         assert self.config.hidden_size is not None
         self.hidden_size: int = self.config.hidden_size

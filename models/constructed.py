@@ -78,8 +78,8 @@ class ConstructedCopyingConfig(ModelConfig):
         "exact", description="Whether every step is decoded, or the answers with more room"
     )
 
-    def resolved(self, shapes: Shapes) -> Self:
-        config = super().resolved(shapes)
+    def resolve(self, shapes: Shapes) -> Self:
+        config = super().resolve(shapes)
         if shapes.input_kind != "symbols" or shapes.input_size != shapes.output_size + 1:
             raise ValueError(
                 "constructed_copying solves copying: blank, symbols and a delimiter in, blank and "
@@ -136,14 +136,14 @@ class ConstructedAddingConfig(ModelConfig):
     hidden_size: Literal[1] = Field(1, description="Number n of hidden units")
     parameters: None = Field(None, description="None: nothing is trained")
 
-    def resolved(self, shapes: Shapes) -> Self:
+    def resolve(self, shapes: Shapes) -> Self:
         if (shapes.input_kind, shapes.input_size, shapes.output_size) != ("values", 2, 1):
             raise ValueError(
                 "constructed_adding solves adding: a value and its marker in, their sum out; this "
                 f"task's input is {shapes.input_size} {shapes.input_kind} for "
                 f"{shapes.output_size} outputs"
             )
-        return super().resolved(shapes)
+        return super().resolve(shapes)
 
     def free_parameters(self, shapes: Shapes) -> int:
         return 0

@@ -80,10 +80,10 @@ class ENRNNConfig(NetworkConfig):
         "glorot", description="Initial matrix from the short state to the long one"
     )
 
-    def resolved(self, shapes: Shapes) -> Self:
+    def resolve(self, shapes: Shapes) -> Self:
         require_one(self, "short_size", "short_fraction")
         require_one(self, "negative_ones", "negative_fraction")
-        config = super().resolved(shapes)
+        config = super().resolve(shapes)
         require_at_most(config, "short_size", config.n, "the hidden size")
         require_at_most(config, "negative_ones", config.long, "the size of the long state")
         return config

@@ -36,7 +36,7 @@ class EUNNConfig(NetworkConfig):
         "hundredth", description="Initial c: 0, or 0.01 each, or as for V, with n columns"
     )
 
-    def resolved(self, shapes: Shapes) -> Self:
+    def resolve(self, shapes: Shapes) -> Self:
         if self.style == "fft" and self.capacity is not None:
             raise ValueError(
                 f"{self.name}: 'capacity' is given and 'style' is fft, which has log2 n layers; "
@@ -54,7 +54,7 @@ class EUNNConfig(NetworkConfig):
                 f"{self.name}: 'hidden_size' is {n}; with 'style: fft' allowed are powers of two "
                 f"from 2, such as {below} and {2 * below}"
             )
-        config = super().resolved(shapes)
+        config = super().resolve(shapes)
         if config.layers > config.n:
             raise ValueError(
                 f"{self.name}: 'capacity' is {config.layers}; allowed are even numbers from 2 to "

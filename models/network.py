@@ -48,7 +48,7 @@ class NetworkConfig(ModelConfig):
         "zeros", description="Initial c: 0, or 0.01 each, or as for V, with n columns"
     )
 
-    def resolved(self, shapes: Shapes) -> Self:
+    def resolve(self, shapes: Shapes) -> Self:
         if self.encoder == "embedding" and shapes.input_kind != "symbols":
             raise ValueError(
                 f"{self.name}: 'encoder: embedding' looks symbols up, and this task's input is "
@@ -59,7 +59,7 @@ class NetworkConfig(ModelConfig):
                 f"{self.name}: 'embedding_size' is given and 'encoder' is direct; "
                 "set 'encoder: embedding' or leave 'embedding_size' out"
             )
-        return super().resolved(shapes)
+        return super().resolve(shapes)
 
     def at_size(self, hidden_size: int) -> Self:
         config = super().at_size(hidden_size)

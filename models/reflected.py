@@ -17,8 +17,8 @@ class ReflectedConfig(NetworkConfig):
     reflections: int = Field(16, ge=1, le=65_536, description="Reflections in W, up to n")
     encoder_init: Initial = Field("glorot_uniform", description="Initial U")
 
-    def resolved(self, shapes: Shapes) -> Self:
-        config = super().resolved(shapes)
+    def resolve(self, shapes: Shapes) -> Self:
+        config = super().resolve(shapes)
         require_at_most(config, "reflections", config.n, "the hidden size", least=1)
         return config
 

@@ -45,9 +45,9 @@ class ScoRNNConfig(NetworkConfig):
     )
     recurrent_init: InitialSkew = Field("cayley", description="Distribution of the initial A")
 
-    def resolved(self, shapes: Shapes) -> Self:
+    def resolve(self, shapes: Shapes) -> Self:
         require_one(self, "negative_ones", "negative_fraction")
-        config = super().resolved(shapes)
+        config = super().resolve(shapes)
         require_at_most(config, "negative_ones", config.n, "the hidden size")
         return config
 

@@ -43,8 +43,8 @@ class TrivializationConfig(NetworkConfig):
         description="Bases from one that is made exactly orthogonal to the next; default: 100",
     )
 
-    def resolved(self, shapes: Shapes) -> Self:
-        config = super().resolved(shapes)
+    def resolve(self, shapes: Shapes) -> Self:
+        config = super().resolve(shapes)
         given = [f for f in ("rebase_every", "project_every") if getattr(config, f) is not None]
         if self.trivialization == "dynamic":
             defaults = {"rebase_every": 100, "project_every": 100}

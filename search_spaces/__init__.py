@@ -1,7 +1,9 @@
 """What an experiment is: its spec, its search space, its trials, and the presets of the papers.
 
-`spec.ExperimentSpec` is what a person posts and `spec.read_spec` reads it from YAML;
-`trial.TrialConfig` is what is run; `preview.preview` says what a spec would cost;
-`presets.load_preset` gives a published one; `problems.problems` turns what is wrong into a list
-that a person can act on.
+- `spec.ExperimentSpec` is what a person posts; `spec.read_spec` reads it from YAML.
+- `checks.check_spec` refuses a spec that could not run, before it is queued.
+- `trial.TrialConfig` is one configuration, complete; its content hash names its results.
+- `preview.preview` says how many trials a spec has, of which size, and about how long they take.
+- `presets.load_preset` returns a published experiment.
+- `problems.list_problems` turns errors into a list for the API and the terminal.
 """

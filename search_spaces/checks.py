@@ -7,63 +7,55 @@ bound, and of the extreme points of each arm at least one keeps the rules that j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eigensweep.search_spaces.errors import (
     ConditionError,
     CorpusError,
     GridTooLargeError,
     InvalidPointError,
+    SeveralErrors,
     SpecError,
     TrialLimitError,
     UnknownMetricError,
     did_you_mean,
-    shown,
+    shorten,
 )
-from eigensweep.search_spaces.fitting import place_of, unfit
-from eigensweep.search_spaces.parameters import Choice, Parameter, Scalar
-from eigensweep.search_spaces.space import Point, Space
+from eigensweep.search_spaces.fitting import find_misfits, place_of
+from eigensweep.search_spaces.parameters import Choice
+from eigensweep.search_spaces.sections import Arm
+from eigensweep.search_spaces.space import Space
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
-
-if TYPE_CHECKING:
-    from eigensweep.search_spaces.sections import Arm
-    from eigensweep.search_spaces.spec import ExperimentSpec
 
 MOST_RUNGS = 1_000
 MOST_LISTED = 10_000
-MOST_CORNERS = 16
-"""Parameters whose ends are tried one by one when an arm's extreme points are looked at."""
 
 
-def findings(spec: ExperimentSpec, data_root: Path | None) -> list[SpecError]:
+def check_spec(spec: ExperimentSpec, data_root: Path | None = None) -> None:
+    """Raise an error if anything in the spec could not run; corpora are looked for in `data_root`.
+
+    Raises:
+        SpecError: the kind of it that fits, or `SeveralErrors` if more than one thing is wrong.
+    """
+    errors = find_errors(spec, data_root)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise SeveralErrors(errors)
+
+
+def find_errors(spec: ExperimentSpec, data_root: Path | None = None) -> list[SpecError]:
     """Return all that is wrong; later checks are left out where an earlier kind failed."""
-    errors = list(_listed(spec)) or [*_task(spec, data_root), *unfit(spec)]
-    errors = errors or list(_conditions(spec))
-    return errors or list(_bounds(spec)) or list(_extremes(spec))
+    errors = list(_check_lists(spec))
+    errors = errors or [*_check_task(spec, data_root), *find_misfits(spec)]
+    errors = errors or list(_check_conditions(spec))
+    return errors or list(_check_bounds(spec)) or list(_check_extremes(spec))
 
 
-def corners(axes: Mapping[str, Parameter]) -> Iterator[dict[str, Scalar]]:
-    """Yield extreme points: all first ends, all last, and each parameter against all others."""
-
-    def walk(end: Callable[[str], int]) -> dict[str, Scalar]:
-        params: dict[str, Scalar] = {}
-        for path, axis in axes.items():
-            if axis.is_active(params):
-                params[path] = axis.ends()[end(path)]
-        return params
-
-    yield walk(lambda path: 0)
-    if not axes:
-        return
-    yield walk(lambda path: 1)
-    for chosen in list(axes)[:MOST_CORNERS]:
-        yield walk(lambda path, chosen=chosen: int(path == chosen))  # type: ignore[misc]
-        yield walk(lambda path, chosen=chosen: int(path != chosen))  # type: ignore[misc]
-
-
-def _listed(spec: ExperimentSpec) -> Iterator[SpecError]:
+def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:
     axes = [axis for arm in spec.arms_ for axis in arm.space.values()]
     listed = sum(axis.size() for axis in axes if isinstance(axis, Choice))
     if listed > MOST_LISTED:
@@ -76,10 +68,10 @@ def _listed(spec: ExperimentSpec) -> Iterator[SpecError]:
         )
 
 
-def _task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecError]:
+def _check_task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecError]:
     task = spec.task
     try:
-        task.checked()
+        task.check()
     except ValueError as error:
         yield SpecError("task", str(error))
         return
@@ -91,18 +83,18 @@ def _task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecError]:
         yield found
     names, metric = list(task.objectives), spec.objective.metric
     try:
-        task.objective_metric(None if metric is None else str(shown(metric)))
+        task.objective_metric(None if metric is None else str(shorten(metric)))
     except ValueError as error:
         yield UnknownMetricError(
             "objective.metric",
             f"{error}{did_you_mean(str(metric), names)}",
             expected="a metric of the task",
-            got=shown(metric),
+            got=shorten(metric),
             available=names,
         )
 
 
-def _conditions(spec: ExperimentSpec) -> Iterator[SpecError]:
+def _check_conditions(spec: ExperimentSpec) -> Iterator[SpecError]:
     for index, arm in enumerate(spec.arms_):
         try:
             Space({arm.label: arm.space})
@@ -113,11 +105,11 @@ def _conditions(spec: ExperimentSpec) -> Iterator[SpecError]:
             else:
                 place = place_of(spec, index, path) + error.path[len(path) :]
             yield ConditionError(
-                place, error.message, error.expected, shown(error.got), error.available
+                place, error.message, error.expected, shorten(error.got), error.available
             )
 
 
-def _bounds(spec: ExperimentSpec) -> Iterator[SpecError]:
+def _check_bounds(spec: ExperimentSpec) -> Iterator[SpecError]:
     if spec.search.method != "grid":
         if spec.search.trials is None and spec.limits.trials is None:
             yield TrialLimitError(
@@ -156,17 +148,17 @@ def _too_large(arms: list[Arm], count: int, limit: int) -> SpecError:
         f"parameters are {', '.join(f'{path} ({size:,} values)' for path, size in largest)}. "
         "Take fewer values, or search by 'random' or 'tpe' with 'search.trials'",
         expected=f"at most {limit:,} points",
-        got=shown(count),
+        got=shorten(count),
     )
 
 
-def _extremes(spec: ExperimentSpec) -> Iterator[SpecError]:
+def _check_extremes(spec: ExperimentSpec) -> Iterator[SpecError]:
     space = spec.space()
     for index, arm in enumerate(spec.arms_):
         first_error: InvalidPointError | None = None
-        for params in corners(space.axes(arm.label)):
+        for point in space.corners(arm.label):
             try:
-                config = spec.trial(Point(arm.label, params))
+                config = spec.trial(point)
             except InvalidPointError as error:
                 first_error = first_error or error
                 continue
@@ -185,19 +177,19 @@ def _extremes(spec: ExperimentSpec) -> Iterator[SpecError]:
 
 
 def _no_point(spec: ExperimentSpec, index: int, error: InvalidPointError) -> SpecError:
-    place = f"arms.{index}" if spec.arms is not None else _blamed(error.message)
+    place = f"arms.{index}" if spec.arms is not None else _section_of(error.message)
     got: dict[str, Any] = error.got
     if not got:
         return InvalidPointError(place, error.message)
-    point = ", ".join(f"{path} = {shown(value)!r}" for path, value in list(got.items())[:8])
+    point = ", ".join(f"{path} = {shorten(value)!r}" for path, value in list(got.items())[:8])
     return InvalidPointError(
         place,
         f"{error.message} (at {point}, and no other extreme point of the search is valid)",
-        got={path: shown(value) for path, value in got.items()},
+        got={path: shorten(value) for path, value in got.items()},
     )
 
 
-def _blamed(message: str) -> str:
+def _section_of(message: str) -> str:
     """Return the section that a rule's message speaks of, where it begins with it."""
     first = message.split(" ", 1)[0].rstrip(":")
     return first if first in ("optimizer", "training") else "model"

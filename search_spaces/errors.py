@@ -91,20 +91,20 @@ def did_you_mean(name: str, available: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def sentence(text: str) -> str:
+def end_of_sentence(text: str) -> str:
     """Return pydantic's message as the end of a sentence about a field.
 
-    >>> sentence("Input should be greater than 0")
+    >>> end_of_sentence("Input should be greater than 0")
     'should be greater than 0'
     """
     text = text.removeprefix("Value error, ").removeprefix("Input ")
     return text[:1].lower() + text[1:]
 
 
-def shown(value: Any) -> Any:
+def shorten(value: Any) -> Any:
     """Return `value` as JSON can carry it and a person can read it: short, finite, plain.
 
-    >>> shown(float("nan")), shown(0.5), shown("x" * 500)[-4:]
+    >>> shorten(float("nan")), shorten(0.5), shorten("x" * 500)[-4:]
     ('nan', 0.5, 'x...')
     """
     if value is None or isinstance(value, bool):

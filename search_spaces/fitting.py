@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
@@ -12,17 +11,15 @@ from eigensweep.search_spaces.errors import (
     SpecError,
     UnknownParameterError,
     did_you_mean,
-    sentence,
-    shown,
+    end_of_sentence,
+    shorten,
 )
 from eigensweep.search_spaces.parameters import Choice, Integer, Parameter, Real, Scalar
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import OptimizerConfig, TrainingConfig
 
-if TYPE_CHECKING:
-    from eigensweep.search_spaces.spec import ExperimentSpec
 
-
-def unfit(spec: ExperimentSpec) -> Iterator[SpecError]:
+def find_misfits(spec: ExperimentSpec) -> Iterator[SpecError]:
     """Yield each parameter whose path no config of its arm has, or whose value a field refuses."""
     seen = set()
     for index, arm in enumerate(spec.arms_):
@@ -37,11 +34,13 @@ def unfit(spec: ExperimentSpec) -> Iterator[SpecError]:
             place = place_of(spec, index, path)
             section, _, field = path.partition(".")
             if section not in sections or field not in sections[section].model_fields:
-                error: SpecError | None = _unknown(place, path, sections, names, len(spec.arms_))
+                error: SpecError | None = _unknown_parameter(
+                    place, path, sections, names, len(spec.arms_)
+                )
             elif path in ("model.name", "task.name"):
-                error = _fixed(place, path)
+                error = _name_parameter(place, path)
             else:
-                error = _refused(place, path, axis, sections[section], names.get(section))
+                error = _first_refusal(place, path, axis, sections[section], names.get(section))
             if error is not None and str(error) not in seen:
                 seen.add(str(error))
                 yield error
@@ -50,11 +49,11 @@ def unfit(spec: ExperimentSpec) -> Iterator[SpecError]:
 def place_of(spec: ExperimentSpec, index: int, path: str) -> str:
     """Return where a parameter is written."""
     if spec.arms is not None and path in spec.arms[index].space:
-        return f"arms.{index}.space.{shown(path)}"
-    return f"search.space.{shown(path)}"
+        return f"arms.{index}.space.{shorten(path)}"
+    return f"search.space.{shorten(path)}"
 
 
-def _unknown(
+def _unknown_parameter(
     place: str,
     path: str,
     sections: Mapping[str, type[BaseModel]],
@@ -69,10 +68,10 @@ def _unknown(
         return UnknownParameterError(
             place,
             "a parameter's path begins with "
-            f"{', '.join(f'{s}.' for s in sections)}; '{shown(path)}' does not"
+            f"{', '.join(f'{s}.' for s in sections)}; '{shorten(path)}' does not"
             f"{did_you_mean(meant[0] if meant else path, known)}",
             expected="section.field",
-            got=shown(path),
+            got=shorten(path),
             available=list(sections),
         )
     has = [known for known in everything[section] if known not in ("model.name", "task.name")]
@@ -81,15 +80,15 @@ def _unknown(
         hint = "; what only one arm has belongs into that arm's own 'space'"
     return UnknownParameterError(
         place,
-        f"{names.get(section, section)} has no '{shown(field)}'; it has "
+        f"{names.get(section, section)} has no '{shorten(field)}'; it has "
         f"{', '.join(repr(known) for known in has)}{hint}",
         expected=f"a field of {names.get(section, section)}",
-        got=shown(path),
+        got=shorten(path),
         available=has,
     )
 
 
-def _fixed(place: str, path: str) -> SpecError:
+def _name_parameter(place: str, path: str) -> SpecError:
     instead = (
         "compare models with 'arms', one for each"
         if path == "model.name"
@@ -98,17 +97,17 @@ def _fixed(place: str, path: str) -> SpecError:
     return UnknownParameterError(place, f"'{path}' is not searched: {instead}", got=path)
 
 
-def _refused(
+def _first_refusal(
     place: str, path: str, axis: Parameter, config: type[BaseModel], name: str | None
 ) -> SpecError | None:
     """Return what the field says of the first value it refuses, if it does."""
     field = path.partition(".")[2]
-    for value in _tried(axis):
+    for value in _values_to_try(axis):
         try:
             config.model_validate({field: value} if name is None else {"name": name, field: value})
         except ValidationError as error:
             said = next((e for e in error.errors() if e["loc"][:1] == (field,)), error.errors()[0])
-            wish = sentence(str(said["msg"]))
+            wish = end_of_sentence(str(said["msg"]))
             hint = (
                 "; a range of integers says type: integer"
                 if isinstance(axis, Real) and "integer" in wish
@@ -116,15 +115,15 @@ def _refused(
             )
             return ParameterValueError(
                 place,
-                f"{name or path.partition('.')[0]} refuses {field} = {shown(value)!r}: "
+                f"{name or path.partition('.')[0]} refuses {field} = {shorten(value)!r}: "
                 f"it {wish}{hint}",
                 expected=wish,
-                got=shown(value),
+                got=shorten(value),
             )
     return None
 
 
-def _tried(axis: Parameter) -> Iterator[Scalar]:
+def _values_to_try(axis: Parameter) -> Iterator[Scalar]:
     if isinstance(axis, Choice):
         yield from axis.values
         return

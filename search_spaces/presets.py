@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from eigensweep.search_spaces.errors import UnknownPresetError, did_you_mean, shown
+from eigensweep.search_spaces.errors import UnknownPresetError, did_you_mean, shorten
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
 
 
@@ -26,9 +26,9 @@ def load_preset(name: str) -> ExperimentSpec:
     if name not in known:
         raise UnknownPresetError(
             "preset",
-            f"there is no preset '{shown(name)}'{did_you_mean(name, known)}",
+            f"there is no preset '{shorten(name)}'{did_you_mean(name, known)}",
             expected="the name of a preset",
-            got=shown(name),
+            got=shorten(name),
             available=sorted(known),
         )
     return read_spec(known[name].read_text(encoding="utf-8"))

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.search_spaces.checks import corners
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.space import Point, Space
@@ -90,12 +89,12 @@ class Preview(_Answer):
 
 
 def preview(spec: ExperimentSpec) -> Preview:
-    """Return what a spec that passed `checked` would do. Nothing is built and no data is read.
+    """Return what a spec that passed `check_spec` would do. Nothing is built and no data is read.
 
     Where a space is small, all of it is looked at; else its extreme points.
     """
     space = spec.space()
-    configs = {arm: _looked_at(spec, space, arm) for arm in space.arms}
+    configs = {arm: _sample_configs(spec, space, arm) for arm in space.arms}
     trials = spec.trial_count()
     return Preview(
         name=spec.name,
@@ -111,10 +110,10 @@ def preview(spec: ExperimentSpec) -> Preview:
     )
 
 
-def _looked_at(spec: ExperimentSpec, space: Space, arm: str) -> list[TrialConfig]:
+def _sample_configs(spec: ExperimentSpec, space: Space, arm: str) -> list[TrialConfig]:
     axes, count = space.axes(arm), space.count(arm)
     small = count is not None and count <= SMALL
-    points = Space({arm: axes}) if small else (Point(arm, params) for params in corners(axes))
+    points = Space({arm: axes}) if small else space.corners(arm)
     found = []
     for point in points:
         try:
@@ -128,7 +127,7 @@ def _first(spec: ExperimentSpec, space: Space) -> list[Point]:
     """Return the first points of a grid; examples, one end of each arm, where points are drawn."""
     if spec.search.method == "grid":
         return list(islice(space, min(SHOWN, spec.trial_count() or SHOWN)))
-    ends = [Point(arm, next(iter(corners(space.axes(arm))))) for arm in space.arms]
+    ends = [next(space.corners(arm)) for arm in space.arms]
     return ends[:SHOWN]
 
 

@@ -13,7 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from eigensweep.models import MODELS
 from eigensweep.registry import Registry
-from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean, sentence, shown
+from eigensweep.search_spaces.errors import (
+    SeveralErrors,
+    SpecError,
+    did_you_mean,
+    end_of_sentence,
+    shorten,
+)
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
 
@@ -31,7 +37,7 @@ class Problem(TypedDict):
     available: list[str] | None
 
 
-def problems(
+def list_problems(
     error: ValidationError | SpecError, root: type[BaseModel] = ExperimentSpec
 ) -> list[Problem]:
     """Return each thing that is wrong, once, in the order of the spec.
@@ -39,14 +45,14 @@ def problems(
     `root` is the class that was validated when `error` came.
     """
     if isinstance(error, SeveralErrors):
-        return [problem for one in error.errors for problem in problems(one, root)]
+        return [problem for one in error.errors for problem in list_problems(one, root)]
     if isinstance(error, SpecError):
         return [
             Problem(
                 path=error.path,
                 message=error.message,
                 expected=error.expected,
-                got=shown(error.got),
+                got=shorten(error.got),
                 available=error.available,
             )
         ]
@@ -68,8 +74,10 @@ def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:
         return _unknown_name(path, got, kind == "union_tag_not_found")
     if kind == "union_tag_invalid" or (kind == "model_type" and "space" in loc[:-1]):
         message = "a parameter is a list of values, or {low, high} of type 'real' or 'integer'"
-        return Problem(path=path, message=message, expected=message, got=shown(got), available=None)
-    message = str(context["error"]) if "error" in context else sentence(str(error["msg"]))
+        return Problem(
+            path=path, message=message, expected=message, got=shorten(got), available=None
+        )
+    message = str(context["error"]) if "error" in context else end_of_sentence(str(error["msg"]))
     if kind in ("model_type", "dict_type", "model_attributes_type"):
         message = "should be an object"
     if kind == "missing":
@@ -87,9 +95,9 @@ def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:
     field = f"'{named}' " if message.startswith("should ") else ""
     return Problem(
         path=path,
-        message=field + (message if where else f"{message}; got {shown(got)!r}"),
+        message=field + (message if where else f"{message}; got {shorten(got)!r}"),
         expected=message,
-        got=None if where else shown(got),
+        got=None if where else shorten(got),
         available=list(map(str, _literals(error))) or None,
     )
 
@@ -101,13 +109,13 @@ def _literals(error: Mapping[str, Any]) -> Iterator[str]:
 
 def _unknown_field(path: str, field: str, owners: list[type[BaseModel]]) -> Problem:
     known = _fields(owners)
-    whose = ", ".join(dict.fromkeys(_said(owner) for owner in owners)) or "this object"
+    whose = ", ".join(dict.fromkeys(_name_of(owner) for owner in owners)) or "this object"
     return Problem(
         path=path,
-        message=f"{whose} has no '{shown(field)}'; it has {', '.join(map(repr, known))}"
+        message=f"{whose} has no '{shorten(field)}'; it has {', '.join(map(repr, known))}"
         f"{did_you_mean(field, known)}",
         expected=f"a field of {whose}",
-        got=shown(field),
+        got=shorten(field),
         available=known,
     )
 
@@ -117,11 +125,11 @@ def _fields(owners: list[type[BaseModel]]) -> list[str]:
     return [f.alias or name for owner in owners for name, f in owner.model_fields.items()]
 
 
-def _said(owner: type[BaseModel]) -> str:
+def _name_of(owner: type[BaseModel]) -> str:
     """Return what a person calls a config: by its name, or by its section of the spec.
 
     >>> from eigensweep.search_spaces.trial import OptimizerConfig
-    >>> _said(OptimizerConfig), _said(MODELS["scornn"].Config), _said(ExperimentSpec)
+    >>> _name_of(OptimizerConfig), _name_of(MODELS["scornn"].Config), _name_of(ExperimentSpec)
     ('optimizer', 'scornn', 'a spec')
     """
     name = owner.model_fields.get("name")
@@ -147,14 +155,14 @@ def _unknown_name(path: str, got: Any, absent: bool) -> Problem:
     else:
         reason = registry.explain_absence(str(name))
         message = (
-            f"there is no {kind} '{shown(name)}'{f' ({reason})' if reason else ''}; "
+            f"there is no {kind} '{shorten(name)}'{f' ({reason})' if reason else ''}; "
             f"there are {', '.join(known)}{did_you_mean(str(name), known)}"
         )
     return Problem(
         path=f"{path}.name",
         message=message,
         expected=f"the name of a {kind}",
-        got=shown(name),
+        got=shorten(name),
         available=known,
     )
 
@@ -182,7 +190,7 @@ def _walk(loc: Location, root: type[BaseModel]) -> tuple[str, list[type[BaseMode
             previous = key
             continue
         owners = _classes(below) or owners
-        shown_path.append(str(shown(key)))
+        shown_path.append(str(shorten(key)))
         if isinstance(key, str):
             fields = [owner.model_fields[key] for owner in owners if key in owner.model_fields]
             below = fields[0].annotation if fields else below

@@ -10,7 +10,7 @@ the point, so all points of a space are distinct.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -20,6 +20,8 @@ from eigensweep.search_spaces.parameters import Choice, Integer, Parameter, Real
 
 __all__ = ["Choice", "Integer", "Parameter", "Point", "Real", "Scalar", "Space"]
 
+MOST_CORNERS = 16
+"""Parameters whose ends are tried one by one among an arm's extreme points."""
 MOST_BRANCHES = 2_000
 """Nodes of an arm's tree, beyond which its conditions count as entangled."""
 
@@ -89,6 +91,21 @@ class Space:
     def __iter__(self) -> Iterator[Point]:
         for index in range(self._ends[-1] if self._ends else 0):
             yield self.point(index)
+
+    def corners(self, arm: str) -> Iterator[Point]:
+        """Yield extreme points of an arm: all first ends, all last, and each parameter against all.
+
+        "Against all" means that one parameter is at one end while all others are at the other.
+        Only the first `MOST_CORNERS` parameters are tried in that way.
+        """
+        axes = self._axes[arm]
+        yield _corner(arm, axes, lambda path: 0)
+        if not axes:
+            return
+        yield _corner(arm, axes, lambda path: 1)
+        for chosen in list(axes)[:MOST_CORNERS]:
+            yield _corner(arm, axes, lambda path, chosen=chosen: int(path == chosen))  # type: ignore[misc]
+            yield _corner(arm, axes, lambda path, chosen=chosen: int(path != chosen))  # type: ignore[misc]
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -226,6 +243,15 @@ class _Builder:
             else:
                 left[path] = undecided - {root}
         return left
+
+
+def _corner(arm: str, axes: Mapping[str, Parameter], end: Callable[[str], int]) -> Point:
+    """Return the point at which each parameter is at its first (0) or last (1) end."""
+    params: dict[str, Scalar] = {}
+    for path, axis in axes.items():
+        if axis.is_active(params):
+            params[path] = axis.ends()[end(path)]
+    return Point(arm, params)
 
 
 def _components(open_: _Open) -> list[_Open]:

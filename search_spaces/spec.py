@@ -1,22 +1,21 @@
 """ExperimentSpec: at once the POST body, the YAML file, the preset and the stored JSON.
 
 A spec is a base (task, models, optimizers, budget) and a search that varies fields of it by dotted
-paths. `checked` refuses, before anything is queued, what could not run; `trial` applies one point.
+paths. `ExperimentSpec.trial` applies one point of the search. What pydantic cannot refuse field by
+field is refused by `checks.check_spec`, before anything is queued.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
-from eigensweep.search_spaces.checks import findings
-from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
+from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.hashing import drop_removed_fields
 from eigensweep.search_spaces.sections import (
     AnyModel,
@@ -226,15 +225,15 @@ class ExperimentSpec(Strict):
             changes.setdefault(section, {})[field] = value
         try:
             return TrialConfig(
-                task=_changed(self.task, changes.get("task")),
-                model=_changed(arm.model, changes.get("model")),
-                optimizer=_changed(arm.optimizer or self.optimizer, changes.get("optimizer")),
-                training=_changed(self.training, changes.get("training")),
+                task=_change(self.task, changes.get("task")),
+                model=_change(arm.model, changes.get("model")),
+                optimizer=_change(arm.optimizer or self.optimizer, changes.get("optimizer")),
+                training=_change(self.training, changes.get("training")),
                 divergence=self.divergence,
                 objective=self.objective,
                 seed=self.seed,
                 replicates=self.replicates,
-            ).resolved()
+            ).resolve()
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
@@ -263,21 +262,13 @@ class ExperimentSpec(Strict):
             return -(-self.scheduler.rung_every // every) * every
         return max(1, round(steps / every / RUNGS)) * every
 
-    def checked(self, data_root: Path | None = None) -> None:
-        """Raise SpecError, or the kind of it that fits, if anything in the spec could not run."""
-        errors: list[SpecError] = findings(self, data_root)
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise SeveralErrors(errors)
-
     @cached_property
     def _arm(self) -> dict[str, Arm]:
         return {arm.label: arm for arm in self.arms_}
 
 
-def _changed(base: Config, changes: Mapping[str, Any] | None) -> Config:
-    """Return `base` with fields changed, validated again."""
+def _change(base: Config, changes: Mapping[str, Any] | None) -> Config:
+    """Return a copy of `base` with other values in some fields, validated again."""
     if changes is None:
         return base
     given = base.model_dump(exclude_unset=True)

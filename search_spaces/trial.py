@@ -81,7 +81,7 @@ class OptimizerConfig(Strict):
         "default: 1",
     )
 
-    def checked(self) -> None:
+    def check(self) -> None:
         """Raise ValueError if both clippings are given, or a field of another schedule is."""
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError(
@@ -99,7 +99,7 @@ class OptimizerConfig(Strict):
                     f"the schedule is {self.schedule}"
                 )
 
-    def resolved(self, task: TaskConfig) -> Self:
+    def resolve(self, task: TaskConfig) -> Self:
         """Return the config with every default filled in."""
         filled: dict[str, Any] = {
             "name_orth": self.name_orth or self.name,
@@ -140,7 +140,7 @@ class TrainingConfig(Strict):
         "evaluation, for the analysis `spectra`; no result depends on it",
     )
 
-    def resolved(self, task: TaskConfig) -> Self:
+    def resolve(self, task: TaskConfig) -> Self:
         """Return the budget in steps, with every default filled in.
 
         Raises:
@@ -238,19 +238,19 @@ class TrialConfig(Strict):
             }
         )
 
-    def resolved(self) -> Self:
+    def resolve(self) -> Self:
         """Return the config with sizes, budget and defaults absolute; what is hashed and run.
 
         Raises:
             ValueError: if fields contradict one another, with what is allowed.
         """
-        self.task.checked()
-        self.optimizer.checked()
+        self.task.check()
+        self.optimizer.check()
         return self.model_copy(
             update={
-                "model": self.model.resolved(self.task.shapes),
-                "optimizer": self.optimizer.resolved(self.task),
-                "training": self.training.resolved(self.task),
+                "model": self.model.resolve(self.task.shapes),
+                "optimizer": self.optimizer.resolve(self.task),
+                "training": self.training.resolve(self.task),
                 "objective": ObjectiveConfig(metric=self.objective_metric.name),
             }
         )

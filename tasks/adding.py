@@ -41,8 +41,8 @@ class AddingConfig(TaskConfig):
     valid_size: int = Field(2_000, ge=1, le=MAX_SIZE, description="Validation sequences")
     test_size: int = Field(10_000, ge=1, le=MAX_SIZE, description="Test sequences")
 
-    def checked(self) -> None:
-        super().checked()
+    def check(self) -> None:
+        super().check()
         if self.variant == "halves" and self.length < 3:
             raise ValueError(
                 f"adding with variant 'halves' needs 'length' of at least 3; it is {self.length}"

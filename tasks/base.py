@@ -87,7 +87,7 @@ class TaskConfig(BaseModel):
     name: str
     batch_size: int = Field(32, ge=1, le=65_536, description="Sequences in a training batch, B")
 
-    def checked(self) -> None:
+    def check(self) -> None:
         """Raise ValueError if fields contradict one another, with what is allowed."""
         if self.batch_size * self.sequence_length > MAX_POSITIONS:
             raise ValueError(
@@ -184,7 +184,7 @@ class Task(ABC):
     """Raised when a change makes the same config give other batches; enters every trial's hash."""
 
     def __init__(self, config: TaskConfig, data_root: Path | None = None) -> None:
-        config.checked()
+        config.check()
         self.config = config
         self.data_root = data_root
 

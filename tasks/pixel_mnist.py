@@ -53,8 +53,8 @@ class PixelMnistConfig(TaskConfig):
         "reshuffled", description="Order of the training images: drawn every epoch, or never"
     )
 
-    def checked(self) -> None:
-        super().checked()
+    def check(self) -> None:
+        super().check()
         if self.batch_size > self.train_size:
             raise ValueError(
                 f"pixel_mnist with split '{self.split}' has {self.train_size} training images; "

@@ -62,8 +62,8 @@ class PtbCharsConfig(TaskConfig):
             return {"bptt": treebank.LONGEST_LINE, **fields}
         return fields
 
-    def checked(self) -> None:
-        super().checked()
+    def check(self) -> None:
+        super().check()
         if self.reading == "sentences":
             if self.bptt != treebank.LONGEST_LINE:
                 raise ValueError(

@@ -98,8 +98,8 @@ class SpeechFramesConfig(TaskConfig):
         "longest one's. uRNN takes those of the longest in TIMIT's TEST",
     )
 
-    def checked(self) -> None:
-        super().checked()
+    def check(self) -> None:
+        super().check()
         if self.corpus in COUNTS and self.digest is not None:
             raise ValueError(
                 f"speech_frames takes 'digest' for a folder with a manifest, not for {self.corpus}"

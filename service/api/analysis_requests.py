@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
-from eigensweep.search_spaces.problems import problems
+from eigensweep.search_spaces.problems import list_problems
 from eigensweep.service.queue.analyses import Requested
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Experiment, Trial
@@ -89,7 +89,7 @@ def _options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> Opt
         return analysis.Options.model_validate(request.options)
     except ValidationError as error:
         wrong = []
-        for one in problems(error, analysis.Options):
+        for one in list_problems(error, analysis.Options):
             path, known = one["path"], list(analysis.Options.model_fields)
             message, available = one["message"], one["available"]
             if path and path.split(".")[0] not in known:

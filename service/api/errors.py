@@ -16,8 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from eigensweep.search_spaces.errors import SpecError, UnknownPresetError, shown
-from eigensweep.search_spaces.problems import problems
+from eigensweep.search_spaces.errors import SpecError, UnknownPresetError, shorten
+from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.analysis_requests import NotAnalysableError
 from eigensweep.service.queue.analyses import AnalysisNotFoundError
@@ -38,7 +38,7 @@ class NotInCatalogueError(LookupError):
         self, kind: str, name: str, available: Sequence[str], reason: str | None = None
     ) -> None:
         super().__init__(
-            f"there is no {kind} '{shown(name)}'{f' ({reason})' if reason else ''}; "
+            f"there is no {kind} '{shorten(name)}'{f' ({reason})' if reason else ''}; "
             f"there are {', '.join(sorted(available))}"
         )
         self.name = name
@@ -149,11 +149,11 @@ def _known(request: Request, error: Exception) -> Response:
     status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
     found: Sequence[Mapping[str, Any]] = ()
     if isinstance(error, SpecError):
-        found = problems(error)
+        found = list_problems(error)
     elif isinstance(error, NotInCatalogueError):
         message, available = str(error), error.available
         found = [
-            {"path": "name", "message": message, "got": shown(error.name), "available": available}
+            {"path": "name", "message": message, "got": shorten(error.name), "available": available}
         ]
     elif isinstance(error, IdempotencyKeyReusedError):
         found = [{"path": "Idempotency-Key", "message": str(error)}]
@@ -172,7 +172,7 @@ def _body_problems(request: Request, error: RequestValidationError) -> Sequence[
         try:
             ExperimentSpec.model_validate(error.body)
         except ValidationError as invalid:
-            return problems(invalid)
+            return list_problems(invalid)
     return []
 
 
@@ -186,13 +186,13 @@ def _parameter_problem(error: Mapping[str, Any]) -> Mapping[str, Any]:
         )
         return {"path": "", "message": message, "expected": "JSON"}
     if kind == "extra_forbidden":
-        return {"path": path, "message": f"there is no parameter '{shown(path)}' here"}
+        return {"path": path, "message": f"there is no parameter '{shorten(path)}' here"}
     if kind == "missing" and path:
-        return {"path": path, "message": f"'{shown(path)}' is missing"}
+        return {"path": path, "message": f"'{shorten(path)}' is missing"}
     if kind == "missing" and place[0] == "body":
         return {"path": "", "message": "the body is empty", "expected": "JSON"}
     wish = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    got = shown(error.get("input"))
+    got = shorten(error.get("input"))
     return {"path": path, "message": f"{wish}; got {got!r}", "expected": wish, "got": got}
 
 
@@ -206,9 +206,8 @@ def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail, headers = error.detail, dict(error.headers or {})
     if error.status_code == 404:
-        detail = (
-            f"there is nothing at {shown(request.url.path)}; the pages at /docs list what there is"
-        )
+        path = shorten(request.url.path)
+        detail = f"there is nothing at {path}; the pages at /docs list what there is"
     if error.status_code == 405:
         headers["Allow"] = _allowed(request)
         detail = f"{request.url.path} does not take {request.method}; it takes {headers['Allow']}"

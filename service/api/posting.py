@@ -13,7 +13,7 @@ from eigensweep.service.record.tables import Experiment
 
 
 def queued(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experiment:
-    """Return the row of an experiment that waits, from a spec that passed `checked`."""
+    """Return the row of an experiment that waits, from a spec that passed `check_spec`."""
     content = finite(spec.model_dump(mode="json"))
     metric = spec.objective_metric
     return Experiment(
@@ -41,6 +41,6 @@ def _trial_steps(spec: ExperimentSpec) -> int | None:
     if any(path.startswith(("training.", "task.")) for path in varied):
         return None
     try:
-        return spec.training.resolved(spec.task).steps
+        return spec.training.resolve(spec.task).steps
     except ValueError:
         return None

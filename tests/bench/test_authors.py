@@ -94,6 +94,6 @@ def test_the_lstm_beside_a_model_is_the_largest_with_no_more_parameters():
 
     def count(size):
         config = MODELS["lstm"].Config(name="lstm", hidden_size=size)
-        return config.resolved(shapes).free_parameters(shapes)
+        return config.resolve(shapes).free_parameters(shapes)
 
     assert count(n) <= 22_000 < count(n + 1)

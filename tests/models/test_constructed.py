@@ -122,4 +122,4 @@ def test_a_trial_of_one_runs_and_beats_the_baseline_without_a_step_of_learning()
 def test_sizes_that_make_no_clock_are_refused(name, fields, words):
     shapes = SimpleNamespace(input_size=10, output_size=9, input_kind="symbols", readout="all")
     with pytest.raises(ValueError, match=words):
-        MODELS[name].Config(**fields).resolved(shapes)
+        MODELS[name].Config(**fields).resolve(shapes)

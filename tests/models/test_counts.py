@@ -141,13 +141,13 @@ VARIANTS = [
 @pytest.mark.parametrize(("name", "shapes", "fields", "count"), COUNTS)
 def test_free_parameters_are_counted_as_in_the_papers(nets, name, shapes, fields, count):
     shapes = nets.shapes(**shapes)
-    config = nets.config(name, **fields).resolved(shapes)
+    config = nets.config(name, **fields).resolve(shapes)
     assert config.free_parameters(shapes) == count
 
 
 @pytest.mark.parametrize(("name", "fields", "expected"), PUBLISHED_SHARES)
 def test_shares_become_the_papers_counts_of_units(nets, name, fields, expected):
-    config = MODELS[name].Config(**fields).resolved(nets.shapes())
+    config = MODELS[name].Config(**fields).resolve(nets.shapes())
     if isinstance(expected, tuple):
         expected = dict(zip(("short_size", "negative_ones"), expected, strict=True))
     assert {field: getattr(config, field) for field in expected} == expected
@@ -155,9 +155,9 @@ def test_shares_become_the_papers_counts_of_units(nets, name, fields, expected):
 
 def test_an_odd_all_short_model_is_given_as_long_size_zero(nets):
     config = nets.config("enrnn", hidden_size=9, short_fraction=1.0, negative_ones=0)
-    assert config.resolved(nets.shapes()).short_size == 8
+    assert config.resolve(nets.shapes()).short_size == 8
     whole = nets.config("enrnn", hidden_size=9, short_size=9, negative_ones=0)
-    assert whole.resolved(nets.shapes()).long == 0
+    assert whole.resolve(nets.shapes()).long == 0
 
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
@@ -173,9 +173,9 @@ def test_the_free_count_is_the_number_of_entries_that_receive_gradient(nets, nam
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_resolved_config_survives_json_and_resolves_to_itself(nets, name):
-    resolved = nets.config(name, parameters=900).resolved(nets.shapes())
+    resolved = nets.config(name, parameters=900).resolve(nets.shapes())
     assert type(resolved).model_validate_json(resolved.model_dump_json()) == resolved
-    assert resolved.resolved(nets.shapes()) == resolved
+    assert resolved.resolve(nets.shapes()) == resolved
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_resolved_config_survives_json_and_resolves_to_itself(nets, name):
     ],
 )
 def test_a_budget_of_22_thousand_gives_about_the_papers_sizes(nets, name, fields, size):
-    config = nets.config(name, parameters=22_000, **fields).resolved(nets.shapes(**COPYING))
+    config = nets.config(name, parameters=22_000, **fields).resolve(nets.shapes(**COPYING))
     assert config.hidden_size == size
 
 
@@ -204,21 +204,21 @@ def test_a_budget_gives_the_largest_size_that_fits(nets, share, coupled):
     shapes = nets.shapes(input_size=1, output_size=1)
     fields = {"short_fraction": share, "coupled": coupled}
     counts = {
-        n: nets.config("enrnn", hidden_size=n, **fields).resolved(shapes).free_parameters(shapes)
+        n: nets.config("enrnn", hidden_size=n, **fields).resolve(shapes).free_parameters(shapes)
         for n in range(1, 120)
     }
     for budget in range(10, 1_500, 7):
-        found = nets.config("enrnn", parameters=budget, **fields).resolved(shapes).hidden_size
+        found = nets.config("enrnn", parameters=budget, **fields).resolve(shapes).hidden_size
         assert found == max(n for n, count in counts.items() if count <= budget)
 
 
 def test_a_budget_respects_counts_given_beside_it(nets):
     config = nets.config("enrnn", parameters=2_000, short_size=30, negative_ones=2)
-    resolved = config.resolved(nets.shapes())
+    resolved = config.resolve(nets.shapes())
     assert resolved.short_size == 30
     assert resolved.hidden_size > 32
     with pytest.raises(ValueError, match="with 32 hidden units has 1252 free parameters here"):
-        config.model_copy(update={"parameters": 1_000}).resolved(nets.shapes())
+        config.model_copy(update={"parameters": 1_000}).resolve(nets.shapes())
 
 
 @pytest.mark.parametrize(
@@ -267,13 +267,13 @@ def test_a_budget_respects_counts_given_beside_it(nets):
 )
 def test_contradicting_fields_are_refused_with_what_is_allowed(nets, name, fields, words):
     with pytest.raises(ValueError, match=words):
-        MODELS[name].Config(**fields).resolved(nets.shapes())
+        MODELS[name].Config(**fields).resolve(nets.shapes())
 
 
 def test_an_embedding_of_values_is_refused(nets):
     config = nets.config("lstm", encoder="embedding")
     with pytest.raises(ValueError, match="looks symbols up"):
-        config.resolved(nets.shapes(input_kind="values"))
+        config.resolve(nets.shapes(input_kind="values"))
 
 
 def test_a_unitary_matrix_has_n_squared_degrees_of_freedom_and_twice_as_many_numbers(nets):
@@ -282,10 +282,10 @@ def test_a_unitary_matrix_has_n_squared_degrees_of_freedom_and_twice_as_many_num
 
 
 def test_a_capacity_given_beside_a_budget_bounds_the_size_from_below(nets):
-    config = nets.config("eurnn", parameters=2_000, capacity=40).resolved(nets.shapes())
+    config = nets.config("eurnn", parameters=2_000, capacity=40).resolve(nets.shapes())
     assert config.hidden_size == 68
     with pytest.raises(ValueError, match="with 40 hidden units has 1143 free parameters here"):
-        nets.config("eurnn", parameters=1_000, capacity=40).resolved(nets.shapes())
+        nets.config("eurnn", parameters=1_000, capacity=40).resolve(nets.shapes())
 
 
 def test_a_built_model_stores_what_its_config_counts(nets):

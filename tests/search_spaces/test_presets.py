@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 
+from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import CorpusError, UnknownPresetError
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.preview import preview
@@ -50,7 +51,7 @@ class TestEveryPreset:
     def test_it_passes_every_check(self, name):
         preset = load_preset(name)
         with suppress(CorpusError):
-            preset.checked(None)
+            check_spec(preset, None)
         for arm in preview(preset).arms:
             assert arm.largest_parameters is not None
 
@@ -104,7 +105,7 @@ def test_a_copying_preset_runs_at_a_shorter_delay_too(name):
     content = load_preset(name).model_dump(mode="json")
     content["task"]["delay"] = 100
     shorter = ExperimentSpec.model_validate(content)
-    shorter.checked()
+    check_spec(shorter)
     assert shorter.task.sequence_length == 120
 
 
@@ -137,12 +138,12 @@ def test_a_name_never_becomes_a_path(name):
 
 @pytest.mark.data
 def test_the_treebank_presets_find_their_corpus(data_root):
-    load_preset("enrnn/ptb").checked(data_root)
+    check_spec(load_preset("enrnn/ptb"), data_root)
 
 
 @pytest.mark.data
 def test_the_preset_of_spoken_digits_finds_its_corpus_and_compares_models_of_equal_size(data_root):
     preset = load_preset("speech/fsdd")
-    preset.checked(data_root)
+    check_spec(preset, data_root)
     sizes = [arm.largest_parameters for arm in preview(preset).arms]
     assert max(sizes) < 1.01 * min(sizes)

@@ -10,6 +10,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
+from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import (
     CorpusError,
     GridTooLargeError,
@@ -19,7 +20,7 @@ from eigensweep.search_spaces.errors import (
     UnknownMetricError,
     UnknownParameterError,
 )
-from eigensweep.search_spaces.problems import problems
+from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 LSTM = {"name": "lstm", "hidden_size": 8}
@@ -37,9 +38,9 @@ def post(**changes):
     content = {key: value for key, value in content.items() if value is not ...}
     start = time.process_time()
     try:
-        ExperimentSpec.model_validate(content).checked(None)
+        check_spec(ExperimentSpec.model_validate(content), None)
     except (ValidationError, SpecError) as error:
-        found = problems(error)
+        found = list_problems(error)
         assert time.process_time() - start < 1.0
         json.dumps(found, allow_nan=False)
         return found, type(error)
@@ -262,7 +263,7 @@ def test_what_could_only_fail_on_a_worker_is_refused_with_the_place_and_a_way_ou
 def test_a_missing_corpus_names_the_path_that_was_tried(tmp_path):
     content = {"task": {"name": "ptb_chars"}, "model": LSTM, "training": {"steps": 1}}
     with pytest.raises(CorpusError, match=r"ptb\.train\.txt") as caught:
-        ExperimentSpec.model_validate(content).checked(tmp_path)
+        check_spec(ExperimentSpec.model_validate(content), tmp_path)
     assert str(tmp_path) in caught.value.message
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from eigensweep.models import MODELS
+from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import InvalidPointError, SeveralErrors, SpecError
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.space import Point
@@ -50,7 +51,7 @@ def test_yaml_is_the_same_spec_as_its_json_and_survives_it():
     assert again == read
     assert list(again.space()) == list(read.space())
     assert again.model_dump_json() == read.model_dump_json()
-    read.checked()
+    check_spec(read)
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -95,7 +96,7 @@ def test_a_text_that_is_no_object_is_refused_with_words():
 def test_each_point_becomes_a_complete_configuration_that_survives_json(index):
     read = read_spec(YAML)
     config = read.trial(read.space().point(index))
-    assert config == config.resolved()
+    assert config == config.resolve()
     assert config.model.negative_ones is not None
     assert config.model.negative_fraction is None
     assert config.optimizer.lr_orth == config.optimizer.lr
@@ -123,14 +124,14 @@ def test_a_field_that_only_the_space_sets_may_be_missing_from_the_base():
         model={"name": "scornn"},
         search={"space": {"model.parameters": [500, 900], "model.negative_fraction": [0.5]}},
     )
-    searched.checked()
+    check_spec(searched)
     sizes = [searched.trial(point).model.hidden_size for point in searched.space()]
     assert sizes[0] < sizes[1]
 
 
 def test_a_single_point_that_breaks_a_rule_is_invalid_and_the_spec_is_not():
     searched = spec(search={"space": {"model.negative_ones": [1, 99]}})
-    searched.checked()
+    check_spec(searched)
     with pytest.raises(InvalidPointError, match="'negative_ones' is 99; allowed are 0 to 32"):
         searched.trial(searched.space().point(1))
 
@@ -150,7 +151,7 @@ def test_an_arms_own_space_and_optimizer_stand_in_place_of_the_shared_ones():
         ],
         search={"space": {"optimizer.lr": [0.1, 0.2]}},
     )
-    compared.checked()
+    check_spec(compared)
     configs = [compared.trial(point) for point in compared.space()]
     assert [c.optimizer.lr for c in configs] == [0.1, 0.2, 0.3, 0.3]
     assert [c.optimizer.name for c in configs] == ["rmsprop"] * 2 + ["adagrad"] * 2
@@ -190,7 +191,7 @@ def test_several_mistakes_are_told_at_once():
         search={"space": {"model.depth": [1], "optimizer.lr": [-1]}}, objective={"metric": "bleu"}
     )
     with pytest.raises(SeveralErrors) as caught:
-        wrong.checked()
+        check_spec(wrong)
     assert [error.path for error in caught.value.errors] == [
         "objective.metric",
         "search.space.model.depth",
@@ -209,18 +210,19 @@ def test_every_example_of_the_schema_is_a_spec_that_passes():
     examples = ExperimentSpec.model_json_schema()["examples"]
     assert len(examples) >= 2
     for example in examples:
-        ExperimentSpec.model_validate(example).checked()
+        check_spec(ExperimentSpec.model_validate(example))
 
 
 def test_a_model_of_an_installed_package_can_be_posted_and_searched():
     plugins = Path(__file__).parents[1] / "plugins"
     program = """
+from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.spec import ExperimentSpec
 spec = ExperimentSpec.model_validate({
     "task": {"name": "copying"}, "model": {"name": "toy_overflow", "hidden_size": 3},
     "training": {"steps": 1}, "search": {"space": {"model.growth": [2.0, 3.0]}},
 })
-spec.checked()
+check_spec(spec)
 print([spec.trial(point).model.growth for point in spec.space()])
 """
     path = os.pathsep.join([str(plugins), *filter(None, sys.path)])

@@ -102,7 +102,7 @@ def finished(client, record, settings, spec) -> Callable[..., str]:
         changes = {"search/space": {}, "training/steps": 4, **changes}
         id = client.post("/v1/experiments", json=spec(**changes)).json()["id"]
         posted = ExperimentSpec.model_validate(spec(**changes))
-        config = posted.trial(Point(posted.model.name, {})).resolved()
+        config = posted.trial(Point(posted.model.name, {})).resolve()
         ledger = RecordLedger(record.url, id, record.claim(id).generation)
         ledger.open(0, "scornn", {}, config.model_dump(mode="json"), config.content_hash())
         attempt = ledger.begin(0)

@@ -200,7 +200,7 @@ def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(c
     ids=lambda config: config.name,
 )
 def test_fresh_data_has_no_epochs_and_says_so(config):
-    config.checked()
+    config.check()
     with pytest.raises(ValueError, match=r"give the budget as 'training.steps'"):
         _ = config.steps_per_epoch
 

@@ -105,7 +105,7 @@ def test_steps_per_epoch_are_the_published_ones_without_the_corpus(
     reading, lanes, eval_lanes, bptt, pieces
 ):
     config = settings(reading, lanes, eval_lanes, bptt)
-    config.checked()
+    config.check()
     assert config.steps_per_epoch == config.default_evaluate_every == pieces["train"][0]
 
 

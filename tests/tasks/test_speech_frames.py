@@ -7,6 +7,7 @@ import pytest
 import torch
 from recordings import put_folder, riff, triangle, voices
 
+from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import speech_frames, speech_scores
@@ -246,7 +247,7 @@ class TestLoss:
             }
         )
         with pytest.raises(UnknownMetricError, match="scores 'stoi' on test data alone"):
-            spec.checked(task.data_root)
+            check_spec(spec, task.data_root)
 
 
 class TestBaseline:
@@ -360,7 +361,7 @@ def test_the_corpus_is_read_once_in_a_process(speech, monkeypatch):
 
 def test_a_digest_belongs_to_a_folder_alone():
     with pytest.raises(ValueError, match="takes 'digest' for a folder with a manifest, not for"):
-        SpeechFramesConfig(corpus="timit", digest="0" * 64).checked()
+        SpeechFramesConfig(corpus="timit", digest="0" * 64).check()
 
 
 @pytest.mark.data

@@ -45,7 +45,7 @@ def config_of(**changes: Any) -> dict[str, Any]:
             content[section][field] = value
         else:
             content[section] = value
-    return TrialConfig.from_dict(content).resolved().model_dump(mode="json")
+    return TrialConfig.from_dict(content).resolve().model_dump(mode="json")
 
 
 def train(storage: Path, number: int, **changes: Any) -> TrialSubject:

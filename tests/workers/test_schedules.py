@@ -104,7 +104,7 @@ class TestEverySchedule:
     )
     def test_a_field_of_another_schedule_is_refused(self, fields, message):
         with pytest.raises(ValueError, match=message):
-            OptimizerConfig(**fields).checked()
+            OptimizerConfig(**fields).check()
 
     def test_a_checkpoint_from_before_there_were_schedules_is_gone_on_from(self):
         cut = trained(trial(), until=13)

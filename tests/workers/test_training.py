@@ -401,7 +401,7 @@ class TestReplicates:
         with pytest.raises(KeyboardInterrupt):
             train(trial(), folder=tmp_path)
         monkeypatch.setattr(Lines, "train_batch", batch)
-        kept = Store(tmp_path).points(f"{trial().resolved().content_hash()}/0")
+        kept = Store(tmp_path).points(f"{trial().resolve().content_hash()}/0")
         assert kept[-1].step == 20
         content = trial(training={"steps": 60}).model_dump(mode="json")
         result = train(content, folder=tmp_path)

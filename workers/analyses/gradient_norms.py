@@ -100,7 +100,7 @@ class GradientNorms(Analysis[GradientNormsOptions, TrialSubject, GradientNormsCo
 
     def check(self, options: GradientNormsOptions, subject: TrialSubject) -> None:
         seed_of(options, subject)
-        config = subject.trial_config.resolved()
+        config = subject.trial_config.resolve()
         length = _length(options, config)
         if length > LONGEST:
             raise ValueError(

@@ -84,7 +84,7 @@ class Spectra(Analysis[SpectraOptions, TrialSubject, SpectraContent]):
 
     def check(self, options: SpectraOptions, subject: TrialSubject) -> None:
         seed_of(TrialOptions(replicate=options.replicate), subject)
-        config = subject.trial_config.resolved()
+        config = subject.trial_config.resolve()
         if not _has_one_matrix(config):
             raise ValueError(
                 f"{config.model.name} has no single square matrix from one state to the next, "

@@ -62,7 +62,7 @@ def load_network(options: TrialOptions, subject: TrialSubject, folders: Folders)
         NotFiniteError: if they are not finite, like the last weights of a diverged trial.
     """
     seed = seed_of(options, subject)
-    training = Training(subject.trial_config.resolved(), seed, data_root=folders.data_root)
+    training = Training(subject.trial_config.resolve(), seed, data_root=folders.data_root)
     step = 0
     if options.weights != "initial":
         state = load_snapshot(subject, seed, folders).state

@@ -67,7 +67,7 @@ def train(
     """
     if isinstance(config, dict):
         config = TrialConfig.from_dict(config)
-    config = config.resolved()
+    config = config.resolve()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     store = Store(folder) if folder else None
     results: list[dict[str, Any]] = []

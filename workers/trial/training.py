@@ -49,7 +49,7 @@ class Training:
         data_root: Path | str | None = None,
         device: str = "cpu",
     ) -> None:
-        self.config = config = config.resolved()
+        self.config = config = config.resolve()
         self.seed = seed
         self.device = device
         self.task = TASKS[config.task.name](config.task, Path(data_root) if data_root else None)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Body, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.preview import Preview, preview
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import documented
@@ -60,7 +61,7 @@ def post_experiment(
     ] = None,
 ) -> ExperimentNow:
     """Check a spec and queue it. What could not run is refused here, and nothing is queued."""
-    spec.checked(service.settings.corpora)
+    check_spec(spec, service.settings.corpora)
     experiment, is_new = service.record.add(queued(spec, idempotency_key))
     service.dispatcher.wake()
     answer = service.views.experiment(service.record.experiment(experiment.id))
@@ -77,7 +78,7 @@ def post_experiment(
 )
 def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
     """Check a spec as a post does, count its trials and sizes, guess its cost; queue nothing."""
-    spec.checked(service.settings.corpora)
+    check_spec(spec, service.settings.corpora)
     return preview(spec)
 
 
