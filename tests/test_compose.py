@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, RefusedError
 from eigensweep.service.settings import Settings
@@ -128,19 +128,16 @@ class Composition:
                 start_new_session=True,
                 user=user,
             )
-        deadline = time.monotonic() + 120
-        while not self.is_healthy(name):
-            assert self.processes[name].poll() is None, self.said(name)
-            assert time.monotonic() < deadline, self.said(name)
-            time.sleep(0.5)
+        wait_until(lambda: self.is_healthy(name), lambda: self.log_of(name), pause=0.5)
 
     def is_healthy(self, name: str) -> bool:
+        assert self.processes[name].poll() is None, self.log_of(name)
         test = self.content["services"][name]["healthcheck"]["test"]
         assert test[0] == "CMD"
         done = subprocess.run(test[1:], env=self.environment(name), capture_output=True)
         return done.returncode == 0
 
-    def said(self, name: str) -> str:
+    def log_of(self, name: str) -> str:
         return f"{name}:\n{(self.folder / f'{name}.log').read_text()[-4000:]}"
 
     def start_postgres(self) -> None:
@@ -210,7 +207,7 @@ def composition(free_port: Callable[[], int]) -> Iterator[Composition]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_composition_runs_an_experiment(composition: Composition) -> None:
     composition.start_postgres()
     for name in ("mlflow", "ray-head", "ray-worker", "service"):
@@ -220,17 +217,14 @@ def test_the_composition_runs_an_experiment(composition: Composition) -> None:
         stranger.submit(SPEC)
 
     with Client(url, composition.secrets["EIGENSWEEP_TOKEN"]) as client:
-        experiment = client.submit(SPEC).wait(timeout=240)
+        experiment = client.submit(SPEC).wait(timeout=PATIENCE)
         trials = experiment.listing()
 
-    assert experiment.state == "completed", composition.said("service")
+    assert experiment.state == "completed", composition.log_of("service")
     assert [trial["state"] for trial in trials] == ["completed", "completed"]
     run = experiment.content["links"]["mlflow"].rpartition("/")[2]
     mlflow = f"http://127.0.0.1:{composition.ports['5000']}/api/2.0/mlflow/runs/get?run_id={run}"
-    deadline = time.monotonic() + 60
-    while (told := status_of(mlflow)) != "FINISHED":
-        assert time.monotonic() < deadline, told
-        time.sleep(1)
+    wait_until(lambda: status_of(mlflow) == "FINISHED", lambda: status_of(mlflow), pause=1)
     assert (composition.folder / "home" / "eigensweep.db").exists() is False
 
 

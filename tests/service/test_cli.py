@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
+from waiting import PATIENCE
 
 from eigensweep.service.client import Client
 from eigensweep.service.client.trial_table import TrialTable
@@ -295,7 +296,7 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service: str) -> None:
     with Client(scripted_service) as client:
         settings: dict[str, Any] = {"search.space.optimizer.lr": [0.1, 0.01, 0.001]}
-        experiment = client.submit(yaml.safe_load(SPEC), **settings).wait(timeout=60)
+        experiment = client.submit(yaml.safe_load(SPEC), **settings).wait(timeout=PATIENCE)
 
         best, trials = experiment.best, experiment.trials
 

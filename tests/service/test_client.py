@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 from eigensweep.service.client import Client, InputError, RefusedError, ServiceAwayError
 from eigensweep.service.client import connection as client_connection
@@ -125,7 +126,7 @@ def test_waiting_outlasts_a_service_that_is_started_anew(stub: Stub, client: Cli
         as_json(200, {"id": "e7", "state": "completed"}),
     ]
 
-    assert client.experiment("e7").wait(timeout=20).state == "completed"
+    assert client.experiment("e7").wait(timeout=PATIENCE).state == "completed"
 
 
 def test_a_service_that_stays_away_ends_the_waiting(
@@ -138,7 +139,7 @@ def test_a_service_that_stays_away_ends_the_waiting(
     ]
 
     with pytest.raises(ServiceAwayError, match="no answer from the service at http"):
-        client.experiment("e7").wait(timeout=20)
+        client.experiment("e7").wait(timeout=PATIENCE)
 
 
 def test_waiting_ends_at_its_timeout(stub: Stub, client: Client) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import OperationalError
+from waiting import wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.posting import queued
@@ -260,10 +260,3 @@ class TestTrouble:
             wait_until(lambda: dispatcher.problem is None)
         finally:
             dispatcher.stop()
-
-
-def wait_until(is_so: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

@@ -9,16 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import tempfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from waiting import PATIENCE, wait_until
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
@@ -33,6 +34,7 @@ class RunningService:
     """A service with a home of its own; every process it starts carries its mark."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
+        """`folder` is best a short path: then Ray's files lie in the home, too."""
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.port = free_port()
@@ -51,7 +53,8 @@ class RunningService:
         self.cwd = folder
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout: float = 90) -> None:
+    def start(self) -> None:
+        """Start the service and wait until it is ready."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -60,23 +63,23 @@ class RunningService:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise AssertionError(f"the service ended:\n{self.log.read_text()[-4000:]}")
-            try:
-                self.get("/readyz")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.2)
-        raise AssertionError(f"not ready in {timeout} s:\n{self.log.read_text()[-4000:]}")
+        wait_until(self.is_ready, lambda: self.log.read_text()[-4000:])
+
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"it ended:\n{self.log.read_text()[-4000:]}"
+        try:
+            self.get("/readyz")
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+        return True
 
     def request(self, path: str, body: Any = None) -> Any:
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, data=content, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return json.load(answer)
 
     def get(self, path: str) -> Any:
@@ -97,14 +100,14 @@ class RunningService:
                 return [self.get(f"/v1/experiments/{id}/trials/{t['number']}") for t in items]
             cursor = f"&cursor={page['next_cursor']}"
 
-    def wait(self, id: str, timeout: float = 120) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            found = self.experiment(id)
-            if found["state"] not in ("queued", "running"):
-                return found
-            time.sleep(0.3)
-        raise AssertionError(f"still {found['state']}: {found['progress']}")
+    def wait(self, id: str) -> dict[str, Any]:
+        """Return the experiment once it has ended."""
+        return self.wait_for(id, lambda found: found["state"] not in ("queued", "running"))
+
+    def wait_for(self, id: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the experiment once it is so."""
+        wait_until(lambda: is_so(self.experiment(id)), lambda: self.experiment(id)["progress"], 0.3)
+        return self.experiment(id)
 
     def mlflow_uri(self) -> str:
         return self.get("/readyz")["checks"]["mlflow"]["url"]
@@ -138,13 +141,11 @@ class RunningService:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, timeout: float = 15) -> float:
-        """Send SIGTERM; return the seconds until the service was gone."""
+    def stop(self) -> None:
+        """Send SIGTERM and wait until the service is gone."""
         assert self.process is not None
-        began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout)
-        return time.monotonic() - began
+        self.process.wait(PATIENCE)
 
     def clear(self) -> None:
         """Kill whatever is still alive."""
@@ -154,22 +155,30 @@ class RunningService:
         if self.process is not None:
             self.process.wait()
 
-    def alone(self, timeout: float = 15) -> list[psutil.Process]:
-        """Return what is still alive after `timeout` seconds at most."""
-        deadline = time.monotonic() + timeout
-        while (left := self.family()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return left
+    def wait_until_alone(self) -> None:
+        """Wait until no process of the service is left."""
+        wait_until(lambda: not self.family(), self.family)
 
 
-@pytest.fixture(scope="session")
-def start_service() -> type[RunningService]:
-    """Return the class, for modules that share one service among their tests."""
-    return RunningService
+@contextlib.contextmanager
+def make_short_folder() -> Iterator[Path]:
+    """Make a folder whose path is so short that Ray's sockets fit below it; remove it after use."""
+    with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def shared_service() -> Iterator[RunningService]:
+    """A service that the tests of a module share."""
+    with make_short_folder() as folder:
+        running = RunningService(folder)
+        yield running
+        running.clear()
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[RunningService]:
-    running = RunningService(tmp_path)
-    yield running
-    running.clear()
+def service() -> Iterator[RunningService]:
+    with make_short_folder() as folder:
+        running = RunningService(folder)
+        yield running
+        running.clear()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from waiting import wait_until
 
 SPEC: dict[str, Any] = {
     "name": "one",
@@ -16,18 +16,17 @@ SPEC: dict[str, Any] = {
 }
 
 
-def wait_for(service: Any, id: str, *states: str, seconds: float = 180) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found: dict[str, Any] = service.get(f"/v1/analyses/{id}")
-        if found["state"] in states:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"still {found['state']}")
+def wait_for(service: Any, id: str, *states: str) -> dict[str, Any]:
+    """Return the analysis once it is in one of the states."""
+
+    def find() -> Any:
+        found = service.get(f"/v1/analyses/{id}")
+        return found if found["state"] in states else None
+
+    return wait_until(find, lambda: service.get(f"/v1/analyses/{id}"), pause=0.05)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_analysis_outlives_a_kill_and_stands_on_its_trial_s_run_in_mlflow(service: Any) -> None:
     service.start()
     of = service.wait(service.post(SPEC)["id"])
@@ -51,4 +50,4 @@ def test_an_analysis_outlives_a_kill_and_stands_on_its_trial_s_run_in_mlflow(ser
         "table.csv",
     ]
     service.stop()
-    assert service.alone() == []
+    service.wait_until_alone()

@@ -12,7 +12,6 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_overhead_measures_trials_and_reads(tmp_path):
     numbers = tmp_path / "numbers.json"
     small = ["--trials=4", "--rounds=1", "--reads=3", "--plain-trials=2", f"--json={numbers}"]
@@ -37,7 +36,6 @@ def run_small(module, numbers, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_models_compares_each_with_loop_lstm_and_limit(tmp_path):
     picture = tmp_path / "cost"
     models = ["--models", "exprnn", "lstm", "--plot-models", "exprnn", f"--plot={picture}"]
@@ -61,7 +59,6 @@ def test_the_benchmark_of_models_compares_each_with_loop_lstm_and_limit(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_drawing_tells_the_share_of_each_task(tmp_path):
     measured = run_small("bench.drawing", tmp_path / "numbers.json")
     assert {"adding", "copying", "denoise"} <= {row["case"] for row in measured["cases"]}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def run_quickstart(home: Path, mark: str, **environment: str) -> subprocess.Comp
         env={**kept, **environment, "EIGENSWEEP_HOME": str(home), "QUICKSTART": mark},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=2 * PATIENCE,
     )
 
 
@@ -47,7 +48,6 @@ def test_a_service_that_does_not_start_is_said_with_its_own_words(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_nine_trials_are_ranked_the_best_below_the_baseline_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
