@@ -1,14 +1,14 @@
-"""`make run`: a service of its own, a small experiment posted to it over HTTP, the ranked result.
+"""`make run`: start a service, post a small experiment to it over HTTP, print the ranked trials.
 
-On a terminal the service goes on until Ctrl-C, so that its pages can be looked at. Otherwise it
-ends, and nothing is left running. The exit code is 0 where the best trial beats the baseline.
+On a terminal the service then runs until Ctrl-C, so that its pages can be looked at. Otherwise it
+ends, and nothing keeps running. The exit code is 0 if the best trial beats the baseline.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
 from eigensweep.service.client import Client, Experiment, RefusedError, ServiceAwayError
 from eigensweep.service.command import summaries, terminal
@@ -29,7 +30,7 @@ STOP_SECONDS = 30.0
 
 
 class NotReadyError(RuntimeError):
-    """The service did not start; the message ends with what it said last."""
+    """The service did not start; the message ends with the last lines of its log."""
 
 
 def main() -> int:
@@ -43,21 +44,20 @@ def main() -> int:
     try:
         with running_service(home, screen) as client:
             code = run(client, screen)
+            print_next_steps(home, screen)
             if screen.is_terminal:
-                screen.print(f"\nThe service goes on at {client.url}. Ctrl-C ends it.")
+                screen.print(f"The service keeps running at {client.url}; Ctrl-C ends it.")
                 signal.pause()
     except KeyboardInterrupt:
         pass  # the way to end it on a terminal
     except (NotReadyError, RefusedError, ServiceAwayError) as error:
         screen.print(f"error: {error}", markup=False)
         return 1
-    again = f"EIGENSWEEP_HOME={home} make serve"
-    screen.print(f"Everything is in {home}; look again with: {again}", soft_wrap=True)
     return code
 
 
 def run(client: Client, screen: Console) -> int:
-    """Post the experiment, follow it to its end, print what came out, and return the exit code."""
+    """Post the experiment, follow it to its end, print its trials, and return the exit code."""
     started = time.monotonic()
     experiment = client.submit(PRESET)
     screen.print(f"POST {client.url}/v1/experiments: {experiment.id} {experiment.name}")
@@ -71,10 +71,21 @@ def run(client: Client, screen: Console) -> int:
     return 0 if _beats_the_baseline(experiment, screen) else 1
 
 
+def print_next_steps(home: Path, screen: Console) -> None:
+    """Print how to look at the results again, and how to call `eigensweep` from a shell."""
+    programs = Path(sys.executable).parent
+    lines = [f"All results are in {home}; to look at them again: EIGENSWEEP_HOME={home} make serve"]
+    if shutil.which("eigensweep") is None:
+        lines.append(f"The command line is {programs / 'eigensweep'}")
+        if (programs / "activate").exists():
+            lines[-1] += f"; to call it as `eigensweep`: source {programs / 'activate'}"
+    screen.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
 def _beats_the_baseline(experiment: Experiment, screen: Console) -> bool:
     best, baseline = experiment.content["best"], experiment.content["baseline"]
     if experiment.state != "completed" or best is None:
-        screen.print("error: the experiment brought no result")
+        screen.print("error: the experiment has no result")
     elif best["value"] >= baseline:
         screen.print("error: no trial is below the baseline")
     else:
@@ -94,28 +105,49 @@ def running_service(home: Path, screen: Console) -> Iterator[Client]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C comes to us alone, and we end it in order
+            start_new_session=True,  # so Ctrl-C reaches only this process, which ends the service
         )
     try:
-        with Client(_address_when_ready(home, process, log)) as client:
+        with Client(_wait_until_ready(home, process, log)) as client:
             yield client
     finally:
         _end(process)
 
 
-def _address_when_ready(home: Path, process: subprocess.Popen[bytes], log: Path) -> str:
+def _wait_until_ready(home: Path, process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the address of the service that runs in `process`, once it answers.
+
+    Raises:
+        NotReadyError: if it ends, or if it is not ready after READY_SECONDS.
+    """
     deadline = time.monotonic() + READY_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-        with contextlib.suppress(OSError, ValueError, ServiceAwayError, RefusedError):
-            announced = json.loads((home / "service.json").read_text())
-            if announced["pid"] == process.pid:
-                with Client(announced["url"]) as client:
-                    client.get("/readyz")
-                return str(announced["url"])
-    why = "is not ready" if process.poll() is None else "ended"
-    said = log.read_text(errors="replace").splitlines()[-20:]
-    raise NotReadyError("\n".join([f"the service {why}; it said last:", *said]))
+    retrying = Retrying(
+        retry=retry_if_exception_type((OSError, ValueError, RefusedError)),
+        wait=wait_fixed(0.2),
+        stop=lambda _: process.poll() is not None or time.monotonic() > deadline,
+    )
+    try:
+        return retrying(_read_address, home, process.pid)
+    except RetryError:
+        why = "ended" if process.poll() is not None else f"is not ready after {READY_SECONDS:g} s"
+        lines = log.read_text(errors="replace").splitlines()[-20:]
+        raise NotReadyError("\n".join([f"the service {why}; its log ends with:", *lines])) from None
+
+
+def _read_address(home: Path, pid: int) -> str:
+    """Return the address in a home folder; raise if no service with this process id answers there.
+
+    Raises:
+        OSError: if there is no address or no answer.
+        ValueError: if the address is not that of this process.
+        RefusedError: if the service is not ready.
+    """
+    announced = json.loads((home / "service.json").read_text())
+    if announced["pid"] != pid:
+        raise ValueError(f"the address in {home} is that of process {announced['pid']}, not {pid}")
+    with Client(announced["url"]) as client:
+        client.get("/readyz")
+    return str(announced["url"])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

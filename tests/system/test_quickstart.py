@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def run_quickstart(home: Path, mark: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EIGENSWEEP_")}
+    kept["PATH"] = os.defpath  # `make` does not activate the environment
     return subprocess.run(
         [sys.executable, "-m", "eigensweep.service.command.quickstart"],
         cwd=ROOT,
@@ -28,7 +29,7 @@ def run_quickstart(home: Path, mark: str, **environment: str) -> subprocess.Comp
     )
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def find_marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
@@ -39,11 +40,11 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_service_that_does_not_start_is_said_with_its_own_words(tmp_path: Path) -> None:
+def test_a_service_that_does_not_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     done = run_quickstart(tmp_path, "refused", EIGENSWEEP_HOST="0.0.0.0")
 
     assert done.returncode == 1
-    assert "error: the service ended; it said last:" in done.stdout
+    assert "error: the service ended; its log ends with:" in done.stdout
     assert "set EIGENSWEEP_TOKEN" in done.stdout
 
 
@@ -59,4 +60,5 @@ def test_nine_trials_are_ranked_the_best_below_the_baseline_and_nothing_is_left(
     ranked = re.findall(r"^(\d+) +\d+ +(\w+) .*completed .*/#/runs/\w+$", done.stdout, re.MULTILINE)
     assert [int(rank) for rank, _ in ranked] == list(range(1, 10))
     assert {arm for _, arm in ranked} == {"scornn", "enrnn", "lstm"}
-    assert marked(mark) == []
+    assert f"source {Path(sys.executable).parent / 'activate'}" in done.stdout
+    assert find_marked(mark) == []
