@@ -64,8 +64,7 @@ class TorchSteps:
         self.sums: tuple[Tensor, ...] = ()
 
     def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
-        U, W, b, V, c = self.parameters
-        Wt, b, (h, *rest) = W.mT, b.unsqueeze(1), H.unbind(1)
+        U, _, _, V, c = self.parameters
         made = H[:, 1:].flatten(1, 2)
         if not U.shape[-1]:
             made.copy_(x.flatten(1, 2))
@@ -74,10 +73,7 @@ class TorchSteps:
         else:
             for z, columns, symbols in zip(made, U.mT, x.flatten(1), strict=True):
                 torch.index_select(columns, 0, symbols, out=z)
-        for z in rest:
-            z.baddbmm_(h, Wt)
-            apply_(self.activation, z, b)
-            h = z
+        self.run_forward(H)
         if logits is not None:  # a product with few rows is twice as fast as one with few columns
             logits.flatten(1, 2).copy_(torch.baddbmm(c.unsqueeze(2), V, made.mT).mT)
 
@@ -86,18 +82,14 @@ class TorchSteps:
         self.sums = self.sums or tuple(W.new_zeros(t.shape) for t in (U.mT, W, b, V))
         dUt, dW, db, dV = self.sums
         dz, made = G[:, :-1].flatten(1, 2), H[:, 1:].flatten(1, 2)
-        *earlier, d = G.unbind(1)
-        at_last = earlier[-1].clone()
+        at_last = G[:, -2].clone()
         if d_logits is None:
             dz.zero_()
         else:
             torch.bmm(d_logits.flatten(1, 2), V, out=dz)
             dV.baddbmm_(d_logits.flatten(1, 2).mT, made)
-        earlier[-1].add_(at_last)
-        for g, h in zip(reversed(earlier), reversed(H.unbind(1)), strict=False):
-            g.baddbmm_(d, W)
-            apply_slope_(self.activation, g, h)
-            d = g
+        G[:, -2].add_(at_last)
+        self.run_backward(G, H)
         dW.baddbmm_(dz.mT, H[:, :-1].flatten(1, 2))
         db += (dz * made.sign() if self.activation == "modrelu" else dz).sum(1)
         if not U.shape[-1]:
@@ -107,6 +99,22 @@ class TorchSteps:
         else:
             for columns, symbols, rows in zip(dUt, x.flatten(1), dz, strict=True):
                 columns.index_add_(0, symbols, rows)
+
+    def run_forward(self, H: Tensor) -> None:
+        """Turn U x_t in H[:, 1:] into h_t, step after step, starting from H[:, 0]."""
+        Wt, b, (h, *rest) = self.parameters.W.mT, self.parameters.b.unsqueeze(1), H.unbind(1)
+        for z in rest:
+            z.baddbmm_(h, Wt)
+            apply_(self.activation, z, b)
+            h = z
+
+    def run_backward(self, G: Tensor, H: Tensor) -> None:
+        """Turn what reaches each state from its logits, in G[:, :-1], into dL/dz, from the last."""
+        *earlier, d = G.unbind(1)
+        for g, h in zip(reversed(earlier), reversed(H.unbind(1)), strict=False):
+            g.baddbmm_(d, self.parameters.W)
+            apply_slope_(self.activation, g, h)
+            d = g
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dUt, dW, db, dV = self.sums

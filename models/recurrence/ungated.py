@@ -18,11 +18,16 @@ from torch import Tensor
 from eigensweep.models.recurrence import native_paired
 from eigensweep.models.recurrence.checks import check_each, check_input
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
+from eigensweep.models.recurrence.cuda import scan
+from eigensweep.models.recurrence.cuda.scan import CudaSteps
 from eigensweep.models.recurrence.history import empty_history
 from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
 from eigensweep.models.recurrence.native import NativeSteps, is_available
 from eigensweep.models.recurrence.paired import PairedSteps
 from eigensweep.models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
+
+Backend = Literal["torch", "native", "cuda"]
+"""What runs the loop over time: PyTorch, compiled steps on a CPU, or a kernel on an NVIDIA GPU."""
 
 CHUNK_BYTES = 2 << 20
 """States in a chunk of time on a CPU: near a core's cache, and worth a call."""
@@ -40,14 +45,14 @@ def recur(
     readout: Literal["all", "last"] = "all",
     h0: Tensor | None = None,
     chunk: int | None = None,
-    backend: Literal["torch", "native"] | None = None,
+    backend: Backend | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (logits, last h): V h_t + c at every step, (τ, B, p), or at the last one, (B, p).
 
     x is int64 (τ, B), symbols in place of one-hot vectors, or float (τ, B, m), or without U float
     (τ, B, n), which enters the state as it is; h0 is (B, n), by default zero. `chunk` time steps
-    are worked on at a time (default: about 2 MB of states) and `backend` runs them (default: native
-    where it can). Neither changes more than rounding.
+    are worked on at a time (default: about 2 MB of states) and `backend` runs them (default: the
+    compiled one of the device, where it can be used). Neither changes more than rounding.
 
     Values, parameters and h0 take gradients, first derivatives only: for a second one
     `eigensweep.models.recurrence.reference` has the same function in plain PyTorch.
@@ -82,14 +87,14 @@ class How:
     activation: Activation | PairedActivation
     readout: Literal["all", "last"]
     chunk: int | None
-    backend: Literal["torch", "native"] | None
+    backend: Backend | None
     keep: bool
     """Whether the states of all steps are kept for a backward pass."""
 
     def steps(self, parameters: Parameters) -> Steps:
         of_pairs = self.activation in FORMS
         compiled = native_paired.is_available if of_pairs else is_available
-        native = self.backend != "torch" and compiled(parameters.W)
+        native = self.backend in (None, "native") and compiled(parameters.W)
         if self.backend == "native" and not native:
             raise ValueError(
                 "the native recurrence needs float32 or float64 on a CPU and a C++ compiler; "
@@ -98,7 +103,16 @@ class How:
         if self.activation == "smoothed_modrelu" or self.activation == "shifted_modrelu":
             kind = native_paired.NativePairedSteps if native else PairedSteps
             return kind(parameters, self.activation)
-        return (NativeSteps if native else TorchSteps)(parameters, self.activation)
+        if native:
+            return NativeSteps(parameters, self.activation)
+        cuda = self.backend in (None, "cuda") and scan.is_available(parameters.W)
+        if self.backend == "cuda" and not cuda:
+            raise ValueError(
+                f"the CUDA kernel needs float32, at most {scan.LARGEST} units, a GPU and "
+                f"cuda-bindings; W is {parameters.W.dtype} {tuple(parameters.W.shape[1:])} on "
+                f"{parameters.W.device}"
+            )
+        return (CudaSteps if cuda else TorchSteps)(parameters, self.activation)
 
     def chunks(self, length: int, state: Tensor) -> Iterator[tuple[int, int]]:
         """Yield (first step, steps) of each chunk, given the states of one step."""

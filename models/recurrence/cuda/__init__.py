@@ -1,0 +1,1 @@
+"""The fast recurrence on NVIDIA GPUs: kernels that run all time steps of a chunk in one launch."""

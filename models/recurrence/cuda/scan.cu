@@ -1,0 +1,192 @@
+// The recurrence of an ungated network as one persistent kernel, forward or backward.
+//
+//   forward   Y[t] = f(Y[t] + W Y[t-1]; b)                for t = 1 ... steps
+//   backward  Y[t] = f'(H[t+1]) * (Y[t] + Wᵀ Y[t+1])      for t = steps-1 ... 0
+//
+// Y and H are (lanes, steps + 1, batch, N), W is (lanes, N, N), b is (lanes, N). On entry Y holds
+// U x_t (forward) or what else reaches the state (backward), and at its first or last step the
+// state that the scan starts from.
+//
+// A cluster of CLUSTER blocks owns ROWS rows of one lane's batch for all time steps. Each block
+// computes N / CLUSTER units and keeps its part of the matrix in registers: 8 threads share one
+// unit. The state of the last step is in shared memory, twice, so that one barrier a step is
+// enough. Clusters never wait for one another.
+//
+// Given when it is compiled: N, ROWS, CLUSTER, BACKWARD (0 or 1) and ACTIVATION (an index of
+// ACTIVATIONS in steps.py). Never compile with --use_fast_math: NaN and infinity pass through.
+
+#ifndef ON_CPU  // the tests run this source on a CPU, with their own form of what stands here
+#define SHARED(type, name, ...) __shared__ type name __VA_ARGS__
+#if CLUSTER > 1
+#define CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTERS
+#endif
+__device__ inline float from_neighbour(float value, int distance) {
+    return __shfl_xor_sync(0xffffffffu, value, distance);
+}
+#if CLUSTER > 1
+__device__ inline int rank_in_cluster() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return int(rank);
+}
+__device__ inline void store_in_block(float* place, int rank, float value) {
+    unsigned local = unsigned(__cvta_generic_to_shared(place)), remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+}
+__device__ inline void meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+__device__ inline int rank_in_cluster() { return 0; }
+__device__ inline void store_in_block(float* place, int, float value) { *place = value; }
+__device__ inline void meet() { __syncthreads(); }
+#endif
+#endif
+
+constexpr int THREADS = 512;
+constexpr int SLICES = 8;                 // threads that share a unit
+constexpr int GROUPS = THREADS / SLICES;  // units that a block computes side by side
+constexpr int OWN = (N + CLUSTER - 1) / CLUSTER;         // units of a block
+constexpr int UNITS = (OWN + GROUPS - 1) / GROUPS;       // units of a thread
+constexpr int DEPTH = (N + 4 * SLICES - 1) / (4 * SLICES) * (4 * SLICES);  // N, padded by zeros
+constexpr int HELD = DEPTH / SLICES;                     // entries of a unit's row in one thread
+constexpr int SUMS = ROWS * UNITS;                       // sums that 8 threads share
+constexpr int ENDS = (SUMS + SLICES - 1) / SLICES;       // sums that one thread finishes
+
+__device__ inline float activate(float z, float b, float leak) {
+#if ACTIVATION == 0  // modReLU
+    const float size = fabsf(z) + b;
+    return z == 0.0f || size < 0.0f ? 0.0f : copysignf(size, z);
+#elif ACTIVATION == 1  // tanh
+    return tanhf(z + b);
+#elif ACTIVATION == 2  // relu
+    return z + b < 0.0f ? 0.0f : z + b;
+#elif ACTIVATION == 3  // identity
+    return z + b;
+#else  // leaky relu
+    return z + b > 0.0f ? z + b : (z + b) * leak;
+#endif
+}
+
+__device__ inline float slope_times(float g, float h, float leak) {
+#if ACTIVATION == 0
+    return h == 0.0f ? 0.0f : g;
+#elif ACTIVATION == 1
+    return g - g * h * h;
+#elif ACTIVATION == 2
+    return h <= 0.0f ? 0.0f : g;
+#elif ACTIVATION == 3
+    return g;
+#else
+    return h > 0.0f ? g : g * leak;
+#endif
+}
+
+extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, 1)
+scan(float* Y, const float* H, const float* W, const float* b, long long lane_Y, long long lane_H,
+     int steps, int batch, float leak) {
+    SHARED(float, state, [2][ROWS][DEPTH]);
+    const int thread = threadIdx.x, slice = thread % SLICES, group = thread / SLICES;
+    const int rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER, lane = blockIdx.y;
+    const int first_row = cluster * ROWS;
+    Y += lane * lane_Y;
+    H += lane * lane_H;
+    W += (long long)lane * N * N;
+    b += (long long)lane * N;
+
+    float w[UNITS][HELD];
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u) {
+        const int own = u * GROUPS + group, unit = rank * OWN + own;
+        const bool is_there = own < OWN && unit < N;
+#pragma unroll
+        for (int i = 0; i < HELD; ++i) {
+            const int k = 4 * (slice + SLICES * (i / 4)) + i % 4;
+            w[u][i] = is_there && k < N ? W[BACKWARD ? k * N + unit : unit * N + k] : 0.0f;
+        }
+    }
+
+    // What this thread finishes: some of the sums that it shares with its seven neighbours.
+    int row[ENDS], unit[ENDS];
+    bool mine[ENDS];
+    float bias[ENDS], coming[ENDS], made[ENDS];
+    const long long step = (long long)batch * N;
+    const int from = BACKWARD ? steps : 0, to = BACKWARD ? -1 : steps + 1, ahead = BACKWARD ? -1 : 1;
+#pragma unroll
+    for (int e = 0; e < ENDS; ++e) {
+        const int sum = e * SLICES + slice, own = sum % UNITS * GROUPS + group;
+        row[e] = sum / UNITS;
+        unit[e] = rank * OWN + own;
+        mine[e] = sum < SUMS && own < OWN && unit[e] < N && first_row + row[e] < batch;
+        bias[e] = mine[e] ? b[unit[e]] : 0.0f;
+    }
+    const auto place = [&](int t, int e) {
+        return t * step + (long long)(first_row + row[e]) * N + unit[e];
+    };
+    const auto fetch = [&](int t) {
+#pragma unroll
+        for (int e = 0; e < ENDS; ++e)
+            if (mine[e]) {
+                coming[e] = Y[place(t, e)];
+                if (BACKWARD) made[e] = H[place(t + 1, e)];
+            }
+    };
+
+    for (int i = thread; i < ROWS * DEPTH; i += THREADS) {
+        const int r = i / DEPTH, k = i % DEPTH;
+        const bool is_there = k < N && first_row + r < batch;
+        state[0][r][k] = is_there ? Y[from * step + (long long)(first_row + r) * N + k] : 0.0f;
+        state[1][r][k] = 0.0f;
+    }
+    if (steps > 0) fetch(from + ahead);
+    meet();
+
+    int now = 0;
+    for (int t = from + ahead; t != to; t += ahead, now ^= 1) {
+        float in[ENDS], h[ENDS];
+#pragma unroll
+        for (int e = 0; e < ENDS; ++e) in[e] = coming[e], h[e] = made[e];
+        if (t + ahead != to) fetch(t + ahead);  // arrives while this step is computed
+
+        float sums[SUMS];
+#pragma unroll
+        for (int s = 0; s < SUMS; ++s) sums[s] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HELD; i += 4) {
+            const int k = 4 * (slice + SLICES * (i / 4));
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const float4 v = *reinterpret_cast<const float4*>(&state[now][r][k]);
+#pragma unroll
+                for (int u = 0; u < UNITS; ++u)
+                    sums[r * UNITS + u] += w[u][i] * v.x + w[u][i + 1] * v.y + w[u][i + 2] * v.z +
+                                           w[u][i + 3] * v.w;
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < SUMS; ++s) {
+            sums[s] += from_neighbour(sums[s], 1);
+            sums[s] += from_neighbour(sums[s], 2);
+            sums[s] += from_neighbour(sums[s], 4);
+        }
+#pragma unroll
+        for (int e = 0; e < ENDS; ++e) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int k = 0; k < SLICES; ++k)
+                if (k == slice && e * SLICES + k < SUMS) sum = sums[e * SLICES + k];
+            if (!mine[e]) continue;
+            const float z = in[e] + sum;
+            const float y = BACKWARD ? slope_times(z, h[e], leak) : activate(z, bias[e], leak);
+            Y[place(t, e)] = y;
+#pragma unroll
+            for (int block = 0; block < CLUSTER; ++block)
+                store_in_block(&state[now ^ 1][row[e]][unit[e]], block, y);
+        }
+        meet();
+    }
+}

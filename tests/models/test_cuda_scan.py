@@ -1,0 +1,288 @@
+"""The scan kernel without a GPU: its source runs on a CPU, and NVRTC compiles it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from eigensweep.models.recurrence import native, reference
+from eigensweep.models.recurrence.cuda import compiler, scan
+from eigensweep.models.recurrence.cuda.scan import (
+    CLUSTERS,
+    ROWS,
+    SOURCE,
+    ScanShape,
+    blocks_of,
+    choose_shape,
+)
+from eigensweep.models.recurrence.steps import ACTIVATIONS, LEAK
+from eigensweep.models.recurrence.ungated import recur
+
+PROGRAM = """
+#include "cuda_on_cpu.h"
+#include "scan.cu"
+extern "C" void run(float* Y, const float* H, const float* W, const float* b, long long lane_Y,
+                    long long lane_H, int steps, int batch, float leak, int lanes) {
+    run_grid((batch + ROWS - 1) / ROWS, lanes, CLUSTER,
+             [&] { scan(Y, H, W, b, lane_Y, lane_H, steps, batch, leak); });
+}
+"""
+DEVICES = ("sm_80", "sm_90", "sm_100")
+
+
+class OnCpu:
+    """The kernel as a function of tensors on a CPU, in place of `scan.launch`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shapes: list[ScanShape] = []
+        self.programs: dict[ScanShape, ctypes.CDLL] = {}
+
+    def launch(self, shape, Y, H, W, b):
+        self.shapes.append(shape)
+        if shape not in self.programs:
+            self.programs[shape] = self.build(shape)
+        lanes, times, batch, _ = Y.shape
+        pointers = (tensor.data_ptr() for tensor in (Y, H, W, b))
+        strides = Y.stride(0), H.stride(0)
+        self.programs[shape].run(*pointers, *strides, times - 1, batch, LEAK, lanes)
+
+    def build(self, shape: ScanShape) -> ctypes.CDLL:
+        stem = "-".join(map(str, shape.definitions.values()))
+        program, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
+        program.write_text(PROGRAM)
+        folders = (f"-I{Path(__file__).parent}", f"-I{SOURCE.parent}")
+        defines = [f"-D{name}={value}" for name, value in shape.definitions.items()]
+        options = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w")
+        command = ["g++", *options, *folders, *defines, str(program), "-o", str(library)]
+        subprocess.run(command, check=True, capture_output=True)
+        loaded = ctypes.CDLL(str(library))
+        loaded.run.argtypes = [*scan.ARGUMENT_TYPES, ctypes.c_int]
+        return loaded
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    if native.load_library() is None:
+        pytest.skip("no C++ compiler here")
+    return OnCpu(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def on_cpu(kernel, monkeypatch):
+    monkeypatch.setattr(scan, "launch", kernel.launch)
+    monkeypatch.setattr(scan, "is_available", lambda W: True)
+    monkeypatch.setattr(scan, "count_processors", lambda device: 4)
+    return kernel
+
+
+def draw(n, *, batch=3, steps=5, symbols=4, outputs=2):
+    generator = torch.Generator().manual_seed(n)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    W = normal(n, n) / n**0.5
+    leaves = [normal(n, symbols), W, 0.1 * normal(n), normal(outputs, n), normal(outputs)]
+    x = torch.randint(symbols, (steps, batch), generator=generator)
+    return x, [leaf.requires_grad_() for leaf in (*leaves, normal(batch, n))]
+
+
+def results(run, x, leaves, **options):
+    """Return logits, last state and the gradients of all leaves."""
+    *others, h0 = leaves
+    logits, h = run(x, *others, h0=h0, **options)
+    gradients = torch.autograd.grad((logits.sin().sum() + h.cos().sum()), leaves)
+    return [logits, h, *gradients]
+
+
+def close(actual, expected, tolerance=2e-4):
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+class TestTheKernelIsTheReference:
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_for_each_activation(self, on_cpu, activation):
+        x, leaves = draw(50)
+        close(
+            results(recur, x, leaves, activation=activation, backend="cuda"),
+            results(reference.recur, x, leaves, activation=activation),
+        )
+
+    @pytest.mark.parametrize("n", [1, 64, 65, 138, 192, 250])
+    def test_for_each_kind_of_size(self, on_cpu, n):
+        x, leaves = draw(n, steps=3)
+        close(
+            results(recur, x, leaves, activation="tanh", backend="cuda"),
+            results(reference.recur, x, leaves, activation="tanh"),
+        )
+        assert {shape.units for shape in on_cpu.shapes[-2:]} == {n}
+        assert {shape.is_backward for shape in on_cpu.shapes[-2:]} == {True, False}
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("n", [300, 512])
+    def test_for_clusters_of_four_and_eight_blocks(self, on_cpu, n):
+        x, leaves = draw(n, steps=2)
+        close(
+            results(recur, x, leaves, activation="tanh", backend="cuda"),
+            results(reference.recur, x, leaves, activation="tanh"),
+        )
+
+    def test_in_several_chunks_read_out_at_the_last_step(self, on_cpu):
+        x, leaves = draw(40, steps=7)
+        options = {"activation": "modrelu", "readout": "last"}
+        close(
+            results(recur, x, leaves, backend="cuda", chunk=3, **options),
+            results(reference.recur, x, leaves, **options),
+        )
+
+    def test_for_more_rows_than_processors(self, on_cpu):
+        x, leaves = draw(33, batch=9)
+        close(
+            results(recur, x, leaves, activation="relu", backend="cuda"),
+            results(reference.recur, x, leaves, activation="relu"),
+        )
+        assert on_cpu.shapes[-1].rows == 4
+
+    def test_for_several_lanes(self, on_cpu):
+        lanes = [draw(20) for _ in range(3)]
+        x = lanes[0][0]
+        W = torch.stack([leaves[1].detach() * scale for scale, (_, leaves) in enumerate(lanes, 1)])
+        U, _, b, V, c, h0 = (leaf.detach() for leaf in lanes[0][1])
+
+        def one(W, backend):
+            return recur(x, U, W, b, V, c, h0=h0, activation="tanh", backend=backend)[0]
+
+        actual = torch.vmap(lambda W: one(W, "cuda"))(W)
+        close(actual, [one(each, "torch") for each in W])
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_what_is_not_finite_stays_in_its_row(self, on_cpu, activation, value):
+        x, leaves = draw(50)
+        h0 = leaves[-1].detach().clone()
+        h0[1, 3] = value
+        options = {"activation": activation, "h0": h0}
+        for one, other in zip(
+            recur(x, *leaves[:5], backend="cuda", **options),
+            recur(x, *leaves[:5], backend="torch", **options),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def shapes(sizes, rows=ROWS):
+    return [
+        ScanShape(n, r, blocks_of(n), is_backward, activation)
+        for n in sizes
+        for r in rows
+        for is_backward in (False, True)
+        for activation in ("modrelu", "tanh")
+    ]
+
+
+def compile_for(shape, device):
+    return compiler.compile_kernel(SOURCE, shape.definitions, device)
+
+
+@pytest.fixture(scope="module")
+def _nvrtc():
+    pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        compile_for(ScanShape(8, 1, 1, False, "tanh"), "sm_90")
+    except compiler.CompileError as error:
+        pytest.skip(f"no NVRTC here: {error}")
+
+
+@pytest.mark.usefixtures("_nvrtc")
+class TestTheKernelIsCompiled:
+    def test_the_largest_size_of_each_cluster_spills_no_registers(self):
+        for shape in shapes([most for most, _ in CLUSTERS], rows=(4,))[::2]:
+            compiled = compile_for(shape, "sm_90")
+            assert (compiled.spilled_bytes, compiled.registers <= 128) == (0, True), shape
+
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_each_generation_of_devices_is_compiled_for(self, device):
+        compiled = compile_for(ScanShape(192, 1, 1, True, "modrelu"), device)
+        assert compiled.cubin.startswith(b"\x7fELF")
+        assert compiled.spilled_bytes == 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_no_size_spills_registers(self, device):
+        largest = 192 if device == "sm_80" else scan.LARGEST
+        for shape in shapes(range(32, largest + 1, 32)):
+            assert compile_for(shape, device).spilled_bytes == 0, (shape, device)
+
+    def test_an_unknown_device_is_refused_with_the_compilers_words(self):
+        with pytest.raises(compiler.CompileError, match="sm_1"):
+            compile_for(ScanShape(8, 1, 1, False, "tanh"), "sm_1")
+
+    def test_a_kernel_is_compiled_once(self, tmp_path, monkeypatch):
+        shape = ScanShape(8, 1, 1, False, "tanh")
+        first = compiler.cached_cubin(tmp_path, SOURCE, shape.definitions, "sm_90")
+        monkeypatch.setattr(compiler, "compile_kernel", None)
+        assert compiler.cached_cubin(tmp_path, SOURCE, shape.definitions, "sm_90") == first
+        assert [path.suffix for path in tmp_path.iterdir()] == [".cubin"]
+
+
+class TestChoice:
+    @pytest.mark.parametrize(
+        ("units", "sequences", "rows"), [(192, 132, 1), (192, 133, 2), (512, 16, 1), (64, 4096, 4)]
+    )
+    def test_a_cluster_takes_as_few_rows_as_let_all_run_at_once(self, units, sequences, rows):
+        assert choose_shape(units, sequences, processors=132).rows == rows
+
+    def test_more_units_than_fit_are_refused(self):
+        with pytest.raises(ValueError, match="at most 512 units; there are 513"):
+            blocks_of(513)
+
+    def test_without_a_gpu_the_backend_is_refused_with_words(self):
+        x, leaves = draw(8)
+        with pytest.raises(ValueError, match="needs float32, at most 512 units, a GPU"):
+            recur(x, *leaves[:5], activation="tanh", backend="cuda")
+
+    def test_a_kernel_that_cannot_be_compiled_is_named_once(self, monkeypatch, caplog):
+        def refuse(shape, device):
+            raise compiler.CompileError("NVRTC cannot be used: no library")
+
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(scan, "load_kernel", refuse)
+        scan._is_compiled.cache_clear()
+        try:
+            with caplog.at_level(logging.WARNING):
+                assert [scan._is_compiled(100, 0) for _ in range(3)] == [False] * 3
+        finally:
+            scan._is_compiled.cache_clear()
+        (record,) = caplog.records
+        assert "100 units runs step by step: NVRTC cannot be used" in record.getMessage()
+
+    def test_an_older_gpu_runs_one_block_only(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        monkeypatch.setattr(scan, "load_kernel", lambda shape, device: object())
+        scan._is_compiled.cache_clear()
+        try:
+            assert (scan._is_compiled(192, 0), scan._is_compiled(193, 0)) == (True, False)
+        finally:
+            scan._is_compiled.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("n", [1, 64, 138, 192, 256, 300, 512])
+def test_on_a_gpu_the_kernel_is_the_reference(n, activation):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    x, leaves = draw(n, batch=20, steps=50)
+    x, leaves = x.cuda(), [leaf.detach().cuda().requires_grad_() for leaf in leaves]
+    close(
+        results(recur, x, leaves, activation=activation, backend="cuda"),
+        results(recur, x, leaves, activation=activation, backend="torch"),
+        2e-3,
+    )
