@@ -80,9 +80,9 @@ class _Parameter(BaseModel, ABC):
 
     when: dict[str, Values] = Field(
         {},
-        description="Other parameters of this space and the values they must have for this one "
-        "to exist",
         examples=[{"optimizer.name": ["rmsprop"]}],
+        description="Other parameters of this space, each with the values for which this one "
+        "exists; default: it always exists",
     )
 
     @abstractmethod
@@ -109,7 +109,11 @@ class _Parameter(BaseModel, ABC):
 class Choice(_Parameter):
     """One of a list of values, in the order written."""
 
-    values: tuple[Value, ...] = Field(alias="choices", max_length=MOST_CHOICES)
+    values: tuple[Value, ...] = Field(
+        alias="choices",
+        max_length=MOST_CHOICES,
+        description="The values, in the order of the search; no value stands twice",
+    )
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -194,10 +198,18 @@ class _Range(_Parameter):
 class Real(_Range):
     """A real number from `low` to `high`, both included; with `step`, only low, low + step, ..."""
 
-    type: Literal["real"] = "real"
-    low: float
-    high: float
-    step: float | None = Field(None, gt=0, description="Makes the range finite, fit for a grid")
+    type: Literal["real"] = Field(
+        "real",
+        description="May be left out, unless `low`, `high` and `step` are all written as integers",
+    )
+    low: float = Field(description="Smallest value")
+    high: float = Field(description="Largest value; with `step`, the range may end below it")
+    step: float | None = Field(
+        None,
+        gt=0,
+        description="Distance between two values, which a grid needs; default: every number in "
+        "the range is possible",
+    )
 
     @model_validator(mode="after")
     def _step_counts(self) -> Self:
@@ -238,10 +250,15 @@ class Real(_Range):
 class Integer(_Range):
     """An integer from `low` to `high`, both included, in steps of `step`."""
 
-    type: Literal["integer"] = "integer"
-    low: int = Field(ge=-(2**63), lt=2**63)
-    high: int = Field(ge=-(2**63), lt=2**63)
-    step: int = Field(1, ge=1)
+    type: Literal["integer"] = Field(
+        "integer",
+        description="May be left out, if `low`, `high` and `step` are written as integers",
+    )
+    low: int = Field(ge=-(2**63), lt=2**63, description="Smallest value")
+    high: int = Field(
+        ge=-(2**63), lt=2**63, description="Largest value; with `step`, the range may end below it"
+    )
+    step: int = Field(1, ge=1, description="Distance between two values")
 
     @model_validator(mode="after")
     def _step_counts(self) -> Self:

@@ -42,10 +42,16 @@ else:
 class Arm(Strict):
     """One model with its optimizer and what the search varies on it."""
 
-    name: ArmName | None = Field(None, description="Default: the model's name")
-    model: AnyModel
-    optimizer: OptimizerConfig | None = Field(None, description="Default: the spec's own")
-    space: SpaceField = Field({}, description="Added to `search.space`, and in its place")
+    name: ArmName | None = Field(None, description="Name of the arm; default: the model's name")
+    model: AnyModel = Field(description="The model")
+    optimizer: OptimizerConfig | None = Field(
+        None, description="Optimizer of this arm; default: the spec's `optimizer`"
+    )
+    space: SpaceField = Field(
+        {},
+        description="What varies in this arm only; it replaces entries of `search.space` with the"
+        " same path",
+    )
 
     @property
     def label(self) -> str:
@@ -58,14 +64,18 @@ class SearchConfig(Strict):
 
     method: Literal["grid", "random", "tpe"] = Field(
         "grid",
-        description="Every point once, in order; points at random; or Optuna's TPE. None repeats",
+        description="`grid`: every point once, in order; `random`: points drawn at random; `tpe`:"
+        " points that Optuna's TPE sampler proposes. No method runs a configuration "
+        "twice",
     )
     space: SpaceField = Field(
-        {}, description="Dotted path (model., optimizer., task., training.) to what it may be"
+        {},
+        description="What varies: the path of a field (below `model`, `optimizer`, `task` or "
+        "`training`) and the values it takes",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the choice of configurations")
     trials: int | None = Field(
-        None, ge=1, le=1_000_000, description="Trials to choose; random and TPE need it"
+        None, ge=1, le=1_000_000, description="Number of trials; `random` and `tpe` need it"
     )
 
 
@@ -73,49 +83,68 @@ class SchedulerConfig(Strict):
     """Which trials are stopped at a rung because others do better."""
 
     name: Literal["none", "asha", "median"] = Field(
-        "none", description="None; successive halving without waiting; or below the running median"
+        "none",
+        description="`none`: every trial trains to its end; `asha`: asynchronous successive "
+        "halving; `median`: a trial stops when it falls below the median of the "
+        "others",
     )
     rung_every: int | None = Field(
-        None, ge=1, description="Steps between rungs; default: about a tenth of the budget"
+        None,
+        ge=1,
+        description="Steps between rungs, where a trial reports and may be stopped; default: "
+        "about a tenth of the budget",
     )
     min_steps: int | None = Field(
-        None, ge=1, description="No trial is stopped before; default: the first rung"
+        None, ge=1, description="Steps that every trial trains at least; default: to the first rung"
     )
     reduction_factor: int = Field(
-        3, ge=2, le=100, description="ASHA: one trial in so many goes on at each rung"
+        3, ge=2, le=100, description="`asha`: at each rung, one trial in this many goes on"
     )
     min_samples: int = Field(
-        3, ge=1, description="Median: other trials that must have reached a rung to compare with"
+        3,
+        ge=1,
+        description="`median`: other trials that must have reached a rung before a trial may be "
+        "stopped there",
     )
 
 
 class ResourcesConfig(Strict):
     """What one trial occupies."""
 
-    cpus: float = Field(1.0, gt=0, le=1024, description="CPU cores")
-    gpus: float = Field(0.0, ge=0, le=64, description="A fraction lets trials share a GPU")
+    cpus: float = Field(1.0, gt=0, le=1024, description="CPU cores of one trial")
+    gpus: float = Field(
+        0.0, ge=0, le=64, description="GPUs of one trial; with a fraction, trials share a GPU"
+    )
 
 
 class LimitsConfig(Strict):
     """Where an experiment ends, whatever its search would still like to do."""
 
-    trials: int | None = Field(None, ge=1, le=1_000_000, description="At most so many trials")
+    trials: int | None = Field(None, ge=1, le=1_000_000, description="Largest number of trials")
     wall_seconds: float | None = Field(
-        None, gt=0, description="After so long, open trials are cancelled"
+        None, gt=0, description="Seconds after which trials that have not ended are cancelled"
     )
-    concurrency: int | None = Field(None, ge=1, le=10_000, description="Trials at once")
+    concurrency: int | None = Field(
+        None, ge=1, le=10_000, description="Largest number of trials that run at the same time"
+    )
     grid: int = Field(
-        10_000, ge=1, le=1_000_000, description="A grid of more points is refused when posted"
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Largest number of points of a grid; a larger grid is refused when it is "
+        "posted",
     )
 
 
 class PublishedNumber(Strict):
     """One number that a paper prints, to be held beside a measured one."""
 
-    id: Line | None = Field(None, description="Number of the row, as the project counts them")
-    model: Line | None = None
-    hidden: Line | None = Field(None, description="Hidden size as printed")
-    parameters: Line | None = Field(None, description="Parameters as printed")
-    metric: Line
-    value: float
-    note: Line | None = None
+    id: Line | None = Field(
+        None, description="Number of the row in the project's list of published numbers"
+    )
+    model: Line | None = Field(None, description="Model, as the paper names it")
+    hidden: Line | None = Field(None, description="Hidden size, as printed")
+    parameters: Line | None = Field(None, description="Number of parameters, as printed")
+    metric: Line = Field(description="What the number measures")
+    value: float = Field(description="The number")
+    note: Line | None = Field(None, description="Remark on the number")

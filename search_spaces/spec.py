@@ -103,35 +103,52 @@ class ExperimentSpec(Strict):
         },
     )
 
-    name: Name = Field("", description="Default: its arms on its task")
-    task: AnyTask = Field(description="What is learned: one of the tasks below")
-    model: AnyModel | None = Field(None, description="The one arm's model; or give `arms`")
+    name: Name = Field("", description="Name of the experiment; default: its arms and its task")
+    task: AnyTask = Field(description="The task that all arms learn")
+    model: AnyModel | None = Field(
+        None, description="The model, where there is one only; else give `arms`"
+    )
     optimizer: OptimizerConfig = Field(
-        OptimizerConfig(), description="Of the one arm, and of each arm that has none"
+        OptimizerConfig(), description="Optimizer of the one model, and of each arm without its own"
     )
     arms: list[Arm] | None = Field(
-        None, min_length=1, max_length=50, description="Models to compare on the task"
+        None,
+        min_length=1,
+        max_length=50,
+        description="Models to compare on the task; or give `model`",
     )
-    project: Name = Field("default", description="The experiment in MLflow that collects the runs")
-    description: str = Field("", max_length=5_000, description="In your words")
-    source: str = Field("", max_length=500, description="Where the setting comes from")
+    project: Name = Field("default", description="Experiment in MLflow that collects the runs")
+    description: str = Field("", max_length=5_000, description="Free text")
+    source: str = Field(
+        "", max_length=500, description="Paper or program that the settings come from"
+    )
     published: list[PublishedNumber] = Field(
-        [], max_length=200, description="What a paper reports for it"
+        [], max_length=200, description="Numbers that a paper reports for this experiment"
     )
-    search: SearchConfig = Field(SearchConfig(), description="What varies, and how it is chosen")
-    training: TrainingConfig = Field(TrainingConfig(), description="Budget and evaluations")
+    search: SearchConfig = Field(
+        SearchConfig(), description="What varies, and how configurations are chosen"
+    )
+    training: TrainingConfig = Field(
+        TrainingConfig(), description="How long trials train, and when they are evaluated"
+    )
     scheduler: SchedulerConfig = Field(
         SchedulerConfig(), description="Which trials are stopped early"
     )
-    replicates: int = Field(1, ge=1, le=1000, description="Trainings of each configuration")
-    seed: int = Field(0, ge=0, lt=2**30, description="Seed of the first replicate; next ones add 1")
+    replicates: int = Field(
+        1, ge=1, le=1000, description="Trainings of each configuration, each with its own seed"
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**30, description="Seed of the first replicate; each further replicate adds 1"
+    )
     objective: ObjectiveConfig = Field(ObjectiveConfig(), description="What trials are ranked by")
     divergence: DivergenceConfig = Field(
         DivergenceConfig(), description="When a trial counts as diverged"
     )
     resources: ResourcesConfig = Field(ResourcesConfig(), description="What one trial occupies")
-    limits: LimitsConfig = Field(LimitsConfig(), description="Where it all ends")
-    priority: int = Field(0, ge=-1000, le=1000, description="Higher starts first")
+    limits: LimitsConfig = Field(LimitsConfig(), description="Upper limits of the whole experiment")
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="Experiments with a higher priority start first"
+    )
 
     @model_validator(mode="after")
     def _one_way_to_say_the_arms(self) -> Self:

@@ -40,45 +40,63 @@ class OptimizerConfig(Strict):
 
     name: UpdateRule = Field(
         "adam",
-        description="Update rule; those of TensorFlow 1 start their sums of squares at 1 "
-        "(RMSprop) and 0.1 (Adagrad), as programs of that time did",
+        description="Update rule. `rmsprop_tf1` and `adagrad_tf1` start their sums of squares at "
+        "1 and at 0.1, as TensorFlow 1 did",
     )
     lr: float = Field(1e-3, gt=0, le=100, description="Learning rate")
     name_orth: UpdateRule | None = Field(
-        None, description="Optimizer of the orthogonal group; default: `name`"
+        None,
+        description="Update rule of the orthogonal group (matrices that stay orthogonal or "
+        "unitary); default: `name`",
     )
     lr_orth: float | None = Field(
         None, gt=0, le=100, description="Learning rate of the orthogonal group; default: `lr`"
     )
-    alpha: float = Field(0.9, ge=0, lt=1, description="RMSprop's smoothing")
+    alpha: float = Field(
+        0.9, ge=0, lt=1, description="RMSprop: smoothing constant of the mean of squares"
+    )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="Adam's decay rates"
+        (0.9, 0.999), description="Adam: decay rates of the two means"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="RMSprop's momentum")
-    weight_decay: float = Field(0.0, ge=0, le=1, description="Coupled L2 decay; never on `orth`")
+    momentum: float = Field(0.0, ge=0, lt=1, description="RMSprop: momentum")
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="L2 penalty, added to the gradient; the orthogonal group has none",
+    )
     clip_norm: float | None = Field(
-        None, gt=0, description="Clip the global L2 norm of the gradient"
+        None,
+        gt=0,
+        description="Largest L2 norm of the whole gradient; a longer gradient is scaled down to it",
     )
-    clip_value: float | None = Field(None, gt=0, description="Clip each entry of the gradient")
+    clip_value: float | None = Field(
+        None,
+        gt=0,
+        description="Largest absolute value of an entry of the gradient; larger entries are cut "
+        "to it",
+    )
     schedule: ScheduleName = Field(
         "none",
-        description="How both learning rates fall: never; by a factor at regular steps; or at "
+        description="How both learning rates fall. `none`: they do not; `exponential`: by a "
+        "factor every so many steps; `halve_on_plateau`: by a factor after "
         "evaluations without a new best",
     )
     schedule_factor: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="What the rates are multiplied with; default: 0.99 if `exponential`, else 0.5",
+        description="Factor of both learning rates at each fall; default: 0.99 for `exponential`,"
+        " 0.5 for `halve_on_plateau`",
     )
     schedule_every: int | None = Field(
-        None, ge=1, description="Exponential: steps between two falls; default: one epoch"
+        None, ge=1, description="`exponential`: steps between two falls; default: one epoch"
     )
     schedule_patience: int | None = Field(
         None,
         ge=1,
-        description="On plateaus: evaluations running without a new best before each fall; "
-        "default: 1",
+        description="`halve_on_plateau`: consecutive evaluations without a new best before each "
+        "fall; default: 1",
     )
 
     def check(self) -> None:
@@ -117,27 +135,35 @@ class OptimizerConfig(Strict):
 class TrainingConfig(Strict):
     """How long a trial trains and when it looks at the validation data."""
 
-    steps: int | None = Field(None, ge=1, le=10**9, description="Optimizer steps; or give `epochs`")
-    epochs: float | None = Field(None, gt=0, le=10**6, description="Passes over the training data")
-    evaluate_every: int | None = Field(
-        None, ge=1, description="Steps between evaluations; default: the task's own"
+    steps: int | None = Field(
+        None, ge=1, le=10**9, description="Optimizer steps; give either `steps` or `epochs`"
     )
-    log_every: int = Field(10, ge=1, description="Steps between points of the training curve")
+    epochs: float | None = Field(
+        None,
+        gt=0,
+        le=10**6,
+        description="Passes over the training data; give either `steps` or `epochs`",
+    )
+    evaluate_every: int | None = Field(
+        None, ge=1, description="Steps between two evaluations; default: chosen by the task"
+    )
+    log_every: int = Field(10, ge=1, description="Steps between two points of the training curve")
     patience: int | None = Field(
         None,
         ge=1,
-        description="Stop after this many evaluations without a new best; default: never",
+        description="Consecutive evaluations without a new best after which training stops; "
+        "default: it does not stop early",
     )
     test_every_evaluation: bool = Field(
         False,
-        description="Score the test data at each evaluation too, and report the best and the last "
-        "of these scores, as some papers do, beside those of the selected point",
+        description="Also score the test data at each evaluation, and report the best and the "
+        "last of these scores, as some papers do, beside those of the selected point",
     )
 
     spectra: bool = Field(
         False,
         description="Keep the eigenvalues and singular values of the recurrent matrix at each "
-        "evaluation, for the analysis `spectra`; no result depends on it",
+        "evaluation, for the analysis `spectra`; results do not depend on it",
     )
 
     def resolve(self, task: TaskConfig) -> Self:
@@ -163,17 +189,25 @@ class DivergenceConfig(Strict):
     factor: float = Field(
         100.0,
         gt=1,
-        description="Too high is a loss so many times the baseline, or the first value if larger",
+        description="A loss is too high above this factor times the larger of the baseline and "
+        "the loss before training",
     )
     evaluations: int = Field(
-        3, ge=1, description="Evaluations running at which it must be too high"
+        3,
+        ge=1,
+        description="Consecutive evaluations with too high a loss after which the trial counts as"
+        " diverged",
     )
 
 
 class ObjectiveConfig(Strict):
     """What trials are ranked by: the best validation value of one of the task's metrics."""
 
-    metric: str | None = Field(None, description="Default: the task's loss")
+    metric: str | None = Field(
+        None,
+        description="The metric; trials are ranked by its best validation value. Default: the "
+        "task's loss",
+    )
 
 
 class TrialConfig(Strict):
@@ -185,8 +219,12 @@ class TrialConfig(Strict):
     training: TrainingConfig
     divergence: DivergenceConfig = DivergenceConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
-    seed: int = Field(0, ge=0, lt=2**31, description="Seed of the first replicate; next ones add 1")
-    replicates: int = Field(1, ge=1, le=1000)
+    seed: int = Field(
+        0, ge=0, lt=2**31, description="Seed of the first replicate; each further replicate adds 1"
+    )
+    replicates: int = Field(
+        1, ge=1, le=1000, description="Trainings of this configuration, each with its own seed"
+    )
 
     @property
     def seeds(self) -> list[int]:

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.presets import preset_names
-from eigensweep.search_spaces.tables import markdown
+from eigensweep.search_spaces.tables import PAGE, markdown
 from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/fields.md", "docs/results.md"]
+PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", PAGE, "docs/results.md"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -64,10 +64,10 @@ def test_the_table_of_settings_names_every_setting() -> None:
 
 
 def test_the_field_tables_are_those_of_the_code() -> None:
-    page = (ROOT / "docs/fields.md").read_text()
+    page = (ROOT / PAGE).read_text()
     printed = page.split("<!-- fields -->\n\n", 1)[1].split("\n<!-- end of fields -->", 1)[0]
 
-    assert printed == markdown(), "run: python -m eigensweep.search_spaces.tables docs/fields.md"
+    assert printed == markdown(), "run: python -m eigensweep.search_spaces.tables --write"
 
 
 def test_the_curl_example_is_accepted_and_makes_six_trials(scripted_service: str) -> None:

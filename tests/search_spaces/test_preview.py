@@ -6,7 +6,6 @@ import time
 
 from eigensweep.search_spaces.preview import preview
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.tables import markdown
 
 
 def make(**changes) -> ExperimentSpec:
@@ -75,11 +74,3 @@ def test_a_trillion_points_are_previewed_within_a_tenth_of_a_second():
 def test_a_bigger_experiment_is_estimated_to_cost_more():
     little, large = make(), make(training={"steps": 1000}, replicates=3)
     assert preview(large).estimate.core_hours_low > 20 * preview(little).estimate.core_hours_low
-
-
-def test_the_field_tables_name_every_field_and_its_default():
-    text = markdown()
-    assert "| `negative_fraction` | number, null, ≥ 0, ≤ 1 |  |" in text
-    assert "| `delay` | integer, ≥ 1, ≤ 1e+06 | `2000` |" in text
-    for section in ("model: lstm", "task: adding", "optimizer", "scheduler", "limits"):
-        assert f"## `{section}`" in text
