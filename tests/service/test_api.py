@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from starlette.testclient import TestClient
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.presets import preset_names
+from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api.app import create_app
@@ -103,21 +102,20 @@ REFUSED = {
 
 class TestRefusals:
     @pytest.mark.parametrize("wrong", REFUSED)
-    def test_a_spec_that_could_not_run_is_refused_when_posted(self, client, spec, wrong):
+    def test_a_spec_that_could_not_run_is_refused_when_posted_without_computing_a_point(
+        self, client, spec, wrong, monkeypatch
+    ):
+        monkeypatch.setattr(Space, "point", None)
         changes, path = REFUSED[wrong]
         body = json.dumps(spec(**changes))
         headers = {"Content-Type": "application/json"}
-        client.post("/v1/experiments", content=body, headers=headers)
-        began = time.perf_counter()
         answer = client.post("/v1/experiments", content=body, headers=headers)
-        took = time.perf_counter() - began
         assert answer.status_code == 422
         assert answer.headers["Content-Type"] == "application/problem+json"
         problem = answer.json()
         assert path in problem["errors"][0]["path"]
         assert problem["errors"][0]["message"]
         assert client.get("/v1/experiments").json()["items"] == []
-        assert took < 0.1
 
     def test_an_unknown_parameter_is_told_with_the_names_that_exist(self, client, spec):
         body = spec(**{"search/space": {"model.negative_one": [1]}})
@@ -127,21 +125,12 @@ class TestRefusals:
 
     @pytest.mark.parametrize("announced", [True, False])
     def test_a_body_of_ten_megabytes_is_refused_in_words(self, client, announced):
-        sent = 0
-
-        def pieces() -> Iterator[bytes]:
-            nonlocal sent
-            for _ in range(160):
-                sent += 1
-                yield b"[" * 65_536
-
-        content: Any = b"[" * 10_485_760 if announced else pieces()
+        pieces = (b"[" * 65_536 for _ in range(160))
+        content: Any = b"[" * 10_485_760 if announced else pieces
         headers = {"Content-Type": "application/json"}
-        began = time.perf_counter()
         answer = client.post("/v1/experiments", content=content, headers=headers)
         assert answer.status_code == 413
         assert answer.headers["Content-Type"] == "application/problem+json"
-        assert time.perf_counter() - began < 1
 
     @pytest.mark.parametrize(
         ("body", "kind", "status"),

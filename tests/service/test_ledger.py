@@ -6,11 +6,11 @@ import dataclasses
 import pickle
 import sqlite3
 import threading
-import time
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import OperationalError
+from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.posting import queued
@@ -184,22 +184,27 @@ class TestRecordLedger:
             assert len(events) == 2 + 5 * 3
             assert [e.id for e in events] == sorted(e.id for e in events)
 
-    def test_a_locked_database_is_waited_for(self, record, spec, monkeypatch):
-        ledger = dataclasses.replace(claimed(record, spec()), patience=30)
+    def test_a_locked_database_is_waited_for(self, record, spec, monkeypatch, caplog):
+        ledger = dataclasses.replace(claimed(record, spec()), patience=PATIENCE)
         monkeypatch.setattr(database, "BUSY_SECONDS", 0)
         database.engine.cache_clear()
         path = record.url.removeprefix("sqlite:///")
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
-        threading.Timer(0.5, other.execute, ["COMMIT"]).start()
-        began = time.monotonic()
-        ledger.set_total(2)
-        assert 0.4 < time.monotonic() - began < 10
+        writer = threading.Thread(target=ledger.set_total, args=[7])
+        writer.start()
+        wait_until(lambda: "database away" in caplog.text, lambda: caplog.text)
+        assert writer.is_alive()
+        other.execute("COMMIT")
+        writer.join(PATIENCE)
+        assert record.row(ledger.experiment_id).total == 7
         other.close()
 
     def test_a_server_that_restarts_is_waited_for(self, postgresql_server, spec):
         migrate(postgresql_server.url)
-        ledger = dataclasses.replace(claimed(Record(postgresql_server.url), spec()), patience=60)
+        ledger = dataclasses.replace(
+            claimed(Record(postgresql_server.url), spec()), patience=PATIENCE
+        )
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         postgresql_server.stop()
         threading.Timer(1.0, postgresql_server.start).start()

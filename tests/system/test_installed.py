@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,17 @@ search: {space: {optimizer.lr: [1e-2]}}
 
 
 @pytest.fixture
-def running(
-    installed: Any, research_folder: Path, start_service: Any, tmp_path: Path
-) -> Iterator[Any]:
+def running(installed: Any, research_folder: Path, service: Any) -> Any:
     """Return a service that was started there with `eigensweep serve`."""
-    service = start_service(tmp_path)
     service.env = {
         **installed.variables,
         **{name: value for name, value in service.env.items() if name.startswith("EIGENSWEEP_")},
     }
     service.command = [str(installed.folder / "bin/eigensweep"), "serve"]
     service.cwd = research_folder
-    yield service
-    service.clear()
+    return service
 
 
-@pytest.mark.timeout(240)
 def test_the_command_line_the_service_and_a_trial_work_there(
     installed: Any, research_folder: Path, running: Any
 ) -> None:
