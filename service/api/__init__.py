@@ -1,1 +1,1 @@
-"""The REST API, in the service's process: routes, schemas, errors, access and limits."""
+"""The REST API: routes, answers, errors, access and limits. Runs in the service's process."""

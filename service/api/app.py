@@ -1,4 +1,4 @@
-"""The application: routes, errors and middleware put together from what it is given."""
+"""Puts the application together: routes, errors and middleware. Runs in the service's process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from fastapi_offline import FastAPIOffline
 from eigensweep.service.api.access import Access
 from eigensweep.service.api.errors import answer_errors
 from eigensweep.service.api.limits import BodyLimits
-from eigensweep.service.api.parts import Service
+from eigensweep.service.api.parts import Queue, Service
 from eigensweep.service.api.routes import analyses, catalogue, experiments, health, streams, trials
 from eigensweep.service.api.schemas import Views
-from eigensweep.service.queue.analyses import Analyses
-from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record.events import Tailer
+from eigensweep.service.api.tailer import Tailer
+from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 
@@ -35,13 +34,13 @@ Post an experiment, follow it, read its ranked trials. Each trial is a run in ML
 def create_app(
     settings: Settings,
     record: Record,
-    dispatcher: Dispatcher,
+    dispatcher: Queue,
     mlflow_uri: str | None = None,
 ) -> FastAPI:
     """Return the application; `app.state.service.tailer.closing` ends its open event streams."""
     app = FastAPIOffline(  # its /docs needs no internet
         title="Eigensweep",
-        version=installed_version(),
+        version=read_version(),
         summary="Hyperparameter search for long-memory recurrent networks",
         description=DESCRIPTION,
         openapi_tags=[
@@ -61,12 +60,7 @@ def create_app(
         dispatcher=dispatcher,
         tailer=Tailer(record),
         views=Views(settings.mlflow_pages or mlflow_uri),
-        analyses=Analyses(
-            settings.home / "analyses",
-            settings.storage_folder,
-            str(settings.corpora),
-            mlflow_uri,
-        ),
+        analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow_uri is not None),
         mlflow_uri=mlflow_uri,
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
@@ -84,8 +78,8 @@ async def _home() -> RedirectResponse:
     return RedirectResponse("/docs")
 
 
-def installed_version() -> str:
-    """Return the version of the installed package, "0" where it runs from its sources alone."""
+def read_version() -> str:
+    """Return the version of the installed package, "0" if only its sources are there."""
     try:
         return version("eigensweep")
     except PackageNotFoundError:

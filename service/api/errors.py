@@ -1,4 +1,7 @@
-"""From an error to an answer: one table, and one shape, `application/problem+json` (RFC 9457)."""
+"""Makes an answer of an error: one table of statuses, and one shape, `application/problem+json`.
+
+Runs in the service's process. Source: RFC 9457.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ from starlette.responses import Response
 from eigensweep.search_spaces.errors import SpecError, UnknownPresetError, shorten
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.analysis_requests import NotAnalysableError
-from eigensweep.service.queue.analyses import AnalysisNotFoundError
 from eigensweep.service.record.database import WrongSchemaError, is_away
-from eigensweep.service.record.queries import ExperimentNotFoundError, TrialNotFoundError
-from eigensweep.service.record.record import AlreadyEndedError, IdempotencyKeyReusedError
+from eigensweep.service.record.errors import (
+    ConflictError,
+    IdempotencyKeyReusedError,
+    NotFoundError,
+)
 from eigensweep.workers.shared.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
@@ -31,7 +35,7 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 
 
-class NotInCatalogueError(LookupError):
+class NotInCatalogueError(NotFoundError):
     """No model, task or analysis has this name; `reason` says why, if a package offers it."""
 
     def __init__(
@@ -46,13 +50,9 @@ class NotInCatalogueError(LookupError):
 
 
 STATUS: Final[dict[type[Exception], int]] = {
-    ExperimentNotFoundError: 404,
-    TrialNotFoundError: 404,
-    NotInCatalogueError: 404,
-    AnalysisNotFoundError: 404,
+    NotFoundError: 404,
     UnknownPresetError: 404,
-    AlreadyEndedError: 409,
-    NotAnalysableError: 409,
+    ConflictError: 409,
     IdempotencyKeyReusedError: 422,
     SpecError: 422,
     StorageError: 503,
@@ -97,8 +97,8 @@ EXAMPLE: Final = {
 }
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI's account of the errors that a route answers with."""
+def describe_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI description of the errors that a route answers with."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": EXAMPLE}
     return {
         status: {
@@ -132,11 +132,11 @@ def problem(
 def answer_errors(app: FastAPI) -> None:
     """Make every error of an application a problem+json."""
     for kind in STATUS:
-        app.add_exception_handler(kind, _known)
-    app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(SQLAlchemyError, _database)
-    app.add_exception_handler(Exception, _unexpected)
+        app.add_exception_handler(kind, _answer_known_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(SQLAlchemyError, _answer_database_error)
+    app.add_exception_handler(Exception, _answer_bug)
 
 
 def _title(status: int) -> str:
@@ -145,7 +145,7 @@ def _title(status: int) -> str:
     )
 
 
-def _known(request: Request, error: Exception) -> Response:
+def _answer_known_error(request: Request, error: Exception) -> Response:
     status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
     found: Sequence[Mapping[str, Any]] = ()
     if isinstance(error, SpecError):
@@ -157,16 +157,18 @@ def _known(request: Request, error: Exception) -> Response:
         ]
     elif isinstance(error, IdempotencyKeyReusedError):
         found = [{"path": "Idempotency-Key", "message": str(error)}]
-    return problem(status, _counted(found) or str(error), found)
+    return problem(status, _summarise(found) or str(error), found)
 
 
-def _invalid_request(request: Request, error: Exception) -> Response:
+def _answer_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = _body_problems(request, error) or [_parameter_problem(one) for one in error.errors()]
-    return problem(422, _counted(found), found)
+    found = _find_body_problems(request, error) or [_describe(one) for one in error.errors()]
+    return problem(422, _summarise(found), found)
 
 
-def _body_problems(request: Request, error: RequestValidationError) -> Sequence[Mapping[str, Any]]:
+def _find_body_problems(
+    request: Request, error: RequestValidationError
+) -> Sequence[Mapping[str, Any]]:
     """Return what is wrong with a posted spec, in the words of `search_spaces`."""
     if isinstance(error.body, dict) and request.url.path.startswith("/v1/experiments"):
         try:
@@ -176,7 +178,7 @@ def _body_problems(request: Request, error: RequestValidationError) -> Sequence[
     return []
 
 
-def _parameter_problem(error: Mapping[str, Any]) -> Mapping[str, Any]:
+def _describe(error: Mapping[str, Any]) -> Mapping[str, Any]:
     place, kind = error["loc"], error["type"]
     path = ".".join(str(part) for part in place[1:])
     context = error.get("ctx", {})
@@ -196,25 +198,25 @@ def _parameter_problem(error: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"path": path, "message": f"{wish}; got {got!r}", "expected": wish, "got": got}
 
 
-def _counted(found: Sequence[Mapping[str, Any]]) -> str:
+def _summarise(found: Sequence[Mapping[str, Any]]) -> str:
     if len(found) < 2:
         return "".join(str(one["message"]) for one in found)
-    return f"{len(found)} things are wrong, see 'errors'; nothing was queued"
+    return f"{len(found)} problems, see 'errors'; nothing was queued"
 
 
-def _http(request: Request, error: Exception) -> Response:
+def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail, headers = error.detail, dict(error.headers or {})
     if error.status_code == 404:
         path = shorten(request.url.path)
         detail = f"there is nothing at {path}; the pages at /docs list what there is"
     if error.status_code == 405:
-        headers["Allow"] = _allowed(request)
+        headers["Allow"] = _find_methods(request)
         detail = f"{request.url.path} does not take {request.method}; it takes {headers['Allow']}"
     return problem(error.status_code, detail, headers=headers)
 
 
-def _allowed(request: Request) -> str:
+def _find_methods(request: Request) -> str:
     """Return the methods of every route at a request's path, as the OpenAPI page lists them."""
     found: set[str] = set()
     for template, methods in request.app.openapi()["paths"].items():
@@ -224,18 +226,18 @@ def _allowed(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
-def _database(request: Request, error: Exception) -> Response:
+def _answer_database_error(request: Request, error: Exception) -> Response:
     if isinstance(error, WrongSchemaError):
         logger.error("wrong schema path=%s error=%s", request.url.path, error)
         return problem(500, str(error))
     if not is_away(error):
-        return _unexpected(request, error)
+        return _answer_bug(request, error)
     logger.warning("database away path=%s error=%s", request.url.path, error)
     detail = "the database of the record is away; nothing was changed, try again soon"
     return problem(503, detail, headers={"Retry-After": "5"})
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+def _answer_bug(request: Request, error: Exception) -> Response:
     logger.error("bug path=%s", request.url.path, exc_info=error)
     detail = "this is a bug; the service's console has the traceback"
     return problem(500, detail)

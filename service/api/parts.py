@@ -1,18 +1,31 @@
-"""What the routes work with, and how they get hold of it."""
+"""The parts of the service that routes use. Runs in the service's process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
 from eigensweep.service.api.schemas import Views
-from eigensweep.service.queue.analyses import Analyses
-from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.record.events import Tailer
+from eigensweep.service.api.tailer import Tailer
+from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
+
+
+class Queue(Protocol):
+    """What the API needs of the dispatcher."""
+
+    problem: str | None
+    """Why no experiment can be started now; None: experiments can be started."""
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Experiment id to why that experiment cannot be started or looked after."""
+
+    def wake(self) -> None:
+        """Look at the queue at once."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +34,12 @@ class Service:
 
     settings: Settings
     record: Record
-    dispatcher: Dispatcher
+    dispatcher: Queue
     tailer: Tailer
     views: Views
     analyses: Analyses
     mlflow_uri: str | None
-    """Where the service itself asks whether MLflow lives; None: there is none."""
+    """Address at which the service itself reaches MLflow; None: it has no MLflow."""
 
 
 async def _service(request: Request) -> Service:

@@ -1,1 +1,1 @@
-"""The service as a process: start and stop, home folder, ports, guard, MLflow's server."""
+"""The service's process itself: start and stop, home folder, ports, guard, MLflow's server."""

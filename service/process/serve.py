@@ -1,6 +1,6 @@
-"""The service as a process: puts the pieces together, and takes them apart again.
+"""The service as a process: starts its parts, and stops them again.
 
-The API answers first, from a thread; Ray starts after it, in the main thread, where signals arrive.
+The API answers first, from a thread; Ray starts after it, in the main thread, which gets signals.
 Started by `python -m eigensweep.service.process.serve` or `eigensweep serve`.
 """
 
@@ -29,17 +29,18 @@ from eigensweep.service.settings import Settings, StartError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.dispatcher import Dispatcher, Launcher
     from eigensweep.workers.driver.experiment import DriverOptions
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
 
 LONGEST_STOP: Final = 10.0
-"""A service that was told to stop is gone after so many seconds, finished or not."""
+"""Seconds after which a service that was told to stop ends in any case."""
 NODES_JOIN_SECONDS: Final = 300.0
-"""How long an experiment on a cluster waits for a node that its trials fit on."""
+"""How long an experiment on a cluster waits for a node with room for its trials."""
 REFUSED: Final = 2
-"""Exit status of a service that cannot start as it was set up."""
+"""Exit status of a service that cannot start with its settings."""
 
 
 class RayUnusableError(StartError):
@@ -55,7 +56,7 @@ class _StoppedEarly(BaseException):
 
 
 class _Stopping(threading.Event):
-    """Set by SIGINT and SIGTERM; while the service starts, they also break off what it does."""
+    """Set by SIGINT and SIGTERM; while the service starts, they also interrupt the start."""
 
     is_starting = True
 
@@ -79,7 +80,7 @@ def main() -> int:
         sys.stderr.write(f"error: {error}\n")
         return REFUSED
     logging.shutdown()
-    os._exit(0)  # nothing is left to do; after torch and Ray the interpreter takes seconds to end
+    os._exit(0)  # with torch and Ray imported, the interpreter needs seconds to end
 
 
 def serve(settings: Settings) -> None:
@@ -95,13 +96,13 @@ def serve(settings: Settings) -> None:
         home.hold(settings.home),
         ExitStack() as stack,
     ):
-        mlflow = _mlflow(settings)
+        mlflow = _make_mlflow_server(settings)
         mlflow_uri = settings.mlflow_uri if mlflow is None else mlflow.url
         if mlflow is not None:
             mlflow.start()
             stack.callback(mlflow.stop)
         # From here on imports take seconds; MLflow has begun with its own.
-        dispatcher, app = _application(settings, mlflow_uri)
+        app, dispatcher, analyses = _build(settings, mlflow_uri)
         http = _Http(settings, app)
         stack.callback(http.stop)
         home.write_address(settings.home, http.url, mlflow_uri)
@@ -109,9 +110,8 @@ def serve(settings: Settings) -> None:
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
             *(http.url, http.url, mlflow_uri, settings.home),
         )
-        launcher = stack.enter_context(_cluster(settings))
-        dispatcher.start(launcher, _driver_options(settings, mlflow_uri))
-        analyses = app.state.service.analyses
+        launcher = stack.enter_context(_run_cluster(settings))
+        dispatcher.start(launcher, _make_driver_options(settings, mlflow_uri))
         analyses.start()
         stack.callback(analyses.stop)
         logger.info("ready for experiments at_once=%d", settings.max_experiments)
@@ -130,7 +130,7 @@ def serve(settings: Settings) -> None:
 
 @contextmanager
 def _signals() -> Iterator[_Stopping]:
-    """Yield an event that SIGINT and SIGTERM set; from then on the process has little time."""
+    """Yield an event that SIGINT and SIGTERM set; `LONGEST_STOP` later the process ends."""
     stopping = _Stopping()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -154,7 +154,7 @@ def _end_soon() -> None:
     os._exit(1)
 
 
-def _mlflow(settings: Settings) -> MlflowServer | None:
+def _make_mlflow_server(settings: Settings) -> MlflowServer | None:
     if settings.mlflow_uri is not None:
         return None
     may_move = "mlflow_port" not in settings.model_fields_set
@@ -164,8 +164,12 @@ def _mlflow(settings: Settings) -> MlflowServer | None:
     return MlflowServer(settings.home / "mlflow", port)
 
 
-def _application(settings: Settings, mlflow_uri: str | None) -> tuple[Dispatcher, FastAPI]:
+def _build(
+    settings: Settings, mlflow_uri: str | None
+) -> tuple[FastAPI, Dispatcher, AnalysisRunner]:
+    """Return the application, and what works off its two queues."""
     from eigensweep.service.api.app import create_app
+    from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
@@ -173,10 +177,13 @@ def _application(settings: Settings, mlflow_uri: str | None) -> tuple[Dispatcher
     migrate(settings.database)
     record = Record(settings.database)
     dispatcher = Dispatcher(record, settings.max_experiments)
-    return dispatcher, create_app(settings, record, dispatcher, mlflow_uri)
+    app = create_app(settings, record, dispatcher, mlflow_uri)
+    storage, corpora = settings.storage_folder, str(settings.corpora)
+    runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow_uri)
+    return app, dispatcher, runner
 
 
-def _driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOptions:
+def _make_driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOptions:
     from eigensweep.workers.driver.experiment import DriverOptions
 
     return DriverOptions(
@@ -223,17 +230,17 @@ class _Http:
         self._server.should_exit = True
 
     def stop(self) -> None:
-        """Return when the last request is answered, or has been given up."""
+        """Return when the last request is answered, or after 6 seconds."""
         self.begin_to_stop()
         self._thread.join(6)
         self._listener.close()
 
 
 @contextmanager
-def _cluster(settings: Settings) -> Iterator[Launcher]:
+def _run_cluster(settings: Settings) -> Iterator[Launcher]:
     from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
 
-    folder = _ray_folder(settings.home) if settings.ray_address is None else None
+    folder = _empty_ray_folder(settings.home) if settings.ray_address is None else None
     try:
         cluster = RayCluster.start(settings.ray_address, settings.cpus, temp_dir=folder)
     except ClusterError as error:
@@ -244,14 +251,14 @@ def _cluster(settings: Settings) -> Iterator[Launcher]:
         cluster.stop()
 
 
-def _ray_folder(home: Path) -> Path | None:
-    """Return an empty folder for Ray, always the same; None where somebody else has it."""
+def _empty_ray_folder(home: Path) -> Path | None:
+    """Empty the folder for Ray and return it; None if another user owns it."""
     from eigensweep.workers.cluster.ray_cluster import LONGEST_TEMP_DIR
 
     folder = home / "ray"
     if len(str(folder)) > LONGEST_TEMP_DIR:
         folder = Path("/tmp") / f"eigensweep-{sha256(str(folder).encode()).hexdigest()[:12]}"
-    shutil.rmtree(folder, ignore_errors=True)  # of a service that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a service that was killed
     try:
         folder.mkdir(mode=0o700)
     except OSError:

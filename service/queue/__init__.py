@@ -1,1 +1,1 @@
-"""What waits and is started by the service's process: experiments' drivers, and analyses."""
+"""Starts what is queued: drivers of experiments, and analyses. Runs in the service's process."""

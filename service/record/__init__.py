@@ -1,4 +1,4 @@
-"""The record of experiments in a database: tables, writes, reads and events.
+"""What the service remembers: experiments and their trials in a database, analyses in folders.
 
-The service's process and every driver's process use it; a driver through `RecordLedger`.
+The service's process and every driver's process use it; drivers write through `RecordLedger`.
 """

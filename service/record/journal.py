@@ -1,4 +1,7 @@
-"""What changes to the record share: their events, and how trials and experiments end."""
+"""Steps that several changes of the record share: events, and the ends of trials and experiments.
+
+Runs in the service's process and in drivers.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +24,33 @@ from eigensweep.workers.shared.states import (
 )
 
 
-def finite(content: Any) -> Any:
+def replace_non_finite(content: Any) -> Any:
     """Return JSON content with None for every number that is not finite.
 
-    >>> finite({"loss": float("nan"), "steps": [1, float("inf")]})
+    >>> replace_non_finite({"loss": float("nan"), "steps": [1, float("inf")]})
     {'loss': None, 'steps': [1, None]}
     """
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, dict):
-        return {str(name): finite(value) for name, value in content.items()}
+        return {str(name): replace_non_finite(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
-        return [finite(value) for value in content]
+        return [replace_non_finite(value) for value in content]
     return content
 
 
-def storable(text: str | None) -> str | None:
-    """Return text without the one character that PostgreSQL cannot hold."""
+def remove_nul(text: str | None) -> str | None:
+    """Return text without NUL, the one character that PostgreSQL cannot store."""
     return None if text is None else text.replace("\0", "")
 
 
 def emit(session: Session, experiment: Experiment, kind: str, **data: Any) -> None:
-    """Add an event to the transaction that makes it true."""
+    """Add an event to the transaction that makes the change it reports."""
     session.add(
         Event(
             experiment_id=experiment.id,
             kind=kind,
-            data={"experiment": experiment.id, **finite(data)},
+            data={"experiment": experiment.id, **replace_non_finite(data)},
             at=time.time(),
         )
     )
@@ -56,7 +59,7 @@ def emit(session: Session, experiment: Experiment, kind: str, **data: Any) -> No
 def emit_trial(
     session: Session, experiment: Experiment, trial: Trial, kind: str, **data: Any
 ) -> None:
-    """Add an event of a trial: where it stands, and what the kind has to say besides."""
+    """Add an event of a trial, with its arm, attempt and step, and with `data` of its kind."""
     about = {"trial": trial.number, "arm": trial.arm, "step": trial.step, "steps": trial.steps}
     emit(session, experiment, f"trial.{kind}", **about, attempt=trial.attempt, **data)
 
@@ -71,8 +74,8 @@ def finish_trial(
 ) -> None:
     """Give an open trial its outcome, its result and its place in the ranking."""
     trial.state = outcome
-    trial.result = finite(result)
-    trial.error = storable(error)
+    trial.result = replace_non_finite(result)
+    trial.error = remove_nul(error)
     trial.ended_at = time.time()
     if trial.result is not None:
         trial.value = trial.result.get("value")
@@ -82,16 +85,16 @@ def finish_trial(
     else:
         trial.rank = UNRANKED
     close_attempt(session, trial, None)
-    told = None if error is None else error.strip().rsplit("\n", 1)[-1]
-    emit_trial(session, experiment, trial, outcome, value=trial.value, error=told)
+    last_line = None if error is None else error.strip().rsplit("\n", 1)[-1]
+    emit_trial(session, experiment, trial, outcome, value=trial.value, error=last_line)
 
 
 def close_attempt(session: Session, trial: Trial, reason: str | None) -> None:
-    """Note that the trial's newest attempt is over; `reason` tells why, if it was cut short."""
+    """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
     attempt = session.get(Attempt, (trial.experiment_id, trial.number, trial.attempt))
     if attempt is not None and attempt.ended_at is None:
         attempt.ended_at = time.time()
-        attempt.reason = storable(reason)
+        attempt.reason = remove_nul(reason)
 
 
 def end_experiment(
@@ -107,7 +110,7 @@ def end_experiment(
     for trial in session.scalars(still_open.order_by(Trial.number)):
         finish_trial(session, experiment, trial, "cancelled", trial.result)
     experiment.state = state
-    experiment.error = storable(error)
+    experiment.error = remove_nul(error)
     experiment.finished_at = time.time()
     emit(session, experiment, f"experiment.{state}", error=experiment.error)
     return True

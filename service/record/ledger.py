@@ -17,8 +17,8 @@ from eigensweep.service.record.journal import (
     emit_trial,
     end_experiment,
     finish_trial,
-    finite,
-    storable,
+    remove_nul,
+    replace_non_finite,
 )
 from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
@@ -74,8 +74,8 @@ class RecordLedger:
                     experiment_id=self.experiment_id,
                     number=number,
                     arm=arm,
-                    params=finite(params),
-                    config=finite(config),
+                    params=replace_non_finite(params),
+                    config=replace_non_finite(config),
                     config_hash=config_hash,
                     seed=config.get("seed", 0),
                     replicates=config.get("replicates", 1),
@@ -92,7 +92,7 @@ class RecordLedger:
                     experiment_id=self.experiment_id,
                     number=number,
                     arm=arm,
-                    params=finite(params),
+                    params=replace_non_finite(params),
                     steps=0,
                     step=0,
                     attempt=0,
@@ -136,7 +136,7 @@ class RecordLedger:
             if trial.state == "running":
                 trial.state = "waiting"
                 close_attempt(session, trial, reason)
-                emit_trial(session, experiment, trial, "interrupted", reason=storable(reason))
+                emit_trial(session, experiment, trial, "interrupted", reason=remove_nul(reason))
 
         self._write(work)
 
@@ -147,11 +147,15 @@ class RecordLedger:
             trial = self._trial(session, number, attempt)
             started = session.get(Attempt, (self.experiment_id, number, attempt))
             if started is not None and place:
-                started.place = finite(place)
+                started.place = replace_non_finite(place)
             known = session.get(Report, (self.experiment_id, number, step))
             if trial.state in OUTCOMES or known is not None:
                 return
-            kept = {name: value for name, value in finite(metrics).items() if value is not None}
+            kept = {
+                name: value
+                for name, value in replace_non_finite(metrics).items()
+                if value is not None
+            }
             trial.step = max(trial.step, step)
             if not kept:
                 return

@@ -1,4 +1,7 @@
-"""What the service reads from the record: pages, counts and the best trial, each by an index."""
+"""What the service reads from the record: pages, counts and the best trial, each by an index.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from eigensweep.service.record import database
+from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Report, Trial
 
 T = TypeVar("T")
@@ -25,20 +29,6 @@ TRIAL_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
     "number": (Trial.number,),
     "value": (Trial.rank, Trial.number),
 }
-
-
-class ExperimentNotFoundError(LookupError):
-    """No experiment has this id."""
-
-    def __init__(self, id: str) -> None:
-        super().__init__(f"there is no experiment '{id}'")
-
-
-class TrialNotFoundError(LookupError):
-    """The experiment has no trial of this number."""
-
-    def __init__(self, id: str, number: int, opened: int) -> None:
-        super().__init__(f"experiment '{id}' has no trial {number}; it has opened {opened} so far")
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,7 @@ class Queries:
         """
 
         def work(session: Session) -> ExperimentRecord:
-            return _described(session, [_experiment(session, id)])[0]
+            return _describe(session, [_get_experiment(session, id)])[0]
 
         return self._read(work)
 
@@ -119,7 +109,7 @@ class Queries:
         Raises:
             ExperimentNotFoundError: if there is none of this id.
         """
-        return self._read(lambda session: _experiment(session, id))
+        return self._read(lambda session: _get_experiment(session, id))
 
     def experiments(
         self,
@@ -139,8 +129,8 @@ class Queries:
             chosen.append(Experiment.project == project)
         if name is not None:
             chosen.append(Experiment.name.icontains(name, autoescape=True))
-        query = _page(select(Experiment).where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
-        return self._read(lambda session: _described(session, session.scalars(query).all()))
+        query = _limit_page(select(Experiment).where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
+        return self._read(lambda session: _describe(session, session.scalars(query).all()))
 
     def trials(
         self,
@@ -161,11 +151,11 @@ class Queries:
             chosen.append(Trial.state.in_(states))
         if arm is not None:
             chosen.append(Trial.arm == arm)
-        query = _page(select(Trial).where(*chosen), TRIAL_SORTS, sort, limit, after)
+        query = _limit_page(select(Trial).where(*chosen), TRIAL_SORTS, sort, limit, after)
 
         def work(session: Session) -> list[TrialRecord]:
-            _experiment(session, id)
-            return _with_newest_report(session, id, session.scalars(query).all())
+            _get_experiment(session, id)
+            return _add_newest_report(session, id, session.scalars(query).all())
 
         return self._read(work)
 
@@ -177,12 +167,12 @@ class Queries:
         """
 
         def work(session: Session) -> TrialRecord:
-            _experiment(session, id)
+            _get_experiment(session, id)
             trial = session.get(Trial, (id, number))
             if trial is None:
                 mine = select(func.count()).where(Trial.experiment_id == id)
                 raise TrialNotFoundError(id, number, session.scalars(mine).one())
-            return _with_history(session, id, [trial])[0]
+            return _add_history(session, id, [trial])[0]
 
         return self._read(work)
 
@@ -201,14 +191,14 @@ class Queries:
         return database.read(self.url, work)
 
 
-def _experiment(session: Session, id: str) -> Experiment:
+def _get_experiment(session: Session, id: str) -> Experiment:
     experiment = session.get(Experiment, id)
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
 
 
-def _page(
+def _limit_page(
     query: Select[Any],
     sorts: dict[str, tuple[InstrumentedAttribute[Any], ...]],
     sort: str,
@@ -223,14 +213,14 @@ def _page(
     return query.order_by(*(c.desc() if falling else c.asc() for c in columns)).limit(limit)
 
 
-def _described(session: Session, rows: Sequence[Experiment]) -> list[ExperimentRecord]:
+def _describe(session: Session, rows: Sequence[Experiment]) -> list[ExperimentRecord]:
     ids = [row.id for row in rows]
     counts = count_states(session, ids)
-    best = {record.trial.experiment_id: record for record in _best(session, ids)}
+    best = {record.trial.experiment_id: record for record in _find_best(session, ids)}
     return [ExperimentRecord(row, counts[row.id], best.get(row.id)) for row in rows]
 
 
-def _best(session: Session, ids: Sequence[str]) -> list[TrialRecord]:
+def _find_best(session: Session, ids: Sequence[str]) -> list[TrialRecord]:
     inner = Trial.__table__.alias()
     first = (
         select(inner.c.number)
@@ -248,11 +238,11 @@ def _best(session: Session, ids: Sequence[str]) -> list[TrialRecord]:
     return [
         record
         for trial in session.scalars(query)
-        for record in _with_history(session, trial.experiment_id, [trial])
+        for record in _add_history(session, trial.experiment_id, [trial])
     ]
 
 
-def _with_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
+def _add_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
     training = {trial.number: trial.step for trial in trials if trial.state == "running"}
     query = select(Report).where(
         Report.experiment_id == id, tuple_(Report.number, Report.step).in_(training.items())
@@ -264,7 +254,7 @@ def _with_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> l
     ]
 
 
-def _with_history(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
+def _add_history(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
     records = {trial.number: TrialRecord(trial) for trial in trials}
     reports = select(Report).where(Report.experiment_id == id, Report.number.in_(records))
     for report in session.scalars(reports.order_by(Report.number, Report.step)):

@@ -1,8 +1,10 @@
-"""What the service itself writes to the record: the queue, who drives what, and who gave up."""
+"""What the service writes to the record: new experiments, cancellations, and who drives what.
+
+Runs in the service's process; drivers write through `RecordLedger`.
+"""
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,30 +13,18 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
+from eigensweep.service.record.errors import (
+    AlreadyEndedError,
+    ExperimentNotFoundError,
+    IdempotencyKeyReusedError,
+)
 from eigensweep.service.record.journal import emit, end_experiment
-from eigensweep.service.record.queries import ExperimentNotFoundError, Queries, count_states
+from eigensweep.service.record.posting import make_row
+from eigensweep.service.record.queries import Queries, count_states
 from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.states import ENDED, OUTCOMES
-
-ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-
-
-class AlreadyEndedError(RuntimeError):
-    """The experiment is over, so what was asked of it cannot be done."""
-
-
-class IdempotencyKeyReusedError(ValueError):
-    """The key came with a different body before."""
-
-
-def new_id() -> str:
-    """Return a fresh experiment id: 13 letters and digits that sort by the time they were made."""
-    moment, letters = int(time.time() * 1000), ""
-    for _ in range(9):
-        moment, digit = divmod(moment, 32)
-        letters = ALPHABET[digit] + letters
-    return letters + "".join(secrets.choice(ALPHABET) for _ in range(4))
 
 
 @dataclass(frozen=True)
@@ -58,18 +48,20 @@ class Unfinished:
 class Record(Queries):
     """The record of experiments at a database URL: the queue and the only memory."""
 
-    def add(self, experiment: Experiment) -> tuple[Experiment, bool]:
-        """Queue a new experiment; return it, and whether it is new.
+    def add(
+        self, spec: ExperimentSpec, idempotency_key: str | None = None
+    ) -> tuple[Experiment, bool]:
+        """Queue a new experiment, whose spec was checked; return its row, and whether it is new.
 
-        One that carries the idempotency key of an earlier one is not added: the earlier one comes
-        back.
+        If an earlier experiment was posted with the same idempotency key, that one is returned.
 
         Raises:
             IdempotencyKeyReusedError: if the earlier one had a different body.
         """
+        experiment = make_row(spec, idempotency_key)
 
         def work(session: Session) -> tuple[Experiment, bool]:
-            if (earlier := self._same_key(session, experiment)) is not None:
+            if (earlier := self._find_same_key(session, experiment)) is not None:
                 return earlier, False
             session.add(experiment)
             session.flush()
@@ -81,7 +73,7 @@ class Record(Queries):
         except IntegrityError:  # two posts with one key at the same moment
             return database.write(self.url, work)
 
-    def _same_key(self, session: Session, posted: Experiment) -> Experiment | None:
+    def _find_same_key(self, session: Session, posted: Experiment) -> Experiment | None:
         if posted.idempotency_key is None:
             return None
         same = select(Experiment).where(Experiment.idempotency_key == posted.idempotency_key)
@@ -102,7 +94,7 @@ class Record(Queries):
         """
 
         def work(session: Session) -> None:
-            experiment = _locked(session, id)
+            experiment = _lock(session, id)
             if experiment.state in ENDED - {"cancelled"}:
                 raise AlreadyEndedError(f"experiment {id} is over: it has {experiment.state}")
             if experiment.intent == "cancel":
@@ -141,13 +133,13 @@ class Record(Queries):
         return self._read(lambda session: list(session.scalars(query)))
 
     def claim(self, id: str) -> Claim | None:
-        """Return the right to drive an experiment, earlier drivers shut out; None if it needs none.
+        """Return the right to drive an experiment, None if it needs no driver.
 
-        A queued experiment becomes `running`.
+        From now on writes of earlier drivers are refused. A queued experiment becomes `running`.
         """
 
         def work(session: Session) -> Claim | None:
-            experiment = _locked(session, id)
+            experiment = _lock(session, id)
             if experiment.state in ENDED and experiment.tracked:
                 return None
             now = time.time()
@@ -167,13 +159,13 @@ class Record(Queries):
         return database.write(self.url, work)
 
     def count_death(self, id: str) -> int:
-        """Return how many drivers of the experiment died in a row without progress, this one too.
+        """Count the death of a driver; return how many died in a row without progress.
 
-        Progress is a rung reported or a trial ended.
+        Progress is a rung report or the end of a trial.
         """
 
         def work(session: Session) -> int:
-            experiment = _locked(session, id)
+            experiment = _lock(session, id)
             reports = select(func.count()).where(Report.experiment_id == id)
             ended = select(func.count()).where(Trial.experiment_id == id, Trial.state.in_(OUTCOMES))
             mark = session.scalars(reports).one() + session.scalars(ended).one()
@@ -184,17 +176,17 @@ class Record(Queries):
         return database.write(self.url, work)
 
     def give_up(self, id: str, error: str) -> None:
-        """End an experiment as failed, its drivers shut out."""
+        """End an experiment as failed; writes of its drivers are refused from now on."""
 
         def work(session: Session) -> None:
-            experiment = _locked(session, id)
+            experiment = _lock(session, id)
             experiment.generation += 1
             end_experiment(session, experiment, "failed", error)
 
         database.write(self.url, work)
 
 
-def _locked(session: Session, id: str) -> Experiment:
+def _lock(session: Session, id: str) -> Experiment:
     experiment = session.scalars(
         select(Experiment).where(Experiment.id == id).with_for_update()
     ).first()

@@ -20,7 +20,8 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app as command_line
-from eigensweep.service.queue.analyses import Analyses, Requested
+from eigensweep.service.queue.analyses import AnalysisRunner
+from eigensweep.service.record.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.analyses import ANALYSES
@@ -72,7 +73,7 @@ def told(answer: Any) -> str:
     )
 
 
-def of(trial: TrialSubject) -> Requested:
+def of(trial: TrialSubject) -> AnalysisSpec:
     whole = ExperimentSubject(
         experiment="e",
         name="sizes",
@@ -83,13 +84,19 @@ def of(trial: TrialSubject) -> Requested:
         trials=[trial],
         run_id=trial.run_id,
     )
-    return Requested("size_study", {}, trial, whole)
+    return AnalysisSpec("size_study", {}, trial, whole)
 
 
 @pytest.fixture
 def analyses(client: TestClient) -> Analyses:
-    """The analyses of the application, which tests carry out themselves."""
+    """The analyses of the application."""
     return client.app.state.service.analyses  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def runner(analyses: Analyses, settings: Settings) -> AnalysisRunner:
+    """What carries them out."""
+    return AnalysisRunner(analyses, settings.storage_folder, str(settings.corpora))
 
 
 @pytest.fixture
@@ -172,12 +179,10 @@ class TestQueue:
         other = client.post("/v1/analyses", json={**SMALL, "options": {"size": 7}})
         assert other.json()["id"] != first["id"]
 
-    def test_one_that_failed_is_tried_again_when_asked_for_again(
-        self, client, analyses, monkeypatch
-    ):
+    def test_one_that_failed_is_tried_again_when_asked_for_again(self, client, runner, monkeypatch):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome(error="out of luck"))
-        assert analyses.tick()
+        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome(error="out of luck"))
+        assert runner.tick()
         failed = client.get(f"/v1/analyses/{id}").json()
         assert (failed["state"], failed["error"]) == ("failed", "out of luck")
         again = client.post("/v1/analyses", json=SMALL)
@@ -185,42 +190,43 @@ class TestQueue:
         assert again.json()["error"] is None
 
     def test_one_that_mlflow_has_not_got_is_delivered_when_asked_for_again(
-        self, client, analyses, monkeypatch
+        self, client, analyses, runner, monkeypatch
     ):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        analyses.mlflow_uri = "http://127.0.0.1:5000"
+        analyses.has_mlflow = True
         (analyses.folder / id / "result.json").write_text("{}")
-        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome(mlflow_problem="away"))
-        analyses.tick()
+        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome(mlflow_problem="away"))
+        runner.tick()
         finished = client.get(f"/v1/analyses/{id}").json()
         assert (finished["state"], finished["mlflow_problem"]) == ("finished", "away")
         assert client.post("/v1/analyses", json=SMALL).status_code == 201
-        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome(mlflow_run="r"))
-        analyses.tick()
+        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome(mlflow_run="r"))
+        runner.tick()
         assert client.post("/v1/analyses", json=SMALL).status_code == 200
 
     def test_what_a_killed_service_was_at_is_begun_again_by_the_next(
-        self, client, analyses, monkeypatch
+        self, client, analyses, runner, monkeypatch
     ):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(analyses, "_outcome", lambda _: None)  # the service ends meanwhile
-        analyses.tick()
+        monkeypatch.setattr(runner, "_carry_out", lambda _: None)  # the service ends meanwhile
+        runner.tick()
         assert analyses.get(id).state == "running"
-        next_one = Analyses(analyses.folder, analyses.storage)
-        assert next_one.get(id).state == "queued"
-        monkeypatch.setattr(next_one, "_outcome", lambda _: Outcome())
-        assert next_one.tick()
-        assert Analyses(analyses.folder, analyses.storage).get(id).state == "finished"
+        after = Analyses(analyses.folder)
+        assert after.get(id).state == "queued"
+        runner.analyses = after
+        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
+        assert runner.tick()
+        assert Analyses(analyses.folder).get(id).state == "finished"
 
     def test_a_child_that_dies_fails_its_analysis_with_its_last_words(
-        self, client, analyses, monkeypatch, tmp_path
+        self, client, runner, monkeypatch, tmp_path
     ):
         program = tmp_path / "python"
         program.write_text("#!/bin/sh\necho out of memory >&2\nexit 9\n")
         program.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(program))
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        analyses.tick()
+        runner.tick()
         error = client.get(f"/v1/analyses/{id}").json()["error"]
         assert error == "its process ended with status 9\nout of memory"
 
@@ -231,35 +237,37 @@ class TestQueue:
         assert (answer.status_code, "cannot make" in told(answer)) == (503, True)
         assert client.get("/v1/analyses").json()["items"] == []
 
-    def test_one_whose_folder_was_removed_fails_and_the_queue_goes_on(self, client, analyses):
-        id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        (analyses.folder / id / "request.json").unlink()
-        assert analyses.tick()
-        assert analyses.get(id).state == "failed"
-        assert "request.json" in (analyses.get(id).error or "")
-        assert not analyses.tick()
-
-    def test_what_was_removed_from_the_folder_is_told_and_made_again(
-        self, client, analyses, monkeypatch
+    def test_one_whose_folder_was_removed_fails_and_the_queue_goes_on(
+        self, client, analyses, runner
     ):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome())
-        analyses.tick()
+        (analyses.folder / id / "request.json").unlink()
+        assert runner.tick()
+        assert analyses.get(id).state == "failed"
+        assert "request.json" in (analyses.get(id).error or "")
+        assert not runner.tick()
+
+    def test_what_was_removed_from_the_folder_is_told_and_made_again(
+        self, client, runner, monkeypatch
+    ):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
+        runner.tick()
         answer = client.get(f"/v1/analyses/{id}/files/result.json")
         assert (answer.status_code, "were removed" in told(answer)) == (404, True)
         again = client.post("/v1/analyses", json=SMALL)
         assert (again.status_code, again.json()["state"]) == (201, "queued")
 
     def test_one_whose_whole_folder_was_removed_is_forgotten_and_the_queue_goes_on(
-        self, client, analyses, monkeypatch
+        self, client, analyses, runner, monkeypatch
     ):
         ids = [
             client.post("/v1/analyses", json={**SMALL, "options": {"size": n}}).json()["id"]
             for n in (5, 6)
         ]
         shutil.rmtree(analyses.folder / ids[0])
-        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome())
-        while analyses.tick():
+        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
+        while runner.tick():
             pass
         items = client.get("/v1/analyses").json()["items"]
         assert [(item["id"], item["state"]) for item in items] == [(ids[1], "finished")]
@@ -295,13 +303,13 @@ class TestQueue:
 
 class TestFiles:
     def test_a_real_analysis_of_a_trial_serves_its_numbers_and_pictures(
-        self, client, finished, analyses
+        self, client, finished, runner
     ):
         request = {"name": "hidden_states", "experiment": finished(), "trial": 0}
         here = post(client, **request, options={"weights": "initial"}).json()["links"]["self"]
         assert client.get(f"{here}/files/result.json").status_code == 404
 
-        analyses.tick()
+        runner.tick()
 
         content = client.get(here).json()
         assert (content["state"], content["error"]) == ("finished", None)
@@ -319,10 +327,10 @@ class TestFiles:
         assert files["figure.png"].content.startswith(b"\x89PNG")
 
     @pytest.mark.parametrize("name", ["state.json", "log", "..%2Fstate.json", "%2Fetc%2Fpasswd"])
-    def test_no_name_becomes_a_path(self, client, analyses, monkeypatch, name):
+    def test_no_name_becomes_a_path(self, client, runner, monkeypatch, name):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(analyses, "_outcome", lambda _: Outcome())
-        analyses.tick()
+        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
+        runner.tick()
         assert client.get(f"/v1/analyses/{id}/files/{name}").status_code == 404
         assert client.get(f"/v1/analyses/..%2F{id}").status_code == 404
 
@@ -358,9 +366,9 @@ class TestCommandLine:
         shutil.copyfile(empty_record, settings.home / "eigensweep.db")
         record = Record(settings.database)
         app = create_app(settings, record, Dispatcher(record))
-        analyses = app.state.service.analyses
-        analyses._run_child = lambda folder, order: carry_out(folder, order.model_dump_json())
-        analyses.start()
+        runner = AnalysisRunner(app.state.service.analyses, settings.storage_folder)
+        runner._run_child = lambda folder, order: carry_out(folder, order.model_dump_json())
+        runner.start()
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             thread = threading.Thread(target=server.run, args=([listener],))
@@ -368,7 +376,7 @@ class TestCommandLine:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
             server.should_exit = True
             thread.join()
-        analyses.stop()
+        runner.stop()
 
     def test_one_line_draws_a_figure(self, url, tmp_path):
         done = CliRunner().invoke(

@@ -13,7 +13,6 @@ from sqlalchemy.exc import OperationalError
 from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.posting import queued
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
@@ -27,7 +26,7 @@ PLACE = {"node": "here", "pid": 7, "device": "cpu"}
 
 def claimed(record: Record, spec: dict[str, Any]) -> RecordLedger:
     """Post an experiment and return the ledger of its first driver."""
-    experiment, _ = record.add(queued(ExperimentSpec.model_validate(spec)))
+    experiment, _ = record.add(ExperimentSpec.model_validate(spec))
     claim = record.claim(experiment.id)
     assert claim is not None
     return RecordLedger(record.url, experiment.id, claim.generation, patience=0)

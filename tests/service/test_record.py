@@ -13,14 +13,14 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.posting import queued
 from eigensweep.service.record import database
 from eigensweep.service.record.database import WrongSchemaError, is_away
+from eigensweep.service.record.errors import AlreadyEndedError, IdempotencyKeyReusedError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import NewerRecordError, RecordUnusableError, migrate
 from eigensweep.service.record.progress import progress
 from eigensweep.service.record.queries import StateCount
-from eigensweep.service.record.record import AlreadyEndedError, IdempotencyKeyReusedError, Record
+from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base, Experiment
 from eigensweep.service.settings import Settings
 
@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1
 
 
 def add(record: Record, spec: dict[str, Any], key: str | None = None) -> str:
-    return record.add(queued(ExperimentSpec.model_validate(spec), key))[0].id
+    return record.add(ExperimentSpec.model_validate(spec), key)[0].id
 
 
 def driven(record: Record, spec: dict[str, Any]) -> RecordLedger:

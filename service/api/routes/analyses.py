@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.service.api.analysis_requests import AnalysisRequest, requested
-from eigensweep.service.api.errors import NotInCatalogueError, documented
+from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
 from eigensweep.service.api.examples import ANALYSES as REQUESTS
 from eigensweep.service.api.examples import ANALYSIS
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import Listing, Name, about
 from eigensweep.service.api.schemas import Answer, Page
-from eigensweep.service.queue.analyses import Standing
+from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
+from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import Kind
 
 router = APIRouter(tags=["analyses"])
 
 AnalysisId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
-State = Literal["queued", "running", "finished", "failed"]
 SORT: Final = "-created_at"
 
 FILES: Final = {
@@ -53,8 +52,8 @@ class AnalysisNow(Answer):
     name: str
     experiment: str | None
     trial: int | None
-    options: dict[str, Any] = Field(description="Every option, defaults filled in")
-    state: State
+    options: OptionsJson = Field(description="Every option, defaults filled in")
+    state: AnalysisState
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -93,7 +92,7 @@ class AnalysisQuery(BaseModel):
     name: str | None = Field(None, description="Only of this kind")
     experiment: str | None = Field(None, description="Only of this experiment and its trials")
     trial: int | None = Field(None, description="Only of trials of this number")
-    state: list[State] = Field([], description="Only in these states")
+    state: list[AnalysisState] = Field([], description="Only in these states")
     limit: int = Field(50, ge=1, le=200)
     cursor: str | None = Field(
         None, max_length=1000, description="`next_cursor` of the page before"
@@ -104,7 +103,7 @@ class AnalysisQuery(BaseModel):
     "/analyses",
     status_code=201,
     summary="Ask for an analysis",
-    responses=documented(401, 404, 409, 413, 415, 422, 503)
+    responses=describe_errors(401, 404, 409, 413, 415, 422, 503)
     | {200: {"model": AnalysisNow, "description": "Asked for before: it comes back as it stands"}},
 )
 def post_analysis(
@@ -117,23 +116,23 @@ def post_analysis(
     An analysis is a function of its request, so the same request gives the same one. One that
     failed, or that MLflow has not got, or whose files were removed, is queued again.
     """
-    found = requested(request, service.record, FilePath(service.settings.storage_folder))
-    standing, is_new = service.analyses.add(found)
-    answer = _now(service, standing)
+    spec = complete_request(request, service.record, FilePath(service.settings.storage_folder))
+    record, is_new = service.analyses.add(spec)
+    answer = _make_answer(service, record)
     response.headers["Location"] = answer.links.self
     if not is_new:
         response.status_code = 200
     return answer
 
 
-@router.get("/analyses", summary="List analyses", responses=documented(401, 422))
+@router.get("/analyses", summary="List analyses", responses=describe_errors(401, 422))
 def list_analyses(
     service: TheService, query: Annotated[AnalysisQuery, Query()]
 ) -> Page[AnalysisNow]:
     """Return the analyses that were asked for, the newest first."""
     after = decode(SORT, query.cursor, (float, str))
 
-    def wanted(each: Standing) -> bool:
+    def matches(each: AnalysisRecord) -> bool:
         return (
             query.name in (None, each.name)
             and query.experiment in (None, each.experiment)
@@ -142,24 +141,26 @@ def list_analyses(
             and (after is None or [each.created_at, each.id] < after)
         )
 
-    found = service.analyses.list(wanted)
+    found = service.analyses.list(matches)
     page = found[: query.limit]
     more = len(found) > query.limit
     cursor = encode(SORT, [page[-1].created_at, page[-1].id]) if more else None
-    return Page(items=[_now(service, each) for each in page], next_cursor=cursor)
+    return Page(items=[_make_answer(service, each) for each in page], next_cursor=cursor)
 
 
-@router.get("/analyses/{id}", summary="Look at an analysis", responses=documented(401, 404, 422))
+@router.get(
+    "/analyses/{id}", summary="Look at an analysis", responses=describe_errors(401, 404, 422)
+)
 def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     """Return an analysis with its state and the links of its files."""
-    return _now(service, service.analyses.get(id))
+    return _make_answer(service, service.analyses.get(id))
 
 
 @router.get(
     "/analyses/{id}/files/{name}",
     summary="Fetch a file of an analysis",
     response_class=FileResponse,
-    responses=documented(401, 404, 422)
+    responses=describe_errors(401, 404, 422)
     | {
         200: {
             "description": "The numbers as JSON or as a table, or the picture",
@@ -175,7 +176,7 @@ def get_file(
     return FileResponse(path, media_type=FILES[name], headers={"X-Content-Type-Options": "nosniff"})
 
 
-@router.get("/analysis-kinds", summary="List kinds of analyses", responses=documented(401))
+@router.get("/analysis-kinds", summary="List kinds of analyses", responses=describe_errors(401))
 def list_kinds() -> AnalysisKinds:
     """Return what can be asked for."""
     items = [AnalysisKindListing(**about(name, type(a)), of=a.of) for name, a in ANALYSES.items()]
@@ -185,7 +186,7 @@ def list_kinds() -> AnalysisKinds:
 @router.get(
     "/analysis-kinds/{name}",
     summary="Look at a kind of analysis",
-    responses=documented(401, 404, 422),
+    responses=describe_errors(401, 404, 422),
 )
 def get_kind(name: Name) -> AnalysisKindEntry:
     """Return what an analysis shows, and the options it takes."""
@@ -201,25 +202,25 @@ def get_kind(name: Name) -> AnalysisKindEntry:
     )
 
 
-def _now(service: Service, standing: Standing) -> AnalysisNow:
-    here = f"/v1/analyses/{standing.id}"
-    finished = standing.state == "finished"
+def _make_answer(service: Service, record: AnalysisRecord) -> AnalysisNow:
+    here = f"/v1/analyses/{record.id}"
+    finished = record.state == "finished"
     return AnalysisNow(
-        id=standing.id,
-        name=standing.name,
-        experiment=standing.experiment,
-        trial=standing.trial,
-        options=standing.options,
-        state=standing.state,
-        created_at=datetime.fromtimestamp(standing.created_at, UTC),
-        started_at=_moment(standing.started_at),
-        finished_at=_moment(standing.finished_at),
-        error=standing.error,
-        mlflow_problem=standing.mlflow_problem,
+        id=record.id,
+        name=record.name,
+        experiment=record.experiment,
+        trial=record.trial,
+        options=record.options,
+        state=record.state,
+        created_at=datetime.fromtimestamp(record.created_at, UTC),
+        started_at=_moment(record.started_at),
+        finished_at=_moment(record.finished_at),
+        error=record.error,
+        mlflow_problem=record.mlflow_problem,
         links=AnalysisLinks(
             self=here,
             files={name: f"{here}/files/{name}" for name in FILES} if finished else {},
-            mlflow=service.views.run(standing.mlflow_run),
+            mlflow=service.views.run(record.mlflow_run),
         ),
     )
 

@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.preview import Preview, preview
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.errors import documented
+from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
-from eigensweep.service.api.posting import queued
 from eigensweep.service.api.schemas import ExperimentNow, Page
 from eigensweep.workers.shared.states import ExperimentState
 
@@ -44,7 +43,7 @@ class ExperimentQuery(BaseModel):
     "/experiments",
     status_code=201,
     summary="Post an experiment",
-    responses=documented(401, 413, 415, 422, 503)
+    responses=describe_errors(401, 413, 415, 422, 503)
     | {200: {"model": ExperimentNow, "description": "Posted before with the same Idempotency-Key"}},
 )
 def post_experiment(
@@ -62,7 +61,7 @@ def post_experiment(
 ) -> ExperimentNow:
     """Check a spec and queue it. What could not run is refused here, and nothing is queued."""
     check_spec(spec, service.settings.corpora)
-    experiment, is_new = service.record.add(queued(spec, idempotency_key))
+    experiment, is_new = service.record.add(spec, idempotency_key)
     service.dispatcher.wake()
     answer = service.views.experiment(service.record.experiment(experiment.id))
     response.headers["Location"] = answer.links.self
@@ -74,7 +73,7 @@ def post_experiment(
 @router.post(
     "/experiments/preview",
     summary="Say what an experiment would do",
-    responses=documented(401, 413, 415, 422),
+    responses=describe_errors(401, 413, 415, 422),
 )
 def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
     """Check a spec as a post does, count its trials and sizes, guess its cost; queue nothing."""
@@ -82,7 +81,7 @@ def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
     return preview(spec)
 
 
-@router.get("/experiments", summary="List experiments", responses=documented(401, 422, 503))
+@router.get("/experiments", summary="List experiments", responses=describe_errors(401, 422, 503))
 def list_experiments(
     service: TheService, query: Annotated[ExperimentQuery, Query()]
 ) -> Page[ExperimentNow]:
@@ -107,7 +106,7 @@ def list_experiments(
 @router.get(
     "/experiments/{id}",
     summary="Look at an experiment",
-    responses=documented(401, 404, 422, 503),
+    responses=describe_errors(401, 404, 422, 503),
 )
 def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     """Return an experiment with its progress, the time it still needs and its best trial."""
@@ -118,7 +117,7 @@ def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     "/experiments/{id}/cancel",
     status_code=202,
     summary="Cancel an experiment",
-    responses=documented(401, 404, 409, 422, 503),
+    responses=describe_errors(401, 404, 409, 422, 503),
 )
 def cancel_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     """Cancel a queued experiment at once; let the driver of a running one stop its trials.

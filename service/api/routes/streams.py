@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from eigensweep.service.api.errors import documented
+from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 
@@ -23,7 +23,7 @@ def _existing(service: TheService, id: ExperimentId) -> str:
     "/experiments/{id}/events",
     summary="Follow an experiment",
     response_class=EventSourceResponse,
-    responses=documented(401, 404, 422, 503),
+    responses=describe_errors(401, 404, 422, 503),
 )
 async def follow(
     service: TheService,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.service.api.errors import documented
+from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
@@ -36,7 +36,7 @@ class TrialQuery(BaseModel):
 @router.get(
     "/experiments/{id}/trials",
     summary="List trials",
-    responses=documented(401, 404, 422, 503),
+    responses=describe_errors(401, 404, 422, 503),
 )
 def list_trials(
     service: TheService, id: ExperimentId, query: Annotated[TrialQuery, Query()]
@@ -62,7 +62,7 @@ def list_trials(
 @router.get(
     "/experiments/{id}/trials/{number}",
     summary="Look at a trial",
-    responses=documented(401, 404, 422, 503),
+    responses=describe_errors(401, 404, 422, 503),
 )
 def get_trial(
     service: TheService, id: ExperimentId, number: Annotated[int, Path(ge=0, le=2**31 - 1)]

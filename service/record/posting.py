@@ -1,23 +1,35 @@
-"""From a posted spec to a row of the queue."""
+"""Makes the row of a posted experiment. Runs in the service's process."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
+from typing import Final
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.journal import finite
-from eigensweep.service.record.record import new_id
+from eigensweep.service.record.journal import replace_non_finite
 from eigensweep.service.record.tables import Experiment
 
+ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
-def queued(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experiment:
-    """Return the row of an experiment that waits, from a spec that passed `check_spec`."""
-    content = finite(spec.model_dump(mode="json"))
+
+def make_id() -> str:
+    """Return a fresh experiment id: 13 letters and digits that sort by the time they were made."""
+    moment, letters = int(time.time() * 1000), ""
+    for _ in range(9):
+        moment, digit = divmod(moment, 32)
+        letters = ALPHABET[digit] + letters
+    return letters + "".join(secrets.choice(ALPHABET) for _ in range(4))
+
+
+def make_row(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experiment:
+    """Return the row of a queued experiment; its spec was checked before."""
+    content = replace_non_finite(spec.model_dump(mode="json"))
     metric = spec.objective_metric
     return Experiment(
-        id=new_id(),
+        id=make_id(),
         name=spec.name,
         project=spec.project,
         priority=spec.priority,

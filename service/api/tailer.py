@@ -1,4 +1,7 @@
-"""What happens in an experiment, as a stream of server-sent events read from the record."""
+"""Streams the events of an experiment from the record, as server-sent events.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,15 @@ logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 0.3
 LONGEST_QUIET: Final = 2.0
-"""A stream looks for itself after so long: a number may be handed out before it is seen."""
+"""Seconds after which a stream asks for its own events even if no newer number was seen: an event
+becomes visible when it is committed, perhaps after one of a higher number."""
 PIECE: Final = 500
+"""Most events in one read."""
 END_KINDS: Final = frozenset(f"experiment.{state}" for state in ENDED)
 
 
 class Tailer:
-    """Tails the events for every stream with one question to the database in `INTERVAL` seconds."""
+    """Follows the newest event for all streams, with one query in `INTERVAL` seconds."""
 
     def __init__(self, record: Queries) -> None:
         self._record = record
@@ -40,6 +45,7 @@ class Tailer:
 
     async def stream(self, id: str, after: int) -> AsyncIterator[ServerSentEvent]:
         """Yield the experiment's events after number `after`, as they come, until its end."""
+        # A loop of our own: tenacity repeats a call, and this is a generator between two events.
         seen, looked = -1, -LONGEST_QUIET
         was_over: bool | None = None
         while not self.closing.is_set():
@@ -57,12 +63,12 @@ class Tailer:
                 await asyncio.sleep(LONGEST_QUIET)
                 continue
             for event in events:
-                yield served(event)
+                yield to_server_sent(event)
                 after = event.id
                 if event.kind in END_KINDS:
                     return
             if was_over and not events:
-                return  # resumed after the end event
+                return  # it was resumed after the last event
             if len(events) < PIECE:
                 seen, looked = newest, time.monotonic()
 
@@ -74,7 +80,7 @@ class Tailer:
             return self._newest
 
 
-def served(event: Event) -> ServerSentEvent:
-    """Return an event of the record as it goes over the wire."""
+def to_server_sent(event: Event) -> ServerSentEvent:
+    """Return an event of the record as a server-sent event."""
     data = {**event.data, "at": event.at}
     return ServerSentEvent(id=str(event.id), event=event.kind, data=data)

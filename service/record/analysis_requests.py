@@ -1,4 +1,7 @@
-"""From what a person asks to a request that can be met; what cannot is refused here, in words."""
+"""Checks a request for an analysis and completes it: defaults filled in, its subject looked up.
+
+Runs in the service's process. A request that cannot be met is refused here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError, did_you_mean
 from eigensweep.search_spaces.problems import list_problems
-from eigensweep.service.queue.analyses import Requested
+from eigensweep.service.record.analyses import AnalysisSpec, OptionsJson
+from eigensweep.service.record.errors import NotAnalysableError
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.workers.analyses import ANALYSES
@@ -22,28 +26,24 @@ TRAINED = ("completed", "pruned", "diverged", "reused")
 MOST_TRIALS = 5000
 
 
-class NotAnalysableError(RuntimeError):
-    """The trial or the experiment is not over, or left nothing, or too much, to be looked at."""
-
-
 class AnalysisRequest(BaseModel):
-    """An analysis, and what it is to look at."""
+    """The name of an analysis, its subject, and its options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(max_length=60, description="One of those at /v1/analysis-kinds")
     experiment: str | None = Field(None, max_length=32, description="An experiment's id")
     trial: int | None = Field(None, ge=0, lt=2**31, description="The number of one of its trials")
-    options: dict[str, Any] = Field({}, description="What its kind may be told; default: nothing")
+    options: OptionsJson = Field({}, description="Options of its kind; each has a default")
 
 
-def requested(request: AnalysisRequest, queries: Queries, storage: Path) -> Requested:
+def complete_request(request: AnalysisRequest, queries: Queries, storage: Path) -> AnalysisSpec:
     """Return the whole request, with defaults filled in and its subject looked up.
 
     Raises:
-        SpecError: if a name or an option is wrong, or the subject has not what is needed.
+        SpecError: if a name or an option is wrong, or the subject lacks what is needed.
         ExperimentNotFoundError, TrialNotFoundError: if there is no such subject.
-        NotAnalysableError: if the subject is not over, or the store holds nothing of it.
+        NotAnalysableError: if the subject is not over, or the store has nothing of it.
     """
     analysis = ANALYSES.get(request.name)
     if analysis is None:
@@ -56,20 +56,20 @@ def requested(request: AnalysisRequest, queries: Queries, storage: Path) -> Requ
             available=list(ANALYSES),
         )
     _check_subject(request, analysis)
-    options = _options(request, analysis)
+    options = _check_options(request, analysis)
     trial = experiment = None
     if analysis.of == "trial":
         assert request.experiment is not None
         assert request.trial is not None
-        trial = _trial(request.experiment, request.trial, queries, Store(storage))
+        trial = _find_trial(request.experiment, request.trial, queries, Store(storage))
     elif analysis.of == "experiment":
         assert request.experiment is not None
-        experiment = _experiment(request.experiment, queries)
+        experiment = _find_experiment(request.experiment, queries)
     try:
         analysis.check(options, trial or experiment)
     except ValueError as error:
         raise SpecError("", str(error)) from error
-    return Requested(request.name, options.model_dump(mode="json"), trial, experiment)
+    return AnalysisSpec(request.name, options.model_dump(mode="json"), trial, experiment)
 
 
 def _check_subject(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> None:
@@ -84,7 +84,7 @@ def _check_subject(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) 
             raise SpecError(part, f"{name} looks at {what}; leave '{part}' out")
 
 
-def _options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> Options:
+def _check_options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> Options:
     try:
         return analysis.Options.model_validate(request.options)
     except ValidationError as error:
@@ -103,7 +103,7 @@ def _options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) -> Opt
         raise (wrong[0] if len(wrong) == 1 else SeveralErrors(wrong)) from error
 
 
-def _trial(id: str, number: int, queries: Queries, store: Store) -> TrialSubject:
+def _find_trial(id: str, number: int, queries: Queries, store: Store) -> TrialSubject:
     trial = queries.trial(id, number).trial
     if trial.state in OPEN_TRIALS:
         raise NotAnalysableError(
@@ -111,7 +111,7 @@ def _trial(id: str, number: int, queries: Queries, store: Store) -> TrialSubject
         )
     if trial.config is None:
         raise NotAnalysableError(f"trial {number} of {id} is {trial.state}: it never trained")
-    subject = _subject(trial)
+    subject = _make_subject(trial)
     seed = subject.config["seed"]
     if not store.has_checkpoint(f"{subject.place}/{seed}"):
         raise NotAnalysableError(
@@ -120,7 +120,7 @@ def _trial(id: str, number: int, queries: Queries, store: Store) -> TrialSubject
     return subject
 
 
-def _experiment(id: str, queries: Queries) -> ExperimentSubject:
+def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
     row: Experiment = queries.row(id)
     if row.state not in ENDED:
         raise NotAnalysableError(
@@ -132,7 +132,7 @@ def _experiment(id: str, queries: Queries) -> ExperimentSubject:
             f"more than {MOST_TRIALS:,} trials of experiment {id} trained; an analysis takes at "
             f"most {MOST_TRIALS:,}"
         )
-    trials = [_subject(record.trial) for record in found if record.trial.config is not None]
+    trials = [_make_subject(record.trial) for record in found if record.trial.config is not None]
     if not trials:
         raise NotAnalysableError(f"no trial of experiment {id} trained to an end")
     return ExperimentSubject(
@@ -147,7 +147,7 @@ def _experiment(id: str, queries: Queries) -> ExperimentSubject:
     )
 
 
-def _subject(trial: Trial) -> TrialSubject:
+def _make_subject(trial: Trial) -> TrialSubject:
     """Return a trial with the place of its checkpoints, those of its source if it was reused."""
     source = (trial.result or {}).get("reused_from") or {}
     experiment = source.get("experiment", trial.experiment_id)

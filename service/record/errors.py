@@ -1,0 +1,41 @@
+"""What may be wrong with a request to the record; the API answers each kind with one status."""
+
+from __future__ import annotations
+
+
+class NotFoundError(LookupError):
+    """Nothing has the id, number or name that was given."""
+
+
+class ConflictError(RuntimeError):
+    """It exists, but its state does not allow what was asked for."""
+
+
+class ExperimentNotFoundError(NotFoundError):
+    """No experiment has this id."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"there is no experiment '{id}'")
+
+
+class TrialNotFoundError(NotFoundError):
+    """The experiment has no trial of this number."""
+
+    def __init__(self, id: str, number: int, opened: int) -> None:
+        super().__init__(f"experiment '{id}' has no trial {number}; it has opened {opened} so far")
+
+
+class AnalysisNotFoundError(NotFoundError):
+    """No analysis has this id, or it has no such file yet."""
+
+
+class AlreadyEndedError(ConflictError):
+    """The experiment is over, so it cannot be cancelled."""
+
+
+class NotAnalysableError(ConflictError):
+    """The trial or experiment is not over, or has nothing, or too much, to be analysed."""
+
+
+class IdempotencyKeyReusedError(ValueError):
+    """An earlier post used this key with a different body."""
