@@ -80,7 +80,7 @@ class Connection:
                 base_url=self.url,
                 headers={"Authorization": f"Bearer {token}"} if token else {},
                 timeout=timeout,
-                trust_env=not is_loopback(self.url),
+                trust_env=not _is_loopback(self.url),
             )
         except (ValueError, httpx2.InvalidURL) as error:
             raise InputError(f"{self.url} is not the address of a service: {error}") from error
@@ -178,8 +178,8 @@ def outlast_restart(ask: Callable[[], T]) -> T:
     return retrying(ask)
 
 
-def is_loopback(url: str) -> bool:
-    """Return whether a URL leads to this machine, so that no proxy may be asked for it."""
+def _is_loopback(url: str) -> bool:
+    """Return whether a URL leads to this machine; a proxy would lead away from it."""
     return urlsplit(url).hostname in {"127.0.0.1", "localhost", "::1"}
 
 

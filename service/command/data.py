@@ -1,6 +1,6 @@
-"""`eigensweep data`: the corpora under the data root, without the service.
+"""`eigensweep data`: the corpora under the data root. Runs in a user's terminal, without a service.
 
-torch is imported with the corpora's readers, and so only once a command has begun.
+The readers of corpora import torch, so they are imported only when a command runs.
 """
 
 from __future__ import annotations
@@ -14,102 +14,114 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from eigensweep.service.command import terminal
 
 if TYPE_CHECKING:
+    from eigensweep.service.corpora.fetching import OnProgress
     from eigensweep.tasks.corpora import KnownCorpus
 
+CorpusRow = dict[str, Any]
+"""What is said about a corpus: corpus, state, bytes, licence, where, title, problem."""
+
 FAILURE, BAD_INPUT = 1, 2
-AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[CORPUS]...", help="Default: all.")]
-Wanted = Annotated[list[str], typer.Argument(metavar="CORPUS...", help="Such as mnist.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[CORPUS]...", help="Corpora; default: all.")
+]
+Wanted = Annotated[list[str], typer.Argument(metavar="CORPUS...", help="Corpora, such as mnist.")]
 Source = Annotated[Path, typer.Argument(metavar="PATH", help="A file, a folder or an archive.")]
 
 data = typer.Typer(
     name="data",
-    help="Corpora: what is there, fetching, checking. EIGENSWEEP_DATA_ROOT names their folder.",
+    help="List, fetch, import and verify corpora in the folder EIGENSWEEP_DATA_ROOT.",
     no_args_is_help=True,
 )
 
 
 @data.command("list")
 def list_corpora(as_json: AsJson = False) -> None:
-    """List the corpora: what is there, how large, on which terms, where. Reads no contents."""
+    """List the corpora: state, size, licence and place. Does not read the files."""
     root = _data_root()
-    rows = [_looked_at(corpus, root, thorough=False) for corpus in _known(root).values()]
+    rows = [_inspect(corpus, root, thorough=False) for corpus in _load_corpora(root).values()]
     _show(rows, ("corpus", "state", "bytes", "licence", "where", "title"), as_json)
 
 
 @data.command()
 def verify(names: Names = None, as_json: AsJson = False) -> None:
-    """Read all corpora that are there, or those named, and hold them against their digests."""
+    """Read corpora and compare them with their digests."""
     root = _data_root()
-    known = _chosen(names, root) if names else list(_known(root).values())
-    rows = [_looked_at(corpus, root, thorough=True) for corpus in known]
+    known = _choose(names, root) if names else list(_load_corpora(root).values())
+    rows = [_inspect(corpus, root, thorough=True) for corpus in known]
     _show(rows, ("corpus", "state", "bytes", "where"), as_json)
-    states = [row["state"] for row in rows]
-    if set(states) == {"missing"}:
-        _end(f"nothing to verify in {root}; `eigensweep data fetch` gets a corpus", FAILURE)
+    states = {row["state"] for row in rows}
+    if states == {"missing"}:
+        _fail(f"nothing to verify in {root}; `eigensweep data fetch` gets a corpus", FAILURE)
     if "damaged" in states or (names and "missing" in states):
         raise typer.Exit(FAILURE)
 
 
 @data.command()
 def fetch(names: Wanted) -> None:
-    """Download corpora from where they are published, and put them in place once checked.
+    """Download corpora from where they are published, and check their digests.
 
-    What broke off is taken up again. Licensed corpora are not downloaded: it is said how to get
-    them.
+    A download that broke off is resumed. For a licensed corpus, print how to get it instead.
     """
     from eigensweep.service.corpora.fetching import FetchError
-    from eigensweep.service.corpora.fetching import fetch as bring
+    from eigensweep.service.corpora.fetching import fetch as download_corpus
     from eigensweep.service.corpora.importing import UnwritableError
 
     root = _data_root()
-    corpora = _chosen(names, root)
+    corpora = _choose(names, root)
     for corpus in corpora:
         if not corpus.ways:
-            how = corpus.how or "its recordings are your own"
-            _end(f"{corpus.name} is never downloaded: {how}. The data root is {root}", FAILURE)
+            how = corpus.how or "it consists of your own recordings"
+            _fail(f"{corpus.name} is never downloaded: {how}. The data root is {root}", FAILURE)
     for corpus in corpora:
         typer.echo(f"{corpus.name}: {corpus.title}; {corpus.licence}")
         try:
-            with _bar() as told:
-                copied = bring(corpus, root, told)
+            with _show_downloads() as on_progress:
+                copied = download_corpus(corpus, root, on_progress)
         except (FetchError, UnwritableError) as error:
-            _end(str(error), FAILURE)
+            _fail(str(error), FAILURE)
         if copied:
-            typer.echo(f"{corpus.name}: checked, {len(copied):,} files in {root / corpus.folder}")
+            typer.echo(f"{corpus.name}: {len(copied):,} files, checked, in {root / corpus.folder}")
         else:
-            typer.echo(f"{corpus.name} is in {root} already, as it was published")
+            typer.echo(f"{corpus.name} is complete in {root / corpus.folder} already")
 
 
 @data.command("import")
 def import_path(path: Source) -> None:
-    """Copy the corpora that a file, a folder or an archive holds; they are known by digests."""
+    """Copy corpora out of a file, a folder or an archive; files are recognised by their digests."""
     from eigensweep.service.corpora.importing import Importer, UnwritableError
 
     root = _data_root()
-    importer = Importer(root, _known(root).values())
+    importer = Importer(root, _load_corpora(root).values())
     try:
         importer.take(path)
     except UnwritableError as error:
-        _end(str(error), FAILURE)
+        _fail(str(error), FAILURE)
     except OSError as error:
-        _end(f"{error.filename or path}: {error.strerror or error}", BAD_INPUT)
+        _fail(f"{error.filename or path}: {error.strerror or error}", BAD_INPUT)
     folders = [Path(place).parent for place, _ in importer.copied]
     for folder in dict.fromkeys(folders):
         typer.echo(f"copied into {folder}: {folders.count(folder):,} files")
     if importer.kept:
-        typer.echo(f"there already: {len(importer.kept):,} files")
+        typer.echo(f"in place already: {len(importer.kept):,} files")
     for words in importer.refused:
-        typer.echo(f"not taken: {words}", err=True)
+        typer.echo(f"not copied: {words}", err=True)
     if not importer.copied and not importer.kept:
-        _end(f"{path} holds no file that belongs to {', '.join(_recognised(root))}", FAILURE)
-    for corpus in _known(root).values():
-        problem = _looked_at(corpus, root, thorough=False)["problem"]
+        _fail(f"{path} holds no file of the corpora {', '.join(_find_importable(root))}", FAILURE)
+    for corpus in _load_corpora(root).values():
+        problem = _inspect(corpus, root, thorough=False)["problem"]
         if problem is not None and root / corpus.folder in folders:
             typer.echo(f"not complete: {problem}")
     if importer.refused:
@@ -126,34 +138,34 @@ def _data_root() -> Path:
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
-        _end(f"EIGENSWEEP_{name}: {first['msg'].removeprefix('Value error, ')}", BAD_INPUT)
+        _fail(f"EIGENSWEEP_{name}: {first['msg'].removeprefix('Value error, ')}", BAD_INPUT)
 
 
-def _known(root: Path) -> dict[str, KnownCorpus]:
+def _load_corpora(root: Path) -> dict[str, KnownCorpus]:
     from eigensweep.tasks import corpora
 
     try:
         return corpora.all_under(root)
-    except OSError as error:  # a manifest that may not be read
-        _end(f"{error.filename or root}: {error.strerror or error}", FAILURE)
+    except OSError as error:  # a manifest cannot be read
+        _fail(f"{error.filename or root}: {error.strerror or error}", FAILURE)
 
 
-def _recognised(root: Path) -> list[str]:
-    return [name for name, corpus in _known(root).items() if corpus.contents is not None]
+def _find_importable(root: Path) -> list[str]:
+    return [name for name, corpus in _load_corpora(root).items() if corpus.contents is not None]
 
 
-def _chosen(names: list[str], root: Path) -> list[KnownCorpus]:
-    known = _known(root)
+def _choose(names: list[str], root: Path) -> list[KnownCorpus]:
+    known = _load_corpora(root)
     for name in names:
         if name not in known:
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
-            _end(f"there is no corpus '{name}'; there are {', '.join(known)}{hint}", BAD_INPUT)
+            _fail(f"there is no corpus '{name}'; there are {', '.join(known)}{hint}", BAD_INPUT)
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def _looked_at(corpus: KnownCorpus, root: Path, thorough: bool) -> dict[str, Any]:
-    """Return a corpus as a row: what it is, and whether it is present, missing or damaged."""
+def _inspect(corpus: KnownCorpus, root: Path, thorough: bool) -> CorpusRow:
+    """Return a row about a corpus; its state is `present`, `missing` or `damaged`."""
     from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
 
     state, problem, where = "present", None, str(root / corpus.folder)
@@ -178,40 +190,40 @@ def _looked_at(corpus: KnownCorpus, root: Path, thorough: bool) -> dict[str, Any
     }
 
 
-def _show(rows: list[dict[str, Any]], heads: tuple[str, ...], as_json: bool) -> None:
+def _show(rows: list[CorpusRow], heads: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    texts = [[_counted(row[head]) for head in heads] for row in rows]
+    texts = [[_format_count(row[head]) for head in heads] for row in rows]
     terminal.show_rows(heads, texts, terminal.console())
     for row in rows:
         if row["state"] == "damaged":
             typer.echo(f"{row['corpus']} is damaged: {row['problem']}", err=True)
 
 
-def _counted(value: Any) -> Any:
+def _format_count(value: Any) -> Any:
     return f"{value:,}" if isinstance(value, int) else value
 
 
 @contextmanager
-def _bar() -> Iterator[Any]:
-    """Lend what shows downloads: bars on a terminal, else a line for each that begins."""
+def _show_downloads() -> Iterator[OnProgress]:
+    """Lend a function that shows downloads: bars on a terminal, else a line for each."""
     screen = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     quiet = not screen.is_terminal
     with Progress(*columns, TransferSpeedColumn(), console=screen, disable=quiet) as progress:
-        begun: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
-        def told(url: str, have: int, expected: int | None) -> None:
-            if url not in begun:
-                begun[url] = progress.add_task(url.rpartition("/")[2], total=expected)
+        def on_progress(url: str, have: int, expected: int | None) -> None:
+            if url not in tasks:
+                tasks[url] = progress.add_task(url.rpartition("/")[2], total=expected)
                 if quiet:
                     typer.echo(f"downloading {url}", err=True)
-            progress.update(begun[url], completed=have, total=expected)
+            progress.update(tasks[url], completed=have, total=expected)
 
-        yield told
+        yield on_progress
 
 
-def _end(words: str, code: int) -> NoReturn:
+def _fail(words: str, code: int) -> NoReturn:
     typer.echo(f"error: {words}", err=True)
     raise typer.Exit(code)

@@ -1,1 +1,1 @@
-"""Corpora on this machine: fetched, imported and verified. Runs in a user's terminal."""
+"""Fetching, importing and verifying corpora on this machine. Runs in a user's terminal."""

@@ -1,7 +1,8 @@
-"""Corpora recognised by their contents, and copied to where tasks look for them.
+"""Copies corpora from files, folders and archives to where tasks look for them.
 
-A file is copied once its digest is that of a file of a corpus, under the name that it has there,
-unpacked; so neither its own name nor what it came from matters, and nothing else is ever written.
+Files are recognised by their digests, so their names and the archive around them do not matter. A
+file that is recognised is written unpacked, under its name in the corpus; nothing else is written.
+Runs in a user's terminal.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
-from eigensweep.service.corpora.offered_files import Offered, UnreadableError, offered_by
+from eigensweep.service.corpora.offered_files import Offered, UnreadableError, find_files
 from eigensweep.tasks.corpora import KnownCorpus, Together
 from eigensweep.tasks.corpus import Corpus, CorpusMissingError
 from eigensweep.workers import StorageError, write_whole
 
-MOST_PACKED = 100_000_000
-"""Bytes of a packed file that is looked into."""
-MOST_RECORDING = 1_000_000
-"""Bytes of one of many small files."""
+MAX_PACKED_BYTES = 100_000_000
+"""A larger gzip file is not unpacked."""
+MAX_RECORDING_BYTES = 1_000_000
+"""A larger file is none of a corpus of many small files."""
 
 
 class UnwritableError(RuntimeError):
-    """The data root cannot be written; says what to do."""
+    """The data root cannot be written; the message says what to do."""
 
 
 class Importer:
-    """Takes in files, folders and archives, and copies what it knows of them."""
+    """Copies the files of `corpora` out of files, folders and archives that are offered to it."""
 
     def __init__(self, data_root: Path, corpora: Iterable[KnownCorpus]) -> None:
         self.data_root = data_root
         self.copied: list[tuple[str, str]] = []
-        """Of each file that was put in its place: that place, and where it came from."""
+        """The place of each file that was copied, and where it came from."""
         self.kept: list[str] = []
-        """Places of files that were offered and are there already."""
+        """The places of files that were offered and are there already."""
         self.refused: list[str] = []
-        """What was wrong with files that go by the name of a corpus's file."""
+        """What is wrong with files that have the name of a file of a corpus."""
         self._wholes = [c for c in corpora if isinstance(c.contents, Together)]
         self._corpora = [c.contents for c in corpora if isinstance(c.contents, Corpus)]
         self._digests = {
@@ -53,14 +54,14 @@ class Importer:
         self._sizes |= {form.size for form in self._forms if form.size is not None}
 
     def take(self, path: Path) -> None:
-        """Copy what is known of a file, of what a folder holds, or of an archive's members.
+        """Copy the files that are recognised: a file, those in a folder, or an archive's members.
 
         Raises:
             OSError: if there is nothing at `path`.
             UnwritableError: if a file cannot be put in its place.
         """
         parts: dict[str, dict[str, bytes]] = {}
-        for offered in offered_by(path, self._refuse):
+        for offered in find_files(path, self._refuse):
             try:
                 self._look_at(offered)
                 self._collect(offered, parts)
@@ -75,8 +76,8 @@ class Importer:
         expected = {n.replace("-idx", ".idx"): n for c in self._corpora for n in c.files}
         name = expected.get(name, name)
         named = next((c for c in self._corpora if name in c.files), None)
-        looked_into = is_packed and offered.size <= MOST_PACKED
-        if not looked_into and offered.size not in self._sizes:
+        is_unpacked = is_packed and offered.size <= MAX_PACKED_BYTES
+        if not is_unpacked and offered.size not in self._sizes:
             if named is not None:
                 self._refuse(
                     f"{offered.place} holds {offered.size:,} bytes; expected "
@@ -101,9 +102,9 @@ class Importer:
             )
 
     def _variants(self, content: bytes) -> Iterator[bytes]:
-        """Yield what a file may hold, taken as it is, unpacked, or as another form of a file."""
+        """Yield the contents that a file may stand for: as it is, unpacked, or decoded."""
         if content.startswith(b"\x1f\x8b"):
-            content = _unpacked(content, max(self._sizes, default=0))
+            content = _unpack(content, max(self._sizes, default=0))
         yield content
         for form in self._forms:
             if form.size == len(content):
@@ -121,11 +122,13 @@ class Importer:
     def _collect(self, offered: Offered, parts: dict[str, dict[str, bytes]]) -> None:
         for corpus in self._wholes:
             assert isinstance(corpus.contents, Together)
-            if offered.size <= MOST_RECORDING and corpus.contents.names.fullmatch(offered.name):
+            if offered.size <= MAX_RECORDING_BYTES and corpus.contents.names.fullmatch(
+                offered.name
+            ):
                 parts.setdefault(corpus.name, {}).setdefault(offered.name, offered.read())
 
     def _finish(self, corpus: KnownCorpus, files: dict[str, bytes], origin: Path) -> None:
-        """Copy a corpus of many files if what was collected is the whole of it."""
+        """Copy a corpus of many files if all of them were collected."""
         whole = corpus.contents
         assert isinstance(whole, Together)
         if not files:
@@ -161,7 +164,7 @@ class Importer:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
         except (OSError, StorageError) as error:
-            raise unwritable(path, error) from error
+            raise describe_write_error(path, error) from error
         self.copied.append((str(path), origin))
 
 
@@ -172,23 +175,23 @@ def _holds(path: Path, content: bytes) -> bool:
         return False
 
 
-def unwritable(path: Path, error: OSError | StorageError) -> UnwritableError:
-    """Return the error that says what could not be written, why, and what would help."""
+def describe_write_error(path: Path, error: OSError | StorageError) -> UnwritableError:
+    """Return the error that says which file could not be written, why, and what to do."""
     reason = error.strerror if isinstance(error, OSError) else str(error).rpartition(": ")[2]
     return UnwritableError(
         f"cannot write {path}: {reason}. EIGENSWEEP_DATA_ROOT names the folder of the corpora; "
-        "set it to one of yours with room enough"
+        "set it to a folder that you can write to, on a disk with enough space"
     )
 
 
-def _unpacked(content: bytes, most: int) -> bytes:
+def _unpack(content: bytes, most: int) -> bytes:
     """Return what a gzip file holds, or its first `most` bytes and one more.
 
     Raises:
-        ValueError: if it is damaged; said of the file.
+        ValueError: if it is damaged; the message continues a sentence about the file.
     """
     try:
         with gzip.GzipFile(fileobj=BytesIO(content)) as file:
             return file.read(most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"is damaged, or no gzip file ({error})") from error
+        raise ValueError(f"is damaged or not a gzip file ({error})") from error

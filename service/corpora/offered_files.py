@@ -1,4 +1,4 @@
-"""The files that a path offers: itself, those in a folder, and the members of archives."""
+"""The files at a path: a single file, those in a folder, and the members of archives."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 class UnreadableError(ValueError):
-    """A file or an archive that cannot be read to its end; says which and why."""
+    """A file or an archive cannot be read to its end; the message says which and why."""
 
 
 @dataclass(frozen=True)
 class Offered:
-    """One file, wherever it is; `read` is to be called before the next one is asked for."""
+    """One file, on disk or in an archive. Call `read` before asking for the next one."""
 
     place: str
-    """As a person finds it: a path, for a member of an archive followed by its name there."""
+    """For messages: its path, or the path of its archive and its name there."""
     name: str
     size: int
-    """Bytes that `read` gives."""
+    """The number of bytes that `read` returns."""
     read: Callable[[], bytes]
-    """Raises UnreadableError."""
+    """Returns the content; raises UnreadableError."""
 
 
-def offered_by(path: Path, refuse: Callable[[str], None]) -> Iterator[Offered]:
-    """Yield every file at or below a path; of an archive its members. Nothing is unpacked to disk.
+def find_files(path: Path, refuse: Callable[[str], None]) -> Iterator[Offered]:
+    """Yield every file at or below a path, and the members of archives instead of the archives.
 
-    `refuse` is told of each file or archive that cannot be read to its end, and why.
+    Nothing is unpacked to disk. `refuse` is called with a message for each file or archive that
+    cannot be read to its end.
 
     Raises:
         OSError: if there is nothing at `path`.
@@ -52,30 +53,30 @@ def offered_by(path: Path, refuse: Callable[[str], None]) -> Iterator[Offered]:
 def _within(path: Path) -> Iterator[Offered]:
     members = _members(path)
     while True:
-        with _told_of(path):
+        with _translate_errors(path):
             member = next(members, None)
         if member is None:
             return
-        yield replace(member, read=_guarded(path, member.read))
+        yield replace(member, read=_guard(path, member.read))
 
 
-def _guarded(path: Path, read: Callable[[], bytes]) -> Callable[[], bytes]:
-    def guarded() -> bytes:
-        with _told_of(path):
+def _guard(path: Path, read: Callable[[], bytes]) -> Callable[[], bytes]:
+    def read_guarded() -> bytes:
+        with _translate_errors(path):
             return read()
 
-    return guarded
+    return read_guarded
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
-    """Turn what a damaged file raises, while it is walked or read, into one error."""
+def _translate_errors(path: Path) -> Iterator[None]:
+    """Raise UnreadableError in place of every error that a damaged file can cause."""
     try:
         yield
     except UnreadableError:
         raise
     except OSError as error:
-        if error.errno is None:  # gzip's and bz2's word for damage
+        if error.errno is None:  # so gzip and bz2 report damage
             raise UnreadableError(f"{path} is damaged ({error})") from error
         raise UnreadableError(f"{path} cannot be read ({error.strerror})") from error
     except _BREAKAGES as error:
@@ -97,7 +98,7 @@ def _members(path: Path) -> Iterator[Offered]:
     elif _is_tar(path):
         yield from _tar_members(path)
     elif path.name.lower().endswith(ARCHIVES):
-        raise UnreadableError(f"{path} is damaged, or no archive")
+        raise UnreadableError(f"{path} is damaged or not an archive")
     else:
         yield Offered(str(path), path.name, path.stat().st_size, path.read_bytes)
 
@@ -105,7 +106,7 @@ def _members(path: Path) -> Iterator[Offered]:
 def _is_tar(path: Path) -> bool:
     try:
         return tarfile.is_tarfile(path)
-    except _BREAKAGES:  # packed, and cut off before it says what is in it
+    except _BREAKAGES:  # a compressed file that ends before its first member
         return False
 
 
@@ -115,7 +116,7 @@ def _zip_members(path: Path) -> Iterator[Offered]:
             if not member.is_dir():
 
                 def read(member: zipfile.ZipInfo = member) -> bytes:
-                    with archive.open(member) as file:  # whatever it unpacks to, no more than this
+                    with archive.open(member) as file:  # no more is unpacked than the archive says
                         return file.read(member.file_size + 1)
 
                 name = Path(member.filename).name

@@ -1,4 +1,4 @@
-"""A server of files on loopback that breaks off, forgets ranges, or serves something else."""
+"""A file server on this machine that can break connections and ignore ranges."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class CorpusServer(ThreadingHTTPServer):
-    """Serves `files` by path; the first `cuts` answers break off after `whole` bytes."""
+    """Serves `files` by path; the first `cuts` answers break off after `whole` bytes.
+
+    With `takes_ranges` False, it always sends whole files.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.cuts, self.whole = 0, 0
         self.takes_ranges = True
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         """Path and range of each request."""
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -25,15 +28,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: CorpusServer
 
     def do_GET(self) -> None:
-        asked = self.headers["Range"]
-        self.server.asked.append((self.path, asked))
+        range_header = self.headers["Range"]
+        self.server.requests.append((self.path, range_header))
         content = self.server.files.get(self.path)
         if content is None:
             self.send_error(404)
             return
         first = 0
-        if asked is not None and self.server.takes_ranges:
-            first = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if range_header is not None and self.server.takes_ranges:
+            first = int(range_header.removeprefix("bytes=").removesuffix("-"))
             if first >= len(content):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(content)}")

@@ -1,4 +1,4 @@
-"""`eigensweep data` against corpora of a few bytes and a server of our own."""
+"""`eigensweep data` with corpora of a few bytes and a server on this machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_tones(data_root: Path) -> Path:
     return folder
 
 
-def known(**changes: Any) -> KnownCorpus:
+def make_letters(**changes: Any) -> KnownCorpus:
     letters = KnownCorpus(
         name="letters",
         title="A few letters",
@@ -79,14 +79,14 @@ def known(**changes: Any) -> KnownCorpus:
 
 
 LINES = "".join(f"{digest(TONES[name])}  tones/{name}\n" for name in sorted(TONES))
-TOGETHER = known(
+TOGETHER = make_letters(
     name="tones",
     folder="tones",
     find=check_tones,
     verify=check_tones,
     contents=Together("tones", re.compile(r"\d\.wav"), len(TONES), digest(LINES.encode())),
 )
-LICENSED = known(
+LICENSED = make_letters(
     name="paid",
     find=partial(corpora._find_speech, "timit"),
     verify=partial(corpora._find_speech, "timit"),
@@ -105,17 +105,17 @@ def server() -> Iterator[CorpusServer]:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(tmp_path / "root"))
-    know(monkeypatch, known())
+    use_corpora(monkeypatch, make_letters())
     return tmp_path / "root"
 
 
 @pytest.fixture
 def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that says by which addresses the letters are fetched."""
-    return lambda *ways: know(monkeypatch, known(ways=ways))
+    return lambda *ways: use_corpora(monkeypatch, make_letters(ways=ways))
 
 
-def know(monkeypatch: pytest.MonkeyPatch, letters: KnownCorpus) -> None:
+def use_corpora(monkeypatch: pytest.MonkeyPatch, letters: KnownCorpus) -> None:
     all_known = {corpus.name: corpus for corpus in (letters, TOGETHER, LICENSED)}
     monkeypatch.setattr(corpora, "CORPORA", all_known)
 
@@ -128,7 +128,7 @@ def files_in(root: Path) -> list[str]:
     return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
 
-def put(root: Path, **contents: bytes) -> None:
+def write_letters(root: Path, **contents: bytes) -> None:
     (root / "letters").mkdir(parents=True, exist_ok=True)
     for name, content in {**FILES, **contents}.items():
         (root / "letters" / name).write_bytes(content)
@@ -143,32 +143,32 @@ class TestFetching:
         publish(addresses(server.url))
         done = run("fetch", "letters")
         assert (done.exit_code, files_in(root)) == (0, ["letters/a.txt", "letters/b.bin"])
-        assert "letters: checked, 2 files" in done.stdout
+        assert "letters: 2 files, checked, in" in done.stdout
         assert f"downloading {server.url}/a.txt" in done.stderr
         assert [p.name for p in root.iterdir()] == ["letters"]
 
     def test_packed_files_and_archives_are_unpacked(self, root, server, publish):
         server.files["/a.txt.gz"] = gzip.compress(FILES["a.txt"])
-        server.files["/b.tgz"] = tarred({"deep/inside/b.bin": FILES["b.bin"]})
+        server.files["/b.tgz"] = make_tar({"deep/inside/b.bin": FILES["b.bin"]})
         publish((f"{server.url}/a.txt.gz", f"{server.url}/b.tgz"))
         assert run("fetch", "letters").exit_code == 0
         assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
 
-    def test_a_connection_that_breaks_is_taken_up_where_it_broke(self, root, server, publish):
+    def test_a_broken_download_is_resumed_where_it_broke(self, root, server, publish):
         publish(addresses(server.url))
         server.cuts, server.whole = 1, 1_000
         assert run("fetch", "letters").exit_code == 0
-        assert server.asked[:2] == [("/a.txt", None), ("/a.txt", "bytes=1000-")]
+        assert server.requests[:2] == [("/a.txt", None), ("/a.txt", "bytes=1000-")]
 
-    def test_a_later_call_goes_on_from_what_an_earlier_one_left(self, root, server, publish):
+    def test_a_later_call_resumes_the_download_of_an_earlier_one(self, root, server, publish):
         publish(addresses(server.url))
         server.cuts, server.whole = 3, 1_000
         assert run("fetch", "letters").exit_code == 1
         (part,) = files_in(root)
         assert part.startswith(".fetching/")
-        server.asked.clear()
+        server.requests.clear()
         assert run("fetch", "letters").exit_code == 0
-        assert server.asked[0] == ("/a.txt", "bytes=3000-")
+        assert server.requests[0] == ("/a.txt", "bytes=3000-")
         assert files_in(root) == ["letters/a.txt", "letters/b.bin"]
 
     def test_a_server_that_knows_no_ranges_is_asked_for_the_whole(self, root, server, publish):
@@ -177,7 +177,7 @@ class TestFetching:
         assert run("fetch", "letters").exit_code == 0
         assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
 
-    def test_a_part_of_an_older_file_is_not_gone_on_from_for_ever(self, root, server, publish):
+    def test_a_part_of_an_older_file_is_given_up(self, root, server, publish):
         publish(addresses(server.url))
         server.cuts, server.whole = 3, 1_000
         right, server.files["/a.txt"] = server.files["/a.txt"], b"x" * 5_000
@@ -185,7 +185,7 @@ class TestFetching:
         server.files["/a.txt"] = right
         assert run("fetch", "letters").exit_code == 0
 
-    def test_other_contents_are_told_by_their_digest_and_removed(self, root, server, publish):
+    def test_other_contents_are_reported_by_digest_and_removed(self, root, server, publish):
         publish(addresses(server.url))
         wrong = server.files["/a.txt"] = FILES["a.txt"].replace(b"all", b"odd")
         done = run("fetch", "letters")
@@ -201,7 +201,7 @@ class TestFetching:
         first = (f"{server.url}/b.bin", f"{server.url}/a.txt")
         publish(first, (f"{server.url}/copy/a.txt", f"{server.url}/copy/b.bin"))
         assert run("fetch", "letters").exit_code == 0
-        assert [path for path, _ in server.asked] == ["/b.bin", "/a.txt", "/copy/a.txt"]
+        assert [path for path, _ in server.requests] == ["/b.bin", "/a.txt", "/copy/a.txt"]
 
     def test_offline_it_says_what_to_put_where(self, root, publish, free_port):
         away = f"http://127.0.0.1:{free_port()}"
@@ -214,67 +214,67 @@ class TestFetching:
         assert f"a.txt  5,000 bytes  SHA-256 {digest(FILES['a.txt'])}" in done.stderr
         assert files_in(root) == []
 
-    def test_what_is_not_there_is_told_with_the_server_s_answer(self, root, server, publish):
+    def test_a_missing_file_is_reported_with_the_server_s_answer(self, root, server, publish):
         publish((f"{server.url}/nothing",))
         assert f"{server.url}/nothing: answers 404 Not Found" in run("fetch", "letters").stderr
 
     def test_two_processes_do_not_write_into_one_another_s_file(self, root, server, publish):
         publish(addresses(server.url), addresses(f"{server.url}/copy"))
-        with fetching._incoming(f"{server.url}/a.txt", root):
+        with fetching._open_incoming(f"{server.url}/a.txt", root):
             done = run("fetch", "letters")
         assert done.exit_code == 1
-        assert f"another process is fetching {server.url}/a.txt; let it end" in done.stderr
-        assert (server.asked, files_in(root)) == ([], [])
+        assert f"another process is fetching {server.url}/a.txt; wait for its end" in done.stderr
+        assert (server.requests, files_in(root)) == ([], [])
 
-    def test_a_packed_file_damaged_on_its_way_is_told_and_asked_for_anew(
+    def test_a_packed_file_damaged_on_its_way_is_reported_and_downloaded_again(
         self, root, server, publish
     ):
         publish((f"{server.url}/all.tgz",))
-        server.files["/all.tgz"] = spoilt()
+        server.files["/all.tgz"] = make_damaged_tar()
         done = run("fetch", "letters")
         assert done.exit_code == 1
-        assert "gave something else, of SHA-256" in done.stderr
+        assert "is another file, with SHA-256" in done.stderr
         assert "it is damaged (Invalid data stream" in done.stderr
         assert files_in(root) == []
-        server.files["/all.tgz"] = tarred(FILES)
+        server.files["/all.tgz"] = make_tar(FILES)
         assert run("fetch", "letters").exit_code == 0
 
-    def test_more_than_any_corpus_is_not_taken(self, root, server, publish, monkeypatch):
+    def test_a_download_larger_than_any_corpus_is_refused(self, root, server, publish, monkeypatch):
         publish(addresses(server.url))
-        monkeypatch.setattr(fetching, "MOST_BYTES", 4_999)
+        monkeypatch.setattr(fetching, "MAX_BYTES", 4_999)
         done = run("fetch", "letters")
         assert done.exit_code == 1
-        assert "a.txt: gives more than 4,999 bytes" in done.stderr
+        assert "a.txt: has more than 4,999 bytes" in done.stderr
         assert files_in(root) == []
 
-    def test_what_is_there_is_not_asked_for(self, root, server, publish):
+    def test_a_file_in_its_place_is_not_downloaded(self, root, server, publish):
         publish(addresses(server.url))
-        put(root)
+        write_letters(root)
         done = run("fetch", "letters")
-        assert (done.exit_code, server.asked) == (0, [])
-        assert "already, as it was published" in done.stdout
+        assert (done.exit_code, server.requests) == (0, [])
+        assert f"letters is complete in {root / 'letters'} already" in done.stdout
 
     def test_a_damaged_file_is_replaced(self, root, server, publish):
         publish(addresses(server.url))
-        put(root, **{"a.txt": b"damaged"})
+        write_letters(root, **{"a.txt": b"damaged"})
         assert run("fetch", "letters").exit_code == 0
         assert (root / "letters/a.txt").read_bytes() == FILES["a.txt"]
-        assert [path for path, _ in server.asked] == ["/a.txt"]
+        assert [path for path, _ in server.requests] == ["/a.txt"]
 
-    def test_a_licensed_corpus_is_never_fetched_but_explained(self, root):
+    def test_a_licensed_corpus_is_explained_and_never_fetched(self, root):
         done = run("fetch", "paid")
         assert done.exit_code == 1
         assert "paid is never downloaded: buy it at https://paid.example" in done.stderr
 
-    def test_a_name_that_is_none_is_bad_input(self, root):
+    def test_an_unknown_name_is_bad_input(self, root):
         done = run("fetch", "leters")
         assert done.exit_code == 2
         assert "there are letters, tones, paid; did you mean 'letters'?" in done.stderr
 
-    def test_a_data_root_that_cannot_be_written_is_told(self, tmp_path, server, monkeypatch):
+    def test_a_data_root_that_cannot_be_written_is_reported(self, tmp_path, server, monkeypatch):
         (tmp_path / "file").write_bytes(b"")
         monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(tmp_path / "file/root"))
-        know(monkeypatch, known(ways=(addresses(server.url),)))
+        use_corpora(monkeypatch, make_letters(ways=(addresses(server.url),)))
         done = run("fetch", "letters")
         assert done.exit_code == 1
         assert f"cannot write {tmp_path / 'file/root'}" in done.stderr
@@ -294,7 +294,7 @@ class TestFetching:
         monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(root))
         publish(addresses(server.url))
         assert run("fetch", "letters").exit_code == 0
-        assert server.asked[1] == ("/a.txt", "bytes=5000-")  # and had nothing more to give
+        assert server.requests[1] == ("/a.txt", "bytes=5000-")  # and had nothing more to give
 
     def test_on_a_terminal_each_download_has_a_bar(self, root, server, publish, monkeypatch):
         publish(addresses(server.url))
@@ -314,7 +314,7 @@ class TestFetching:
         assert Settings().corpora == tmp_path / "data"
 
 
-def tarred(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
+def make_tar(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
         for name, content in files.items():
@@ -324,14 +324,14 @@ def tarred(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
     return made.getvalue()
 
 
-def spoilt() -> bytes:
+def make_damaged_tar() -> bytes:
     """Return an archive that is damaged in its second half."""
-    packed = bytearray(tarred({"c": Random(0).randbytes(1_500_000)}, "w:bz2"))
+    packed = bytearray(make_tar({"c": Random(0).randbytes(1_500_000)}, "w:bz2"))
     packed[-100] ^= 255
     return bytes(packed)
 
 
-def zipped(files: dict[str, bytes], packing: int = zipfile.ZIP_STORED) -> bytes:
+def make_zip(files: dict[str, bytes], packing: int = zipfile.ZIP_STORED) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", packing) as archive:
         for name, content in files.items():
@@ -339,7 +339,7 @@ def zipped(files: dict[str, bytes], packing: int = zipfile.ZIP_STORED) -> bytes:
     return made.getvalue()
 
 
-def in_folder(place: Path, files: dict[str, bytes]) -> Path:
+def write_files(place: Path, files: dict[str, bytes]) -> Path:
     for name, content in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(content)
@@ -347,19 +347,19 @@ def in_folder(place: Path, files: dict[str, bytes]) -> Path:
 
 
 OFFERS: dict[str, Callable[[Path, dict[str, bytes]], Path]] = {
-    "folder": in_folder,
-    "zip": lambda place, files: in_folder(place, {"all.zip": zipped(files)}) / "all.zip",
-    "tgz": lambda place, files: in_folder(place, {"all.tgz": tarred(files)}) / "all.tgz",
-    "tar": lambda place, files: in_folder(place, {"x": tarred(files, "w")}) / "x",
-    "folder of archives": lambda place, files: in_folder(
-        place, {f"{n}.zip": zipped({name: files[name]}) for n, name in enumerate(files)}
+    "folder": write_files,
+    "zip": lambda place, files: write_files(place, {"all.zip": make_zip(files)}) / "all.zip",
+    "tgz": lambda place, files: write_files(place, {"all.tgz": make_tar(files)}) / "all.tgz",
+    "tar": lambda place, files: write_files(place, {"x": make_tar(files, "w")}) / "x",
+    "folder of archives": lambda place, files: write_files(
+        place, {f"{n}.zip": make_zip({name: files[name]}) for n, name in enumerate(files)}
     ),
 }
 
 
 class TestImporting:
     @pytest.mark.parametrize("offer", OFFERS)
-    def test_files_are_known_by_their_contents_whatever_they_came_in(self, root, tmp_path, offer):
+    def test_files_are_recognised_by_their_contents(self, root, tmp_path, offer):
         files = {
             "readme.txt": b"nothing",
             "some/where/a.txt": FILES["a.txt"],
@@ -387,16 +387,16 @@ class TestImporting:
         assert run("import", str(tmp_path / "A.TXT.GZ")).exit_code == 0
         assert files_in(root) == ["letters/a.txt"]
 
-    def test_every_damaged_archive_in_a_folder_is_told(self, root, tmp_path):
-        files = {"1.zip": zipped(FILES)[:-9], "2.tgz": spoilt(), **FILES}
-        done = run("import", str(in_folder(tmp_path / "offered", files)))
+    def test_every_damaged_archive_in_a_folder_is_reported(self, root, tmp_path):
+        files = {"1.zip": make_zip(FILES)[:-9], "2.tgz": make_damaged_tar(), **FILES}
+        done = run("import", str(write_files(tmp_path / "offered", files)))
         assert done.exit_code == 1
         assert "1.zip is damaged" in done.stderr
         assert "2.tgz is damaged" in done.stderr
         assert files_in(root) == ["letters/a.txt", "letters/b.bin"]
 
     def test_no_more_of_a_member_is_unpacked_than_it_says_it_holds(self, root, tmp_path):
-        bomb = zipped({"a.txt": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
+        bomb = make_zip({"a.txt": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
         said = bomb.replace((50_000_000).to_bytes(4, "little"), (5_000).to_bytes(4, "little"))
         (tmp_path / "bomb.zip").write_bytes(said)
         tracemalloc.start()
@@ -409,15 +409,15 @@ class TestImporting:
 
     def test_no_member_of_an_archive_is_written_where_its_name_says(self, root, tmp_path):
         path = tmp_path / "evil.zip"
-        path.write_bytes(zipped({"../../a.txt": FILES["a.txt"], "/etc/b.bin": b"other"}))
+        path.write_bytes(make_zip({"../../a.txt": FILES["a.txt"], "/etc/b.bin": b"other"}))
         run("import", str(path))
         assert files_in(tmp_path) == ["evil.zip", "root/letters/a.txt"]
 
-    def test_what_is_there_already_is_left_as_it_is(self, root, tmp_path):
-        put(root)
+    def test_a_file_that_is_in_place_is_not_written_again(self, root, tmp_path):
+        write_letters(root)
         before = (root / "letters/a.txt").stat().st_mtime_ns
         done = run("import", str(root / "letters"))
-        assert (done.exit_code, done.stdout) == (0, "there already: 2 files\n")
+        assert (done.exit_code, done.stdout) == (0, "in place already: 2 files\n")
         assert (root / "letters/a.txt").stat().st_mtime_ns == before
 
     @pytest.mark.parametrize(
@@ -425,22 +425,28 @@ class TestImporting:
         [
             ("a.txt", b"x" * 5_000, rf"a.txt has SHA-256 {digest(b'x' * 5_000)}; expected"),
             ("a.txt", b"short", r"a.txt holds 5 bytes; expected 5,000"),
-            ("a.txt.gz", gzip.compress(FILES["a.txt"])[:-9], r"is damaged, or no gzip file \("),
+            ("a.txt.gz", gzip.compress(FILES["a.txt"])[:-9], r"is damaged or not a gzip file \("),
             ("a.txt.gz", b"never packed", r"a.txt.gz has SHA-256 "),
-            ("a.txt.gz", gzip.compress(b"x")[:5], r"is damaged, or no gzip file \("),
-            ("all.tgz", tarred(FILES)[:5], r"all.tgz is damaged, or no archive"),
-            ("all.tgz", spoilt(), r"all.tgz is damaged \(Invalid data stream"),
+            ("a.txt.gz", gzip.compress(b"x")[:5], r"is damaged or not a gzip file \("),
+            ("all.tgz", make_tar(FILES)[:5], r"all.tgz is damaged or not an archive"),
+            ("all.tgz", make_damaged_tar(), r"all.tgz is damaged \(Invalid data stream"),
             (
                 "all.zip",
-                zipped({"é.txt": b""}).replace("é".encode(), b"\xff\xff"),
+                make_zip({"é.txt": b""}).replace("é".encode(), b"\xff\xff"),
                 r"is damaged \(",
             ),
-            ("all.tgz", tarred(FILES)[:80], r"all.tgz is damaged \("),
-            ("all.zip", zipped(FILES)[:-9], r"all.zip is damaged, or no archive"),
-            ("all.zip", zipped(FILES).replace(b"of it", b"of IT"), r"all.zip is damaged \(Bad CRC"),
+            ("all.tgz", make_tar(FILES)[:80], r"all.tgz is damaged \("),
+            ("all.zip", make_zip(FILES)[:-9], r"all.zip is damaged or not an archive"),
+            (
+                "all.zip",
+                make_zip(FILES).replace(b"of it", b"of IT"),
+                r"all.zip is damaged \(Bad CRC",
+            ),
         ],
     )
-    def test_what_is_damaged_is_told_and_not_copied(self, root, tmp_path, name, content, message):
+    def test_a_damaged_file_is_reported_and_not_copied(
+        self, root, tmp_path, name, content, message
+    ):
         (tmp_path / name).write_bytes(content)
         done = run("import", str(tmp_path / name))
         assert done.exit_code == 1
@@ -448,7 +454,7 @@ class TestImporting:
         assert not (root / "letters/a.txt").exists()
 
     def test_many_files_are_copied_as_a_whole(self, root, tmp_path):
-        source = in_folder(tmp_path / "source", {**TONES, "9.wav.txt": b"no tone"})
+        source = write_files(tmp_path / "source", {**TONES, "9.wav.txt": b"no tone"})
         assert run("import", str(source)).exit_code == 0
         assert files_in(root) == [f"tones/{name}" for name in TONES]
 
@@ -459,21 +465,21 @@ class TestImporting:
             ({"2.wav": b"other"}, r"the files of 'tones' in .* have SHA-256 \w{64} together; exp"),
         ],
     )
-    def test_many_files_that_are_not_the_whole_are_not_copied(
+    def test_an_incomplete_corpus_of_many_files_is_not_copied(
         self, root, tmp_path, changes, message
     ):
         files = {n: c for n, c in {**TONES, **changes}.items() if c is not None}
-        done = run("import", str(in_folder(tmp_path / "source", files)))
+        done = run("import", str(write_files(tmp_path / "source", files)))
         assert done.exit_code == 1
         assert re.search(message, done.stderr)
         assert files_in(root) == []
 
-    def test_an_empty_folder_and_no_folder_are_told(self, root, tmp_path):
+    def test_an_empty_folder_and_a_missing_folder_are_reported(self, root, tmp_path):
         (tmp_path / "empty").mkdir()
         device = run("import", "/dev/null")
         empty, none = run("import", str(tmp_path / "empty")), run("import", str(tmp_path / "none"))
         assert empty.exit_code == 1
-        assert "empty holds no file that belongs to letters, tones" in empty.stderr
+        assert "empty holds no file of the corpora letters, tones" in empty.stderr
         assert device.exit_code == 1
         assert "/dev/null is neither a file nor a folder" in device.stderr
         assert none.exit_code == 2
@@ -491,8 +497,8 @@ def recording(channels: int = 1, width: int = 2, rate: int = 8_000) -> bytes:
 
 
 class TestLooking:
-    def test_the_list_tells_what_is_there_and_what_is_not(self, root):
-        put(root)
+    def test_the_list_has_present_and_missing_corpora(self, root):
+        write_letters(root)
         rows = [line.split() for line in run("list").stdout.splitlines()[1:]]
         assert [row[:2] for row in rows] == [
             ["letters", "present"],
@@ -502,21 +508,21 @@ class TestLooking:
         assert str(root / "letters") in rows[0]
 
     def test_a_file_of_another_size_is_damaged_without_being_read(self, root):
-        put(root, **{"b.bin": b"short"})
+        write_letters(root, **{"b.bin": b"short"})
         row = json.loads(run("list", "--json").stdout)[0]
         assert (row["corpus"], row["state"]) == ("letters", "damaged")
         assert f"{root / 'letters/b.bin'} has 5 bytes; expected 2,048" in row["problem"]
 
     def test_verifying_reads_every_byte(self, root):
-        put(root)
+        write_letters(root)
         assert run("verify").exit_code == 0
-        put(root, **{"b.bin": bytes(2_048)})
+        write_letters(root, **{"b.bin": bytes(2_048)})
         done = run("verify")
         assert done.exit_code == 1
         assert f"{root / 'letters/b.bin'} has SHA-256 {digest(bytes(2_048))}" in done.stderr
 
     def test_verifying_what_is_not_there_fails_where_it_is_named(self, root):
-        put(root)
+        write_letters(root)
         assert run("verify", "letters").exit_code == 0
         assert run("verify", "letters", "tones").exit_code == 1
 
@@ -541,7 +547,7 @@ class TestLooking:
         lines = ""
         for part in ("train", "valid", "test"):
             content = sound if part == "valid" else recording()
-            in_folder(root / "mine", {f"{part}.wav": content})
+            write_files(root / "mine", {f"{part}.wav": content})
             lines += f"{part} {digest(content)} {part}.wav\n"
         (root / "mine/manifest.txt").write_text(lines)
         mine = json.loads(run("list", "--json").stdout)[-1]
@@ -551,7 +557,7 @@ class TestLooking:
         assert done.exit_code == 1
         assert f"{root / 'mine/valid.wav'} {message}" in done.stderr
 
-    def test_settings_that_contradict_one_another_are_told(self, root, monkeypatch):
+    def test_settings_that_are_wrong_are_reported(self, root, monkeypatch):
         monkeypatch.setenv("EIGENSWEEP_PORT", "none")
         done = run("list")
         assert done.exit_code == 2
