@@ -1,8 +1,8 @@
 """What is refused when a spec is posted: everything that could only fail on a worker.
 
-Fields have been validated by then, one by one. Here the search is held against the configs: each
-path exists, each value is one that its field takes, conditions can hold, the number of trials has a
-bound, and of the extreme points of each arm at least one keeps the rules that join fields.
+Pydantic has validated each field before. Here the search is compared with the configs: each path
+exists, each field accepts the values, conditions can hold, the number of trials is limited, and at
+least one of the extreme points of each arm keeps the rules about several fields.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ def _check_bounds(spec: ExperimentSpec) -> Iterator[SpecError]:
         if spec.search.trials is None and spec.limits.trials is None:
             yield TrialLimitError(
                 "search.trials",
-                f"a {spec.search.method} search goes on until it is told to stop; "
-                "say how many trials",
+                f"a {spec.search.method} search does not end by itself; say how many trials",
                 expected="an integer of at least 1",
             )
         return
@@ -190,6 +189,6 @@ def _no_point(spec: ExperimentSpec, index: int, error: InvalidPointError) -> Spe
 
 
 def _section_of(message: str) -> str:
-    """Return the section that a rule's message speaks of, where it begins with it."""
+    """Return the section that a rule's message begins with; without one, `model`."""
     first = message.split(" ", 1)[0].rstrip(":")
     return first if first in ("optimizer", "training") else "model"

@@ -1,7 +1,7 @@
-"""What is wrong with a spec, said where a person's words come in.
+"""Errors about a spec, raised where a person's input is read.
 
 Every error names the place (a dotted path into the spec), what was expected, what came, and, where
-names are involved, what exists.
+names are involved, which names exist.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 LONGEST_SHOWN = 120
-"""Characters of a person's value that are repeated back to them."""
+"""Longest piece of a person's input, in characters, that a message repeats."""
 
 
 class SpecError(ValueError):
@@ -45,7 +45,7 @@ class ParameterValueError(SpecError):
 
 
 class ConditionError(SpecError):
-    """A condition that can never hold, or that hangs on itself."""
+    """A condition that can never hold, or that depends on itself."""
 
 
 class GridTooLargeError(SpecError):
@@ -53,7 +53,7 @@ class GridTooLargeError(SpecError):
 
 
 class TrialLimitError(SpecError):
-    """A search without an end of its own was given no number of trials."""
+    """A search that does not end by itself has no number of trials."""
 
 
 class UnknownMetricError(SpecError):
@@ -65,7 +65,7 @@ class CorpusError(SpecError):
 
 
 class InvalidPointError(SpecError):
-    """A point breaks a rule that joins fields; its trial is `invalid` and is never scheduled."""
+    """A point breaks a rule about several fields; its trial is `invalid` and never runs."""
 
 
 class UnknownPresetError(SpecError):
@@ -82,7 +82,7 @@ class SeveralErrors(SpecError):  # noqa: N818
 
 
 def did_you_mean(name: str, available: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the nearest of `available`, or nothing.
+    """Return "; did you mean 'x'?" for the most similar of `available`, or an empty text.
 
     >>> did_you_mean("scorn", ["lstm", "scornn"])
     "; did you mean 'scornn'?"

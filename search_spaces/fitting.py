@@ -1,4 +1,4 @@
-"""Whether the parameters of a search fit the configs: each path exists, each value is taken."""
+"""Which parameters of a search do not fit the configs: unknown paths, and refused values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def find_misfits(spec: ExperimentSpec) -> Iterator[SpecError]:
 
 
 def place_of(spec: ExperimentSpec, index: int, path: str) -> str:
-    """Return where a parameter is written."""
+    """Return the place in the spec where a parameter of arm number `index` is written."""
     if spec.arms is not None and path in spec.arms[index].space:
         return f"arms.{index}.space.{shorten(path)}"
     return f"search.space.{shorten(path)}"
@@ -77,7 +77,7 @@ def _unknown_parameter(
     has = [known for known in everything[section] if known not in ("model.name", "task.name")]
     hint = did_you_mean(path, has)
     if section == "model" and arms > 1 and not hint:
-        hint = "; what only one arm has belongs into that arm's own 'space'"
+        hint = "; put what only one arm has into that arm's own 'space'"
     return UnknownParameterError(
         place,
         f"{names.get(section, section)} has no '{shorten(field)}'; it has "
@@ -90,17 +90,17 @@ def _unknown_parameter(
 
 def _name_parameter(place: str, path: str) -> SpecError:
     instead = (
-        "compare models with 'arms', one for each"
+        "compare models with 'arms', one for each model"
         if path == "model.name"
-        else "an experiment has one task; post one for each"
+        else "an experiment has one task; post one experiment for each task"
     )
-    return UnknownParameterError(place, f"'{path}' is not searched: {instead}", got=path)
+    return UnknownParameterError(place, f"'{path}' cannot vary in a search: {instead}", got=path)
 
 
 def _first_refusal(
     place: str, path: str, axis: Parameter, config: type[BaseModel], name: str | None
 ) -> SpecError | None:
-    """Return what the field says of the first value it refuses, if it does."""
+    """Return the error about the first value that the field refuses, None if it takes all."""
     field = path.partition(".")[2]
     for value in _values_to_try(axis):
         try:

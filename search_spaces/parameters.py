@@ -1,7 +1,7 @@
 """What a search may vary: a list of choices, a range of reals, a range of integers.
 
-In YAML and JSON a list is a `Choice`, and an object with `low` and `high` a range. A range is of
-integers when both ends are written as integers, unless `type` says otherwise. Each may carry
+In YAML and JSON a list is a `Choice`, and an object with `low` and `high` is a range. It is a range
+of integers if its numbers are written as integers, unless `type` says otherwise. Each may carry
 `when`: the parameter exists in a point only where other parameters have certain values.
 """
 
@@ -43,7 +43,9 @@ EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 
 
 def scalar(raw: Any) -> Scalar:
-    """Return a value of a choice. YAML 1.1 reads 1e-3 as a text: it becomes the number meant.
+    """Return a value of a choice; a text that writes a number with an exponent becomes a number.
+
+    Other fields do the same, and YAML 1.1 libraries read 1e-3 as a text.
 
     >>> scalar("1e-3")
     0.001
@@ -66,13 +68,13 @@ Value = Annotated[
 ]
 
 
-def _listed(raw: Any) -> Any:
+def _as_list(raw: Any) -> Any:
     if isinstance(raw, list | tuple) and not raw:
         raise ValueError("a condition lists at least one value")
     return raw if isinstance(raw, list | tuple) else [raw]
 
 
-Values = Annotated[tuple[Value, ...], BeforeValidator(_listed)]
+Values = Annotated[tuple[Value, ...], BeforeValidator(_as_list)]
 
 
 class _Parameter(BaseModel, ABC):
@@ -95,7 +97,7 @@ class _Parameter(BaseModel, ABC):
 
     @abstractmethod
     def position(self, value: Scalar) -> int | None:
-        """Return the index of `value`, None where this parameter never takes it."""
+        """Return the index of `value`, None if this parameter never takes it."""
 
     @abstractmethod
     def ends(self) -> tuple[Scalar, Scalar]:
@@ -130,7 +132,7 @@ class Choice(_Parameter):
         seen: set[Scalar] = set()
         for value in values:
             if value in seen:
-                raise ValueError(f"{value!r} stands twice in the list of choices")
+                raise ValueError(f"{value!r} is listed twice among the choices")
             seen.add(value)
         return values
 
@@ -298,7 +300,7 @@ def _kind(raw: Any) -> str:
 
 
 class _AnyOf:
-    """Says in the JSON Schema that kinds may overlap: {low: 1, high: 3} reads as either range."""
+    """Tells the JSON Schema that kinds may overlap: {low: 1, high: 3} is valid as either range."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler

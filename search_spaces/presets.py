@@ -20,7 +20,7 @@ def load_preset(name: str) -> ExperimentSpec:
     """Return a preset by its name.
 
     Raises:
-        UnknownPresetError: if there is none; names never become paths.
+        UnknownPresetError: if there is none. Names are looked up in a list and never become paths.
     """
     known = _files()
     if name not in known:

@@ -19,11 +19,11 @@ SHOWN = 5
 SECONDS_A_TIME_STEP = 1.0e-5
 """Forward and backward through one time step, whatever its size, in compiled steps."""
 OPERATIONS_A_SECOND = 4.0e10
-"""What one CPU core does in matrix products."""
+"""Speed of one CPU core in matrix products, in floating-point operations."""
 SMALL = 200
-"""Points of an arm up to which each is looked at."""
+"""Largest number of points of an arm for which all of them are examined."""
 MARGIN = 4.0
-"""An estimate is given as a range: this factor less, this factor more."""
+"""An estimate is a range: from the guess divided by this factor to the guess times it."""
 
 
 class _Answer(BaseModel):
@@ -35,16 +35,16 @@ class AxisPreview(_Answer):
 
     path: str
     values: str
-    size: int | None = Field(description="Number of values; null where there is no end")
+    size: int | None = Field(description="Number of values; null if there are infinitely many")
     conditional: bool
 
 
 class ArmPreview(_Answer):
-    """What one arm amounts to."""
+    """The size of one arm's space and of its models."""
 
     name: str
     model: str
-    points: int | None = Field(description="Points of its space; null where there is no end")
+    points: int | None = Field(description="Points of its space; null if there are infinitely many")
     smallest_parameters: int | None = Field(description="Trainable parameters, degrees of freedom")
     largest_parameters: int | None
     axes: list[AxisPreview]
@@ -63,7 +63,7 @@ class TrialPreview(_Answer):
 
 
 class Estimate(_Answer):
-    """A rough guess, counted from sizes and not measured on this machine."""
+    """A rough guess, computed from sizes and not measured on this machine."""
 
     seconds_a_trial_low: float
     seconds_a_trial_high: float
@@ -91,7 +91,7 @@ class Preview(_Answer):
 def preview(spec: ExperimentSpec) -> Preview:
     """Return what a spec that passed `check_spec` would do. Nothing is built and no data is read.
 
-    Where a space is small, all of it is looked at; else its extreme points.
+    All points of a small space are examined; of a large one, its extreme points.
     """
     space = spec.space()
     configs = {arm: _sample_configs(spec, space, arm) for arm in space.arms}
@@ -212,9 +212,9 @@ def _estimate(
         core_hours_low=_two_digits(hours / MARGIN),
         core_hours_high=_two_digits(hours * MARGIN),
         memory_mb=_two_digits(max(map(_megabytes, every))),
-        words="An order of magnitude for one CPU core, counted from sizes at an assumed speed; "
-        "evaluation, early stopping, schedulers and GPUs are left out. The first trial's own "
-        "speed tells more.",
+        words="An order of magnitude for one CPU core, computed from sizes at an assumed speed. "
+        "Evaluation, early stopping, schedulers and GPUs are left out. The speed of the first "
+        "trial is a better guide.",
     )
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with a spec, as a list of plain objects: for the API, for a terminal.
+"""Everything that is wrong with a spec, as a list of plain objects for the API and the terminal.
 
-Pydantic's errors are put into the project's words: a path as a person would write it, what was
-expected, what came, and the names that exist.
+Pydantic's errors are translated: the path as a person would write it, what was expected, what
+came, and which names exist.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _fields(owners: list[type[BaseModel]]) -> list[str]:
 
 
 def _name_of(owner: type[BaseModel]) -> str:
-    """Return what a person calls a config: by its name, or by its section of the spec.
+    """Return what messages call a config: its name, or its section of the spec.
 
     >>> from eigensweep.search_spaces.trial import OptimizerConfig
     >>> _name_of(OptimizerConfig), _name_of(MODELS["scornn"].Config), _name_of(ExperimentSpec)

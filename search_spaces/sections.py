@@ -40,7 +40,7 @@ else:
 
 
 class Arm(Strict):
-    """One model with its optimizer and what the search varies on it."""
+    """One model, its optimizer, and what the search varies for it."""
 
     name: ArmName | None = Field(None, description="Name of the arm; default: the model's name")
     model: AnyModel = Field(description="The model")
@@ -80,7 +80,7 @@ class SearchConfig(Strict):
 
 
 class SchedulerConfig(Strict):
-    """Which trials are stopped at a rung because others do better."""
+    """Which trials stop at a rung because others do better."""
 
     name: Literal["none", "asha", "median"] = Field(
         "none",
@@ -118,7 +118,7 @@ class ResourcesConfig(Strict):
 
 
 class LimitsConfig(Strict):
-    """Where an experiment ends, whatever its search would still like to do."""
+    """Upper limits of an experiment; it ends there even if its search is not over."""
 
     trials: int | None = Field(None, ge=1, le=1_000_000, description="Largest number of trials")
     wall_seconds: float | None = Field(
@@ -137,7 +137,7 @@ class LimitsConfig(Strict):
 
 
 class PublishedNumber(Strict):
-    """One number that a paper prints, to be held beside a measured one."""
+    """One number that a paper prints, to compare with a measured one."""
 
     id: Line | None = Field(
         None, description="Number of the row in the project's list of published numbers"

@@ -1,10 +1,10 @@
-"""The points of a search, as a tree of sums and products that is counted without being walked.
+"""The points of a search, as a tree of sums and products. Counting them visits no point.
 
-The arms are a sum: all points of the first arm, then those of the next. Inside an arm, parameters
-that have nothing to do with one another are a product, in the order of nested loops: the one
-written first varies slowest. A parameter on which conditions hang is a sum over its values, and
-what hangs on it varies right inside it. A parameter whose condition does not hold is absent from
-the point, so all points of a space are distinct.
+The arms are a sum: all points of the first arm, then those of the next. Inside an arm, independent
+parameters are a product, in the order of nested loops: the parameter written first varies slowest.
+A parameter that conditions name is a sum over its values; the parameters with these conditions vary
+directly inside it. A parameter whose condition does not hold is absent from the point, so all
+points of a space are distinct.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Choice", "Integer", "Parameter", "Point", "Real", "Scalar", "Space"]
 MOST_CORNERS = 16
 """Parameters whose ends are tried one by one among an arm's extreme points."""
 MOST_BRANCHES = 2_000
-"""Nodes of an arm's tree, beyond which its conditions count as entangled."""
+"""Largest number of nodes in an arm's tree; more conditional branches are refused."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Space:
         """Build the tree.
 
         Raises:
-            ConditionError: if a condition names no parameter of its arm, a value that it never
-                takes, or, in a circle, itself.
+            ConditionError: if a condition names no parameter of its arm, or a value that this
+                parameter never takes, or if conditions depend on one another in a circle.
         """
-        self._axes = {arm: _in_order(arm, axes) for arm, axes in arms.items()}
+        self._axes = {arm: _sort_by_conditions(arm, axes) for arm, axes in arms.items()}
         self._trees = {arm: _Builder(arm, axes).tree() for arm, axes in self._axes.items()}
 
     @property
@@ -65,7 +65,7 @@ class Space:
         return dict(self._axes[arm])
 
     def count(self, arm: str | None = None) -> int | None:
-        """Return the number of points, of one arm or of all; None where there is no end."""
+        """Return the number of points, of one arm or of all; None if there are infinitely many."""
         if arm is not None:
             return self._trees[arm].count
         counts = [tree.count for tree in self._trees.values()]
@@ -155,12 +155,12 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A parameter with what hangs on it: runs of its values that leave the same rest open."""
+    """A parameter that conditions name, with the rest of the tree for each run of its values."""
 
     path: str
     parameter: Parameter
     runs: tuple[tuple[int, int, _Node], ...]
-    """(index of the first value, number of values, rest)."""
+    """For each run: index of its first value, number of values, and the rest of the tree."""
 
     @cached_property
     def count(self) -> int | None:
@@ -183,11 +183,11 @@ class _Sum:
 
 _Node = _Leaf | _Product | _Sum
 _Open = dict[str, frozenset[str]]
-"""Parameters not yet decided, each with those of its conditions that are not yet decided."""
+"""Parameters without a value so far, each with the parameters that its open conditions name."""
 
 
 class _Builder:
-    """Turns an arm's axes into a tree; equal rests are built once."""
+    """Builds the tree of an arm; equal subtrees are built once."""
 
     def __init__(self, arm: str, axes: Mapping[str, Parameter]) -> None:
         self.arm = arm
@@ -204,7 +204,7 @@ class _Builder:
                 raise ConditionError(
                     f"arms.{self.arm}.space",
                     f"the conditions give more than {MOST_BRANCHES} different branches; "
-                    "make several arms of it",
+                    "split the arm into several",
                 )
             parts = tuple(self.component(part) for part in _components(open_))
             self.known[key] = parts[0] if len(parts) == 1 else _Product(parts)
@@ -227,12 +227,12 @@ class _Builder:
         starts = sorted({0, *places, *(place + 1 for place in places if place + 1 < size)})
         runs = []
         for first, following in zip(starts, [*starts[1:], size], strict=True):
-            rest = self.product(self.decided(open_, root, parameter.value(first)))
+            rest = self.product(self.fix(open_, root, parameter.value(first)))
             runs.append((first, following - first, rest))
         return _Sum(root, parameter, tuple(runs))
 
-    def decided(self, open_: _Open, root: str, value: Scalar) -> _Open:
-        """Return what is left open once `root` has `value`; in dependency order as `open_` is."""
+    def fix(self, open_: _Open, root: str, value: Scalar) -> _Open:
+        """Return what is still open once `root` has `value`; like `open_`, in dependency order."""
         left: _Open = {}
         gone: set[str] = set()
         for path, undecided in open_.items():
@@ -255,7 +255,7 @@ def _corner(arm: str, axes: Mapping[str, Parameter], end: Callable[[str], int]) 
 
 
 def _components(open_: _Open) -> list[_Open]:
-    """Return the groups of parameters that conditions join, in the order of their first members."""
+    """Return groups of parameters that conditions connect, in the order of their first members."""
     group = {path: {path} for path in open_}
     for path, undecided in open_.items():
         for other in undecided:
@@ -268,8 +268,8 @@ def _components(open_: _Open) -> list[_Open]:
     return list(parts.values())
 
 
-def _in_order(arm: str, axes: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return `axes` with each after those its conditions name; otherwise as written."""
+def _sort_by_conditions(arm: str, axes: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Return `axes`, each after those that its conditions name, and otherwise as written."""
     for path, axis in axes.items():
         for other, values in axis.when.items():
             _check_condition(f"{path}.when.{other}", other, values, axes)
@@ -280,7 +280,7 @@ def _in_order(arm: str, axes: Mapping[str, Parameter]) -> dict[str, Parameter]:
         if ready is None:
             raise ConditionError(
                 f"arms.{arm}.space",
-                f"the conditions of {', '.join(sorted(waiting))} hang on one another in a circle",
+                f"the conditions of {', '.join(sorted(waiting))} depend on one another in a circle",
                 got=sorted(waiting),
             )
         ordered[ready] = waiting.pop(ready)
@@ -317,7 +317,7 @@ def _check_condition(
             )
             raise ConditionError(
                 place,
-                f"a condition waits for '{other}' to be {value!r}, which it never is",
+                f"a condition requires '{other}' to be {value!r}, a value that it never takes",
                 expected=takes,
                 got=value,
             )

@@ -45,7 +45,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 MOST_NAME = 120
 RUNGS = 10
-"""About so many rungs where the spec does not say."""
+"""Approximate number of rungs if the spec does not set `rung_every`."""
 
 
 class ExperimentSpec(Strict):
@@ -151,7 +151,7 @@ class ExperimentSpec(Strict):
     )
 
     @model_validator(mode="after")
-    def _one_way_to_say_the_arms(self) -> Self:
+    def _has_either_model_or_arms(self) -> Self:
         if (self.model is None) == (self.arms is None):
             given = "neither is" if self.model is None else "both are"
             raise ValueError(f"give exactly one of 'model' and 'arms'; {given} given")
@@ -199,7 +199,7 @@ class ExperimentSpec(Strict):
 
     @cached_property
     def arms_(self) -> list[Arm]:
-        """The arms, complete: each with its name, its optimizer and all of its space."""
+        """The arms, complete: each with its name, its optimizer and its whole space."""
         arms = self.arms
         if arms is None:
             assert self.model is not None
@@ -224,7 +224,7 @@ class ExperimentSpec(Strict):
         return Space({arm.label: arm.space for arm in self.arms_})
 
     def trial_count(self) -> int | None:
-        """Return how many points are run at most, None where only time ends the search."""
+        """Return the largest number of points that run, None if only time ends the search."""
         drawn = None if self.search.method == "grid" else self.search.trials
         bounds = [self.space().count(), drawn, self.limits.trials]
         return min((bound for bound in bounds if bound is not None), default=None)
@@ -233,7 +233,7 @@ class ExperimentSpec(Strict):
         """Return the configuration at a point, resolved.
 
         Raises:
-            InvalidPointError: if the point breaks a rule that joins fields.
+            InvalidPointError: if the point breaks a rule about several fields.
         """
         arm = self._arm[point.arm]
         changes: dict[str, dict[str, Any]] = {}
@@ -260,7 +260,7 @@ class ExperimentSpec(Strict):
         raise InvalidPointError(f"arms.{point.arm}", message, got=dict(point.params))
 
     def rung_steps(self, config: TrialConfig) -> list[int]:
-        """Return the steps at which a trial reports: every so many evaluations, and at its end."""
+        """Return the steps at which a trial reports: every few evaluations, and at its end."""
         steps = config.training.steps
         assert steps is not None
         stride = self._rung_stride(config)

@@ -32,11 +32,11 @@ class Strict(BaseModel):
 UpdateRule = Literal["adam", "rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1"]
 ScheduleName = Literal["none", "exponential", "halve_on_plateau"]
 FACTORS: dict[ScheduleName, float] = {"exponential": 0.99, "halve_on_plateau": 0.5}
-"""What a schedule multiplies the learning rates with, where nothing else is said."""
+"""Factor of the learning rates at each fall, unless `schedule_factor` is given."""
 
 
 class OptimizerConfig(Strict):
-    """How parameters are updated; `name_orth` and `lr_orth` are for the group `orth`, if any."""
+    """How parameters are updated. `name_orth` and `lr_orth` are for the parameter group `orth`."""
 
     name: UpdateRule = Field(
         "adam",
@@ -100,7 +100,7 @@ class OptimizerConfig(Strict):
     )
 
     def check(self) -> None:
-        """Raise ValueError if both clippings are given, or a field of another schedule is."""
+        """Raise ValueError if both kinds of clipping are given, or a field of another schedule."""
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError(
                 "optimizer takes 'clip_norm' or 'clip_value' or neither; both are given"
@@ -133,7 +133,7 @@ class OptimizerConfig(Strict):
 
 
 class TrainingConfig(Strict):
-    """How long a trial trains and when it looks at the validation data."""
+    """How long a trial trains, and when it is scored on the validation data."""
 
     steps: int | None = Field(
         None, ge=1, le=10**9, description="Optimizer steps; give either `steps` or `epochs`"
@@ -184,7 +184,7 @@ class TrainingConfig(Strict):
 
 
 class DivergenceConfig(Strict):
-    """When a trial counts as diverged, beside a loss or gradient that is not finite."""
+    """When a trial counts as diverged, apart from a loss or gradient that is not finite."""
 
     factor: float = Field(
         100.0,
@@ -241,14 +241,14 @@ class TrialConfig(Strict):
         return self.task.objective_metric(self.objective.metric)
 
     def content_hash(self) -> str:
-        """Return the name of this configuration's results, 16 hex digits; no budget, no seeds.
+        """Return the name of this configuration's results: 16 hex digits, without budget and seeds.
 
-        (hash, seed, step reached) names a result for ever: a longer budget continues it.
+        (hash, seed, step reached) names a result: a trial with a longer budget continues from it.
         """
-        text = json.dumps(self.hashed_content(), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self.content_to_hash(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def hashed_content(self) -> dict[str, Any]:
+    def content_to_hash(self) -> dict[str, Any]:
         """Return what `content_hash` covers: settings and the versions of the code they go to."""
         content = select_hashed(self)
         content["result_version"] = {

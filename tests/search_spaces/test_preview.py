@@ -27,7 +27,7 @@ def test_it_counts_and_shows_the_first_configurations_in_order():
     assert abs(found.baseline - spec.task.baseline()) < 1e-12
 
 
-def test_it_finds_the_smallest_and_the_largest_model_wherever_they_stand():
+def test_it_finds_the_smallest_and_the_largest_model_of_a_space():
     arm = preview(make()).arms[0]
     expected = [n * (n - 1) // 2 + n + 10 * n + 9 * n + 9 for n in (16, 64)]
     assert [arm.smallest_parameters, arm.largest_parameters] == expected

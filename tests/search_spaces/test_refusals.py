@@ -1,4 +1,4 @@
-"""Whatever could only fail on a worker is refused when posted, in words a newcomer can act on."""
+"""A spec that would fail on a worker is refused when posted, and the message says what to do."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_good_spec_has_no_problems():
         ({"search": grid(optimizer__lr=[0.1, 0.1])}, "search.space.optimizer.lr.choices", "twice"),
     ],
 )
-def test_what_is_no_spec_is_refused_with_the_place_and_a_way_out(changes, path, words):
+def test_an_invalid_spec_is_refused_with_the_place_and_what_would_work(changes, path, words):
     found, kind = post(**changes)
     assert kind is ValidationError
     hit = [problem for problem in found if problem["path"] == path]
@@ -251,7 +251,7 @@ def test_what_is_no_spec_is_refused_with_the_place_and_a_way_out(changes, path, 
         ),
     ],
 )
-def test_what_could_only_fail_on_a_worker_is_refused_with_the_place_and_a_way_out(
+def test_a_spec_that_would_fail_on_a_worker_is_refused_with_the_place_and_what_would_work(
     changes, kind, path, words
 ):
     found, raised = post(**changes)

@@ -16,7 +16,7 @@ from eigensweep.search_spaces.space import Choice, Integer, Point, Real, Space
 
 @st.composite
 def arm_spaces(draw: st.DrawFn) -> dict[str, Parameter]:
-    """Draw up to six parameters; each may hang on values of earlier ones; written in any order."""
+    """Draw up to six parameters; each may depend on values of earlier ones; in any order."""
     axes: dict[str, Parameter] = {}
     for path in "abcdef"[: draw(st.integers(1, 6))]:
         when = {}
@@ -55,7 +55,7 @@ def by_walking(axes: dict[str, Parameter]) -> set[frozenset[tuple[str, object]]]
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(arm_spaces(), min_size=1, max_size=3))
-def test_the_points_are_all_combinations_once_and_each_index_gives_the_one_of_the_walk(arms):
+def test_each_combination_is_one_point_and_its_index_is_its_place_in_the_walk(arms):
     space = Space({str(number): axes for number, axes in enumerate(arms)})
     walked = list(space)
     assert space.count() == len(walked)
@@ -78,7 +78,7 @@ def test_a_trillion_points_are_counted_and_the_last_one_found_within_millisecond
     assert time.process_time() - start < 0.05
 
 
-def test_the_order_is_that_of_nested_loops_with_what_hangs_on_a_value_right_inside_it():
+def test_points_come_in_the_order_of_nested_loops_with_conditional_parameters_inside():
     space = Space(
         {
             "x": {
@@ -140,7 +140,7 @@ def test_a_stepped_range_counts_in_decimals():
     ("when", "words"),
     [
         ({"nme": ("adam",)}, "'nme', which this space does not vary; did you mean 'name'"),
-        ({"name": ("sgd",)}, "waits for 'name' to be 'sgd', which it never is"),
+        ({"name": ("sgd",)}, "requires 'name' to be 'sgd', a value that it never takes"),
         ({"lr": (0.1,)}, "a range without a step"),
         ({"alpha": (0.5,)}, "in a circle"),
     ],

@@ -85,7 +85,7 @@ def test_a_value_means_the_same_in_a_spec_and_in_a_setting(text):
     assert {"unknown": wrong["input"]} == parse_settings([f"unknown={text}"])
 
 
-def test_a_text_that_is_no_object_is_refused_with_words():
+def test_a_text_that_is_no_object_is_refused():
     for text in ("[1, 2]", "a: [", ""):
         with pytest.raises(SpecError):
             read_spec(text)
@@ -136,7 +136,7 @@ def test_a_single_point_that_breaks_a_rule_is_invalid_and_the_spec_is_not():
         searched.trial(searched.space().point(1))
 
 
-def test_an_arms_own_space_and_optimizer_stand_in_place_of_the_shared_ones():
+def test_an_arms_own_space_and_optimizer_replace_the_shared_ones():
     compared = spec(
         model=None,
         optimizer={"name": "rmsprop", "lr": 0.5},
@@ -186,7 +186,7 @@ def test_the_number_of_trials_is_the_smallest_bound():
     assert spec(search=endless).trial_count() is None
 
 
-def test_several_mistakes_are_told_at_once():
+def test_several_mistakes_are_reported_at_once():
     wrong = spec(
         search={"space": {"model.depth": [1], "optimizer.lr": [-1]}}, objective={"metric": "bleu"}
     )

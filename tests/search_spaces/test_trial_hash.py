@@ -58,12 +58,12 @@ def test_the_hash_is_the_same_where_the_results_are(changes):
         {"training": {"steps": 100, "test_every_evaluation": True}},
     ],
 )
-def test_the_hash_is_another_where_results_may_differ(changes):
+def test_the_hash_differs_where_results_may_differ(changes):
     assert trial(**changes).content_hash() != HASH
 
 
-def test_what_is_hashed_of_a_trial_without_schedule_is_what_it_was_before_there_were_any():
-    content = trial().hashed_content()
+def test_a_trial_without_a_schedule_is_hashed_without_its_fields():
+    content = trial().content_to_hash()
     assert list(content["training"]) == ["evaluate_every", "patience"]
     assert list(content["optimizer"]) == [
         *("name", "lr", "name_orth", "lr_orth", "alpha", "betas", "momentum", "weight_decay"),
