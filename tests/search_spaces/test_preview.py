@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from eigensweep.search_spaces.preview import preview
 from eigensweep.search_spaces.spec import ExperimentSpec
 
@@ -57,7 +55,7 @@ def test_an_invalid_point_says_why():
     assert found.first[1].error is None
 
 
-def test_a_trillion_points_are_previewed_within_a_tenth_of_a_second():
+def test_a_trillion_points_are_previewed_from_their_extremes(monkeypatch):
     axis = {"low": 1, "high": 1000}
     space = {
         "model.hidden_size": axis,
@@ -66,9 +64,12 @@ def test_a_trillion_points_are_previewed_within_a_tenth_of_a_second():
         "training.log_every": axis,
     }
     spec = make(search={"space": space})
-    start = time.process_time()
+    apply, applied = ExperimentSpec.trial, []
+    monkeypatch.setattr(
+        ExperimentSpec, "trial", lambda self, point: applied.append(point) or apply(self, point)
+    )
     assert preview(spec).points == 10**12
-    assert time.process_time() - start < 0.1
+    assert 5 < len(applied) < 50
 
 
 def test_a_bigger_experiment_is_estimated_to_cost_more():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import product
 
 import pytest
@@ -66,16 +65,18 @@ def test_each_combination_is_one_point_and_its_index_is_its_place_in_the_walk(ar
         assert set(mine) == by_walking(axes)
 
 
-def test_a_trillion_points_are_counted_and_the_last_one_found_within_milliseconds():
+def test_a_trillion_points_are_counted_and_the_last_one_found_without_a_walk(monkeypatch):
+    values = Integer.value
+    reads = []
+    monkeypatch.setattr(Integer, "value", lambda axis, i: reads.append(i) or values(axis, i))
     axes = {p: Integer(low=1, high=1000) for p in "abc"}
     axes["d"] = Integer(low=1, high=1000, when={"a": (500,)})
     axes["e"] = Integer(low=1, high=10**6, when={"a": (7, 500), "d": (3,)})
-    start = time.process_time()
     space = Space({"big": axes})
     # a = 500: 999 values of d alone, and one with a million of e; other a: one rest each
     assert space.count() == (999 + (999 + 10**6)) * 10**6
     assert space.point(space.count() - 1).params == {"a": 1000, "b": 1000, "c": 1000}
-    assert time.process_time() - start < 0.05
+    assert len(reads) < 50
 
 
 def test_points_come_in_the_order_of_nested_loops_with_conditional_parameters_inside():
