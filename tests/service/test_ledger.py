@@ -210,6 +210,42 @@ class TestRecordLedger:
         assert ledger.begin(0) == 1
         database.engine(postgresql_server.url).dispose()
 
+    def test_a_begin_whose_answer_was_lost_is_counted_once(self, record, spec, monkeypatch):
+        ledger = dataclasses.replace(claimed(record, spec()), patience=PATIENCE)
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        transact, answers = database._transact, []
+
+        def lose_the_first_answer(*arguments: Any) -> Any:
+            answers.append(transact(*arguments))
+            if len(answers) == 1:
+                raise OperationalError("COMMIT", {}, ConnectionError("the answer was lost"))
+            return answers[-1]
+
+        monkeypatch.setattr(database, "_transact", lose_the_first_answer)
+        assert ledger.begin(0) == 1
+        assert len(answers) == 2
+        assert (ledger.load()[0].attempt, ledger.begin(0)) == (1, 2)
+
+    def test_a_report_that_comes_again_changes_nothing_and_is_one_event(self, record, spec):
+        ledger = claimed(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        for _ in range(2):
+            ledger.report(0, 1, 10, {"loss": 1.0}, PLACE)
+        assert ledger.load()[0].reports == {10: {"loss": 1.0}}
+        kinds = [event.kind for event in record.events(ledger.experiment_id)]
+        assert kinds.count("trial.report") == 1
+
+    def test_a_trial_never_falls_behind_the_step_it_has_reached(self, record, spec):
+        ledger = claimed(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.report(0, 1, 20, {"loss": 1.0}, PLACE)
+        ledger.report(0, 1, 10, {"loss": 2.0}, PLACE)
+        assert record.trial(ledger.experiment_id, 0).trial.step == 20
+        ledger.finish(0, 1, "failed", {"value": None, "step": 15})
+        assert record.trial(ledger.experiment_id, 0).trial.step == 20
+
     def test_a_ledger_without_patience_raises(self, tmp_path):
         away = RecordLedger(f"sqlite:///{tmp_path}/nowhere/record.db", "e", 1, patience=0)
         with pytest.raises(OperationalError):

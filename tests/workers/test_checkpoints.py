@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import eigensweep.workers
+from eigensweep.workers.shared import checkpoints
 from eigensweep.workers.shared.checkpoints import CurvePoint, StaleAttemptError, Store
 from eigensweep.workers.shared.durable_files import StorageError
 
@@ -135,6 +136,43 @@ def test_a_full_disk_is_named_and_leaves_the_last_commit_as_it_was(store):
     assert store.newest(KEY).step == 30
     store.commit(KEY, 1, 40, state(40), [point(40)])
     assert [p.step for p in store.points(KEY)] == [5, 10, 15, 20, 25, 30, 40]
+
+
+class KilledError(BaseException):
+    """Stands for a kill: nobody catches it, so nothing is put in order."""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("write", [1, 2, 3])
+def test_a_kill_at_any_write_of_a_commit_leaves_all_of_it_or_nothing(
+    store, monkeypatch, write, moment
+):
+    writes = []
+
+    def kill_at(original):
+        def write_or_die(*arguments):
+            writes.append(original)
+            if moment == "before" and len(writes) == write:
+                raise KilledError
+            original(*arguments)
+            if moment == "after" and len(writes) == write:
+                raise KilledError
+
+        return write_or_die
+
+    for name in ("write_from", "write_whole"):
+        monkeypatch.setattr(checkpoints, name, kill_at(getattr(checkpoints, name)))
+    with pytest.raises(KilledError):
+        store.commit(KEY, 1, 40, state(40), [point(35), point(40)])
+    monkeypatch.undo()
+
+    later = Store(store.root)
+    reached = 40 if (write, moment) == (3, "after") else 30  # the third write is head.json
+    assert (later.newest(KEY).step, later.newest(KEY).state["step"]) == (reached, reached)
+    assert [p.step for p in later.points(KEY)] == list(range(5, reached + 1, 5))
+    later.begin(KEY, 2)
+    later.commit(KEY, 2, 45, state(45), [point(s) for s in range(reached + 5, 46, 5)])
+    assert [p.step for p in later.points(KEY)] == list(range(5, 46, 5))
 
 
 def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(store):
