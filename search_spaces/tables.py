@@ -37,7 +37,7 @@ from eigensweep.search_spaces.trial import (
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import TaskConfig
 
-PAGE = "docs/fields.md"
+PAGE = "docs/reference/fields.md"
 """Where the page is in the repository."""
 START, END = "<!-- fields -->\n\n", "\n<!-- end of fields -->"
 

@@ -1,121 +1,305 @@
-"""The README keeps its word: links, tables, examples."""
+"""Every page keeps its word: links, tables, commands and examples."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import runpy
 import shlex
+import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from typer.testing import CliRunner
+import typer
+import yaml
 
+import eigensweep
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.presets import preset_names
-from eigensweep.search_spaces.tables import PAGE, markdown
+from eigensweep.search_spaces.tables import END, PAGE, START, markdown
 from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
+from eigensweep.tasks.corpora import all_under
+from eigensweep.workers.analyses import ANALYSES
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", PAGE, "docs/results.md"]
-README = (ROOT / "README.md").read_text()
+PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+ROOMS = ("models", "tasks", "search_spaces", "workers", "service", "bench", "tests")
+FOREIGN = {"tune.Tuner", "Tuner.restore", "torch.vmap"}
+"""Names of libraries on the pages."""
+GENERATED = runpy.run_path(str(ROOT / "docs/generate.py"))
+ASSIGNMENT = re.compile(r"\w+=\S*")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-def section(title: str) -> str:
-    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+def blocks(page: str, *languages: str) -> list[str]:
+    """Return the code blocks of a page in one of the languages."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", read(page), re.MULTILINE | re.DOTALL)
+    return [text for language, text in found if language in languages]
 
 
-def first_cells(text: str) -> set[str]:
-    cells = re.findall(r"^\| (`.+?`) \|", text, re.MULTILINE)
+def pages_with(*languages: str) -> list[str]:
+    return [page for page in PAGES if blocks(page, *languages)]
+
+
+def first_cells(page: str) -> set[str]:
+    cells = re.findall(r"^\| (`.+?`) \|", read(page), re.MULTILINE)
     return {name for cell in cells for name in re.findall("`([^`]+)`", cell)}
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what GitHub makes of a page's headings."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_relative_links_resolve(page: str) -> None:
-    text = (ROOT / page).read_text()
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+    prose = re.sub(r"^```.*?^```", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        if "://" in link:
+            continue
+        place, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / place if place else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
 
-    folder = (ROOT / page).parent
-    missing = [link for link in links if "://" not in link and not (folder / link).exists()]
-
-    assert missing == []
+    assert broken == []
 
 
-def test_the_tables_name_every_model_and_task_that_ships() -> None:
-    shipped = {name for name, cls in MODELS.items() if cls.__module__.startswith("eigensweep.")}
-    assert first_cells(section("Models")) == shipped
-    assert first_cells(section("Tasks")) == {
-        name for name, cls in TASKS.items() if cls.__module__.startswith("eigensweep.")
+def test_every_page_of_docs_is_in_the_index() -> None:
+    linked = re.findall(r"\]\(([^)#]+)\)", read("docs/README.md"))
+    listed = {str((ROOT / "docs" / link).resolve().relative_to(ROOT)) for link in linked}
+
+    assert {page for page in PAGES if page.startswith("docs/")} - listed == {"docs/README.md"}
+
+
+def test_the_tables_name_every_model_task_and_setting() -> None:
+    ours = [
+        {n for n, c in r.items() if c.__module__[:11] == "eigensweep."} for r in (MODELS, TASKS)
+    ]
+
+    assert first_cells("docs/reference/models.md") == ours[0]
+    assert first_cells("docs/reference/tasks.md") == ours[1]
+    assert first_cells("docs/reference/settings.md") == {
+        f"EIGENSWEEP_{name.upper()}" for name in Settings.model_fields
     }
 
 
-def test_the_table_of_settings_names_every_setting() -> None:
-    expected = {f"EIGENSWEEP_{name.upper()}" for name in Settings.model_fields}
-
-    assert first_cells(section("Settings")) == expected
-
-
 def test_the_field_tables_are_those_of_the_code() -> None:
-    page = (ROOT / PAGE).read_text()
-    printed = page.split("<!-- fields -->\n\n", 1)[1].split("\n<!-- end of fields -->", 1)[0]
+    printed = read(PAGE).partition(START)[2].partition(END)[0]
 
     assert printed == markdown(), "run: python -m eigensweep.search_spaces.tables --write"
 
 
-def test_the_curl_example_is_accepted_and_makes_six_trials(scripted_service: str) -> None:
-    (command,) = (block for block in blocks("bash") if block.startswith("curl"))
-    words = shlex.split(command.replace("\\\n", ""))
-    body = json.loads(words[words.index("-d") + 1])
+@pytest.mark.usefixtures("_no_environment")
+@pytest.mark.parametrize("page", GENERATED["PARTS"])
+def test_generated_pages_are_those_of_the_code(page: str) -> None:
+    printed = GENERATED["read_part"](ROOT / "docs/reference" / page)
 
-    with Client(scripted_service) as client:
-        experiment = client.submit(body).wait(timeout=60)
+    assert printed == GENERATED["PARTS"][page]().strip() + "\n", "run: python docs/generate.py"
 
-    assert (experiment.state, experiment.content["progress"]["completed"]) == ("completed", 6)
-    (address,) = (word for word in words if "://" in word)
-    assert urlsplit(address).path == "/v1/experiments"
-    assert urlsplit(address).port == Settings.model_fields["port"].default
+
+def commands(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the command lines of a page, each with its words, without variables and pipes."""
+    typed = blocks(page, "bash", "")
+    lines = [line for block in typed for line in block.replace("\\\n", " ").splitlines()]
+    shown = "\n".join(blocks(page, "console"))
+    lines += re.findall(r"^\$ (.*)$", shown.replace("\\\n", " "), re.MULTILINE)
+    for line in lines:
+        for part in re.split(r" (?:&&|\|) ", line):
+            try:
+                words = shlex.split(part, comments=True)
+            except ValueError:  # a JSON body over several lines
+                continue
+            while words and ASSIGNMENT.fullmatch(words[0]):
+                words = words[1:]
+            if words:
+                yield line, [word for word in words if word != "&"]
+
+
+def check_eigensweep(words: list[str]) -> None:
+    """Refuse a command line that the program would refuse, or that names what does not exist."""
+    if words in (["--help"], ["--version"]):
+        return
+    command, kind = typer.main.get_command(app), words[0]
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, f"no command '{words[0]}'"
+        command, words = command.commands[words[0]], words[1:]
+    context = command.make_context("eigensweep", list(words))
+    arguments = [p.name for p in command.params if p.param_type_name == "argument"]
+    name = context.params[arguments[0]] if arguments else None
+    known: dict[str, Any] = {
+        "analyse": ANALYSES,
+        "analyses": ANALYSES,
+        "models": MODELS,
+        "tasks": TASKS,
+        "presets": preset_names(),
+    }
+    if kind in known and name is not None:
+        assert name in known[kind]
+    if kind in ("submit", "preview") and not str(name).endswith((".yaml", ".json", "-")):
+        assert name in preset_names()
+    if kind == "data" and "names" in context.params:
+        assert set(context.params["names"] or ()) <= set(all_under(ROOT))
+
+
+def check_python(words: list[str]) -> None:
+    """Refuse a module, a script or an option that does not exist."""
+    path = ROOT / words[0]
+    if words[0] == "-m":
+        path, words = ROOT / words[1].replace(".", "/"), words[1:]
+        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    text = path.read_text(encoding="utf-8")
+    for option in (word for word in words if word.startswith("--")):
+        assert f'"{option}"' in text, f"{path.name} has no option {option}"
 
 
 @pytest.mark.usefixtures("_no_environment")
-def test_the_client_example_runs(
-    scripted_service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist_and_take_their_options(page: str) -> None:
+    targets = re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE)
+    for line, (program, *words) in commands(page):
+        if program.endswith("eigensweep"):
+            check_eigensweep(words)
+        elif program.endswith("python"):
+            check_python(words)
+        elif program == "make":
+            assert [w for w in words if not ASSIGNMENT.fullmatch(w) and w not in targets] == [], (
+                line
+            )
+        elif program.endswith("pytest"):
+            places = [w.partition("::") for w in words if "/" in w]
+            assert all((ROOT / file).exists() for file, _, _ in places), line
+            assert all(f"def {name}(" in read(file) for file, _, name in places if name), line
+
+
+@pytest.mark.parametrize("page", pages_with("yaml"))
+def test_specs_in_yaml_are_accepted_by_the_service(page: str, scripted_service: str) -> None:
+    with Client(scripted_service) as client:
+        for text in blocks(page, "yaml"):
+            seen = client.preview(yaml.safe_load(text))
+            assert seen["arms"], text
+
+
+def test_the_example_in_the_readme_searches_ranges_with_a_condition(scripted_service: str) -> None:
+    (spec,) = (yaml.safe_load(text) for text in blocks("README.md", "yaml"))
+    with Client(scripted_service) as client:
+        seen = client.preview(spec)
+
+    assert (spec["search"]["method"], spec["scheduler"]["name"]) == ("tpe", "asha")
+    assert seen["trials"] == spec["search"]["trials"]
+    for arm in seen["arms"]:
+        assert [axis["path"] for axis in arm["axes"] if axis["conditional"]] == ["optimizer.alpha"]
+        assert arm["points"] is None
+
+
+@pytest.mark.parametrize("page", [p for p in pages_with("bash") if "curl" in read(p)])
+def test_curl_examples_are_accepted(page: str, scripted_service: str) -> None:
+    for command in (text for text in blocks(page, "bash") if text.startswith("curl")):
+        words = shlex.split(command.replace("\\\n", ""))
+        (address,) = (word for word in words if "://" in word)
+        assert urlsplit(address).path == "/v1/experiments"
+        assert urlsplit(address).port == Settings.model_fields["port"].default
+        with Client(scripted_service) as client:
+            experiment = client.submit(json.loads(words[words.index("-d") + 1])).wait(timeout=60)
+
+        assert (experiment.state, experiment.content["progress"]["completed"]) == ("completed", 6)
+
+
+@pytest.mark.usefixtures("_no_environment")
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_examples_run(
+    page: str, scripted_service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EIGENSWEEP_URL", scripted_service)
-    (example,) = (block for block in blocks("python") if "Client" in block)
-    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)  # where pydantic looks annotations up
+    models, tasks = set(MODELS), set(TASKS)
+    names = vars(module)
+    try:
+        for example in blocks(page, "python"):
+            exec(compile(example, page, "exec", dont_inherit=True), names)
+    finally:
+        for name in set(MODELS) - models:
+            del MODELS[name]
+        for name in set(TASKS) - tasks:
+            del TASKS[name]
 
-    exec(example, names)
-
-    assert names["experiment"].state == "completed"
-    assert len(names["frame"]) == 9
-    assert f"{names['best']['value']} {names['best']['arm']}" in capsys.readouterr().out
-
-
-def test_the_training_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = (block for block in blocks("python") if "train(" in block)
-    names: dict[str, Any] = {}
-
-    exec(example, names)
-
-    assert names["result"].outcome == "completed"
-    assert f"{names['result'].value} {names['result'].baseline}" in capsys.readouterr().out
-    assert max(names["steps"]) == 50
+    if page == "README.md":
+        assert names["experiment"].state == "completed"
+        assert len(names["frame"]) == 9
+        assert names["result"].outcome == "completed"
+        assert max(names["steps"]) == 50
 
 
-def test_the_command_line_examples_name_commands_options_and_presets_that_exist() -> None:
-    (examples,) = (block for block in blocks("bash") if block.startswith("eigensweep submit"))
-    for example in examples.splitlines():
-        words = shlex.split(example, comments=True)
-        asked = CliRunner().invoke(app, [words[1], "--help"])
-        assert asked.exit_code == 0, example
-        for word in words[2:]:
-            assert not word.startswith("--") or word in asked.output, example
-            assert "/" not in word or word in preset_names(), example
+@cache
+def defined() -> set[str]:
+    """Return the classes, functions, members, constants, modules and JSON files of the project."""
+    found = set(FOREIGN)
+    for path in (p for room in ROOMS for p in (ROOT / room).rglob("*.py")):
+        found |= {path.stem, path.parent.name}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {t.id for t in targets if isinstance(t, ast.Name)}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value} if re.fullmatch(r"\w+\.json", node.value) else set()
+            if isinstance(node, ast.ClassDef):
+                members = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+                found |= {f"{node.name}.{member.name}" for member in members}
+                fields = [n.target for n in node.body if isinstance(n, ast.AnnAssign)]
+                found |= {f"{node.name}.{t.id}" for t in fields if isinstance(t, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/why-it-works.md"])
+def test_names_and_paths_of_the_code_exist(page: str) -> None:
+    prose = re.sub(r"^```.*?^```", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    missing = []
+    for name in re.findall(r"`([^`\n]+)`", prose):
+        if re.search("NAME|PAPER", name):  # to be filled in
+            continue
+        if "/" in name and re.fullmatch(r"[\w./-]+", name):
+            if not (ROOT / name).exists():
+                missing.append(name)
+        elif re.fullmatch(r"[A-Z]\w*(\.\w+)*|\w+\.\w+|\w*_\w+", name) and "EIGENSWEEP" not in name:
+            parts = name.split(".")
+            if parts[0] == "eigensweep":
+                assert hasattr(eigensweep, parts[1])
+                continue
+            known = name in defined() if len(parts) < 3 else set(parts) <= defined()
+            if not known and not list(ROOT.rglob(name)):
+                missing.append(name)
+
+    assert missing == []
+
+
+def test_the_folder_tree_in_architecture_is_that_of_the_repository() -> None:
+    tree = blocks("ARCHITECTURE.md", "text")[0]
+    drawn, room = set(), ""
+    for indent, name in re.findall(r"^( *)(\w+)/ ", tree, re.MULTILINE):
+        room = name if not indent else room
+        drawn.add(name if not indent else f"{room}/{name}")
+    actual = set(ROOMS)
+    for room in ("service", "workers"):
+        inner = (p for p in (ROOT / room).iterdir() if (p / "__init__.py").exists())
+        actual |= {f"{room}/{p.name}" for p in inner}
+
+    assert actual <= drawn
+    assert all((ROOT / name).is_dir() for name in drawn)

@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from eigensweep.service.client.spec_file import InputError
 
 JsonObject = dict[str, Any]
-"""An object of the API, as docs/fields.md and /docs of the service describe it."""
+"""An object of the API, as docs/reference/fields.md and /docs of the service describe it."""
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 PAGE_SIZE = 100

@@ -1,0 +1,163 @@
+"""Write what the code knows into the reference pages.
+
+`python docs/generate.py` replaces what stands between the markers on each page of `PARTS`. A test
+compares the pages with the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from eigensweep.service.api.app import create_app
+from eigensweep.service.command.cli import app
+from eigensweep.service.queue.dispatcher import Dispatcher
+from eigensweep.service.record.migrations import migrate
+from eigensweep.service.record.record import Record
+from eigensweep.service.settings import Settings
+from eigensweep.workers.analyses import ANALYSES
+
+REFERENCE = Path(__file__).parent / "reference"
+START, END = "<!-- generated -->\n", "<!-- end of generated -->"
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines]
+
+
+def document_commands() -> str:
+    """Return a section for each command: usage, meaning, arguments and options."""
+    lines: list[str] = []
+    for words, command in walk_commands(typer.main.get_command(app), ["eigensweep"]):
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        options = [p for p in command.params if p.param_type_name == "option"]
+        usage = " ".join([*words, *map(name_argument, arguments), "[OPTIONS]" if options else ""])
+        lines += [f"## `{usage.strip()}`", ""]
+        lines += [inspect.cleandoc(command.help or "").replace("\n", " ").replace("  ", "\n\n"), ""]
+        rows = [(f"`{name_argument(p)}`", p.help or "") for p in arguments]
+        rows += [(f"`{name_option(p)}`", describe_option(p)) for p in options]
+        lines += [*table(("argument or option", "meaning"), rows), ""] if rows else []
+    return "\n".join(lines)
+
+
+def walk_commands(command: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """Yield every command without subcommands, with the words that call it."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk_commands(inner, [*words, name])
+    if not hasattr(command, "commands"):
+        yield words, command
+
+
+def name_argument(parameter: Any) -> str:
+    """Return an argument as a usage line shows it."""
+    name = parameter.metavar or parameter.name.upper()
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
+
+
+def name_option(parameter: Any) -> str:
+    """Return an option with what it takes."""
+    value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
+    return parameter.opts[0] + value
+
+
+def describe_option(parameter: Any) -> str:
+    """Return what an option means, its default and its environment variable."""
+    words = parameter.help or ""
+    if parameter.default not in (None, False, [], ()) and not callable(parameter.default):
+        words += f" Default: {parameter.default}."
+    if parameter.envvar:
+        words += f" Or the variable `{parameter.envvar}`."
+    return words
+
+
+def document_routes() -> str:
+    """Return the table of the REST API's routes."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(home=Path(folder))
+        migrate(settings.database)
+        record = Record(settings.database)
+        paths = create_app(settings, record, Dispatcher(record)).openapi()["paths"]
+    rows = [
+        (method.upper(), f"`{path}`", operation["summary"])
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    ]
+    return "\n".join(table(("method", "path", "what it does"), rows)) + "\n"
+
+
+def document_settings() -> str:
+    """Return the table of the service's settings, from the docstrings below the fields."""
+    (body,) = (n.body for n in ast.parse(inspect.getsource(Settings)).body if hasattr(n, "body"))
+    rows = []
+    for field, following in pairwise(body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(following, ast.Expr):
+            continue
+        name, words = field.target.id, " ".join(ast.literal_eval(following.value).split())
+        meaning, _, default = words.rstrip(".").partition("; None: ")
+        value = Settings.model_fields[name].default
+        if isinstance(value, str | int | float):
+            default = f"`{value}`"
+        rows.append((f"`EIGENSWEEP_{name.upper()}`", default or "", f"{meaning}."))
+    return "\n".join(table(("variable", "default", "what it sets"), rows)) + "\n"
+
+
+def document_analyses() -> str:
+    """Return a section for each analysis: what it is of, what it shows, its options."""
+    lines: list[str] = []
+    for name, analysis in ANALYSES.items():
+        summary, _, rest = inspect.cleandoc(type(analysis).__doc__ or "").partition("\n\n")
+        lines += [f"## `{name}`", "", summary.replace("\n", " "), ""]
+        lines += [part.replace("\n", " ") + "\n" for part in rest.split("\n\n") if part]
+        subject = {
+            "trial": "`--trial EXPERIMENT/NUMBER`",
+            "experiment": "`--experiment EXPERIMENT`",
+        }
+        lines += [f"It takes {subject.get(analysis.of, 'no trial and no experiment')}.", ""]
+        rows = [
+            (f"`{option}`", show_default(field.default), field.description or "")
+            for option, field in analysis.Options.model_fields.items()
+        ]
+        lines += [*table(("option", "default", "meaning"), rows), ""]
+    return "\n".join(lines)
+
+
+def show_default(value: Any) -> str:
+    """Return a default as YAML has it; nothing for None, whose meaning the description tells."""
+    if value is None:
+        return ""
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "command-line.md": document_commands,
+    "rest-api.md": document_routes,
+    "settings.md": document_settings,
+    "analyses.md": document_analyses,
+}
+
+
+def read_part(page: Path) -> str:
+    """Return what stands between the markers of a page."""
+    return page.read_text(encoding="utf-8").split(START, 1)[1].split(END, 1)[0].strip() + "\n"
+
+
+def write_part(page: Path, text: str) -> None:
+    """Replace what stands between the markers of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(START)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{START}\n{text.strip()}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name, document in PARTS.items():
+        write_part(REFERENCE / name, document())
