@@ -27,7 +27,7 @@ def trainable(config: dict[str, Any]) -> None:
     recipe = {k: v for k, v in config["spec"].items() if k in ("task", "model", "training")}
     training = Training(TrialConfig.from_dict(recipe | {"optimizer": {"lr": config["lr"]}}), seed=0)
     training.run()
-    tune.report({"loss": training.result()["value"]})
+    tune.report({"loss": training.result().value})
 
 
 class Stamps(tune.Callback):

@@ -21,6 +21,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 sys.path.insert(0, str(Path(__file__).parent))  # of `waiting`
 
+from eigensweep.workers.shared.messages import ParameterCount, Place, Result
+
 if TYPE_CHECKING:
     from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.states import ExperimentEnd
@@ -186,22 +188,22 @@ class ScriptedDriver:
                 if self.ledger.intent() == "cancel":
                     self.ledger.finish(number, attempt, "cancelled")
                     return "cancelled"
-                place = {"node": "here", "pid": 1, "device": "cpu"}
+                place = Place(node="here", pid=1, device="cpu")
                 self.ledger.report(number, attempt, step, {"cross_entropy": value}, place)
             if config.optimizer.lr >= 10:
                 error = "Traceback (most recent call last):\nRuntimeError: a bug"
                 self.ledger.finish(number, attempt, "failed", error=error)
                 continue
             parameters = config.model.free_parameters(config.task.shapes)
-            result = {
-                "value": value,
-                "best_step": config.training.steps,
-                "step": config.training.steps,
-                "valid": {"cross_entropy": value},
-                "test": {"cross_entropy": value},
-                "seconds": 1.5,
-                "parameters": {"free": parameters, "stored": parameters},
-            }
+            result = Result(
+                value=value,
+                best_step=config.training.steps,
+                step=config.training.steps or 0,
+                valid={"cross_entropy": value},
+                test={"cross_entropy": value},
+                seconds=1.5,
+                parameters=ParameterCount(free=parameters, stored=parameters),
+            )
             self.ledger.finish(number, attempt, "completed", result)
         return "completed"
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from eigensweep.workers.cluster.ray_cluster import ClusterError as ClusterError
     from eigensweep.workers.cluster.ray_cluster import DriverHandle as DriverHandle
     from eigensweep.workers.cluster.ray_cluster import RayCluster as RayCluster
-    from eigensweep.workers.driver.experiment import DriverOptions as DriverOptions
     from eigensweep.workers.driver.experiment import run_experiment as run_experiment
     from eigensweep.workers.shared.checkpoints import CurvePoint as CurvePoint
     from eigensweep.workers.shared.checkpoints import Snapshot as Snapshot
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from eigensweep.workers.shared.ledger import Ledger as Ledger
     from eigensweep.workers.shared.ledger import StaleWriteError as StaleWriteError
     from eigensweep.workers.shared.ledger import TrialEntry as TrialEntry
+    from eigensweep.workers.shared.messages import DriverOptions as DriverOptions
+    from eigensweep.workers.shared.messages import ReplicateResult as ReplicateResult
+    from eigensweep.workers.shared.messages import Result as Result
     from eigensweep.workers.shared.results import summarise as summarise
     from eigensweep.workers.trial.replicates import TrialResult as TrialResult
     from eigensweep.workers.trial.replicates import train as train
@@ -38,7 +40,9 @@ _HOME = {
     "ClusterError": "cluster.ray_cluster",
     "DriverHandle": "cluster.ray_cluster",
     "RayCluster": "cluster.ray_cluster",
-    "DriverOptions": "driver.experiment",
+    "DriverOptions": "shared.messages",
+    "ReplicateResult": "shared.messages",
+    "Result": "shared.messages",
     "run_experiment": "driver.experiment",
     "StorageError": "shared.durable_files",
     "write_whole": "shared.durable_files",

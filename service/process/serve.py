@@ -25,13 +25,13 @@ from pydantic import ValidationError
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Settings, StartError
+from eigensweep.workers.shared.messages import DriverOptions
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.dispatcher import Dispatcher, Launcher
-    from eigensweep.workers.driver.experiment import DriverOptions
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
 
@@ -184,8 +184,6 @@ def _build(
 
 
 def _make_driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOptions:
-    from eigensweep.workers.driver.experiment import DriverOptions
-
     return DriverOptions(
         mlflow_uri=mlflow_uri,
         storage=settings.storage_folder,

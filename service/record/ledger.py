@@ -22,6 +22,14 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.messages import (
+    ConfigJson,
+    Metrics,
+    Params,
+    Place,
+    Result,
+    Source,
+)
 from eigensweep.workers.shared.states import OUTCOMES, ExperimentEnd, Outcome
 
 T = TypeVar("T")
@@ -42,19 +50,19 @@ class RecordLedger:
 
     def load(self) -> list[TrialEntry]:
         def work(session: Session) -> list[TrialEntry]:
-            reports: dict[int, dict[int, dict[str, float]]] = {}
+            reports: dict[int, dict[int, Metrics]] = {}
             mine = select(Report).where(Report.experiment_id == self.experiment_id)
             for report in session.scalars(mine.order_by(Report.number, Report.step)):
                 reports.setdefault(report.number, {})[report.step] = report.metrics
             tried = select(Attempt).where(Attempt.experiment_id == self.experiment_id)
             places = {
-                attempt.number: attempt.place
+                attempt.number: Place.from_dict(attempt.place)
                 for attempt in session.scalars(tried.order_by(Attempt.number, Attempt.attempt))
                 if attempt.place
             }
             trials = select(Trial).where(Trial.experiment_id == self.experiment_id)
             return [
-                _entry(trial, reports.get(trial.number, {}), places.get(trial.number, {}))
+                _entry(trial, reports.get(trial.number, {}), places.get(trial.number))
                 for trial in session.scalars(trials.order_by(Trial.number))
             ]
 
@@ -64,8 +72,8 @@ class RecordLedger:
         self,
         number: int,
         arm: str,
-        params: dict[str, Any],
-        config: dict[str, Any],
+        params: Params,
+        config: ConfigJson,
         config_hash: str,
     ) -> None:
         def work(session: Session, experiment: Experiment) -> None:
@@ -85,7 +93,7 @@ class RecordLedger:
 
         self._write(work)
 
-    def open_invalid(self, number: int, arm: str, params: dict[str, Any], error: str) -> None:
+    def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
             if session.get(Trial, (self.experiment_id, number)) is None:
                 trial = Trial(
@@ -141,13 +149,13 @@ class RecordLedger:
         self._write(work)
 
     def report(
-        self, number: int, attempt: int, step: int, metrics: dict[str, float], place: dict[str, Any]
+        self, number: int, attempt: int, step: int, metrics: Metrics, place: Place | None
     ) -> None:
         def work(session: Session, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
             started = session.get(Attempt, (self.experiment_id, number, attempt))
-            if started is not None and place:
-                started.place = replace_non_finite(place)
+            if started is not None and place is not None:
+                started.place = place.to_dict()
             known = session.get(Report, (self.experiment_id, number, step))
             if trial.state in OUTCOMES or known is not None:
                 return
@@ -177,13 +185,14 @@ class RecordLedger:
         number: int,
         attempt: int,
         outcome: Outcome,
-        result: dict[str, Any] | None = None,
+        result: Result | None = None,
         error: str | None = None,
     ) -> None:
         def work(session: Session, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
             if trial.state not in OUTCOMES:
-                finish_trial(session, experiment, trial, outcome, result, error)
+                content = None if result is None else result.to_dict()
+                finish_trial(session, experiment, trial, outcome, content, error)
 
         self._write(work)
 
@@ -214,7 +223,8 @@ class RecordLedger:
             found = session.scalars(same.order_by(first).limit(1)).first()
             if found is None:
                 return None
-            return Finished(found.experiment_id, found.number, found.result or {}, found.run_id)
+            source = Source(found.experiment_id, found.number, found.run_id)
+            return Finished(source, Result.from_dict(found.result or {}))
 
         return database.read(self.database_url, work, self.patience)
 
@@ -294,11 +304,11 @@ class RecordLedger:
         return trial
 
 
-def _budget(config: dict[str, Any]) -> int:
+def _budget(config: ConfigJson) -> int:
     return int(config.get("training", {}).get("steps") or 0)
 
 
-def _entry(trial: Trial, reports: dict[int, dict[str, float]], place: dict[str, Any]) -> TrialEntry:
+def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:
     return TrialEntry(
         number=trial.number,
         arm=trial.arm,
@@ -309,7 +319,7 @@ def _entry(trial: Trial, reports: dict[int, dict[str, float]], place: dict[str, 
         attempt=trial.attempt,
         reports=reports,
         place=place,
-        result=trial.result,
+        result=None if trial.result is None else Result.from_dict(trial.result),
         error=trial.error,
         run_id=trial.run_id,
         tracked=trial.tracked,

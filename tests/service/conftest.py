@@ -25,7 +25,8 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # of the module beside the tests
+for folder in ("service", "workers"):  # of the modules beside the tests
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 SPEC: dict[str, Any] = {
     "name": "two rates",
@@ -169,13 +170,17 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
         server.stop()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def each_url(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=["url", "postgresql_url"], ids=["sqlite", "postgresql"])
+def each_url(request: pytest.FixtureRequest) -> str:
     """A fresh record on each kind of database."""
-    if request.param == "sqlite":
-        yield request.getfixturevalue("url")
-        return
-    server = request.getfixturevalue("postgresql_server").url
+    made: str = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
+    """A fresh record in PostgreSQL."""
+    server = postgresql_server.url
     name = f"record_{uuid.uuid4().hex}"
     with database.engine(server).connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(

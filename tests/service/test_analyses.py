@@ -29,6 +29,7 @@ from eigensweep.workers.analyses.__main__ import main as carry_out
 from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.workers.analyses.messages import Outcome
 from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.messages import Result
 
 SMALL = {"name": "transient_norms", "options": {"size": 6, "steps": 8, "vectors": 4, "beta": 0}}
 
@@ -114,7 +115,7 @@ def finished(client, record, settings, spec) -> Callable[..., str]:
         ledger.open(0, "scornn", {}, config.model_dump(mode="json"), config.content_hash())
         attempt = ledger.begin(0)
         if state != "running":
-            ledger.finish(0, attempt, state, {"value": 0.5, "step": 4})
+            ledger.finish(0, attempt, state, Result(value=0.5, step=4))
         if stored:
             store, key = Store(settings.storage_folder), f"{id}/00000/0"
             store.begin(key, 1)

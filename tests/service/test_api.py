@@ -21,9 +21,10 @@ from eigensweep.service.api.schemas import ExperimentNow, TrialNow, TrialSummary
 from eigensweep.service.record.database import engine
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.tasks import TASKS
+from eigensweep.workers.shared.messages import ParameterCount, Place, Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
-PLACE = {"node": "here", "pid": 7, "device": "cpu"}
+PLACE = Place(node="here", pid=7, device="cpu")
 
 
 def started(client: TestClient, record: Any, body: Any) -> RecordLedger:
@@ -246,15 +247,15 @@ class TestReading:
             attempt = ledger.begin(number)
             ledger.report(number, attempt, 50, {"valid/cross_entropy": value}, PLACE)
             ledger.set_run(number, f"run{number}")
-            result = {
-                "value": value,
-                "step": 100,
-                "best_step": 90,
-                "valid": {"cross_entropy": value},
-                "test": {"cross_entropy": 2 * value},
-                "parameters": {"free": 90, "stored": 99},
-                "seconds": 1.5,
-            }
+            result = Result(
+                value=value,
+                step=100,
+                best_step=90,
+                valid={"cross_entropy": value},
+                test={"cross_entropy": 2 * value},
+                parameters=ParameterCount(free=90, stored=99),
+                seconds=1.5,
+            )
             ledger.finish(number, attempt, "completed", result)
         ledger.open(2, "scornn", {}, CONFIG, "h2")
         ledger.finish(2, ledger.begin(2), "failed", None, "Traceback ...\nKeyError: 'x'")

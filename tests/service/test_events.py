@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from eigensweep.service.api.app import create_app
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.workers.shared.messages import Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -45,8 +46,8 @@ class TestEvents:
     def test_a_stream_tells_all_from_the_first_to_the_end(self, client, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "h")
         attempt = ledger.begin(0)
-        ledger.report(0, attempt, 50, {"loss": 0.5}, {})
-        ledger.finish(0, attempt, "completed", {"value": 0.4, "step": 100})
+        ledger.report(0, attempt, 50, {"loss": 0.5}, None)
+        ledger.finish(0, attempt, "completed", Result(value=0.4, step=100))
         ledger.end("completed")
         events = received(client, ledger.experiment_id)
         assert [event["event"] for event in events] == [

@@ -1,4 +1,8 @@
-"""What every ledger promises its driver; and that the record's outlives locks and restarts."""
+"""What every ledger promises its driver; and that the record's outlives locks and restarts.
+
+The promises are tested on the record in each database, and on the ledger in a file that the tests
+of drivers use.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import dataclasses
 import pickle
 import sqlite3
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from file_ledger import FileLedger
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -17,11 +24,13 @@ from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import Trial
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
+from eigensweep.workers.shared.messages import Place, ReplicateResult, Result, Source
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 3, "replicates": 1}
-RESULT: dict[str, Any] = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}
-PLACE = {"node": "here", "pid": 7, "device": "cpu"}
+RESULT = Result(outcome="completed", value=0.25, step=100, best_step=90)
+PLACE = Place(node="here", pid=7, device="cpu")
 
 
 def claimed(record: Record, spec: dict[str, Any]) -> RecordLedger:
@@ -32,9 +41,36 @@ def claimed(record: Record, spec: dict[str, Any]) -> RecordLedger:
     return RecordLedger(record.url, experiment.id, claim.generation, patience=0)
 
 
+class Subject:
+    """A ledger, and what happens to its experiment from outside."""
+
+    def __init__(self, ledger: RecordLedger | FileLedger) -> None:
+        self.ledger = ledger
+
+    def cancel(self) -> None:
+        if isinstance(self.ledger, FileLedger):
+            self.ledger.cancel()
+        else:
+            Record(self.ledger.database_url).cancel(self.ledger.experiment_id)
+
+    def replace_driver(self) -> None:
+        if isinstance(self.ledger, FileLedger):
+            self.ledger.replace_driver()
+        else:
+            Record(self.ledger.database_url).claim(self.ledger.experiment_id)
+
+
+@pytest.fixture(params=["file", "sqlite", "postgresql"])
+def subject(request: pytest.FixtureRequest, tmp_path: Path, spec: Any) -> Subject:
+    if request.param == "file":
+        return Subject(FileLedger(tmp_path / "ledger.json"))
+    url = request.getfixturevalue("url" if request.param == "sqlite" else "postgresql_url")
+    return Subject(claimed(Record(url), spec()))
+
+
 @pytest.fixture
-def ledger(each_url: str, spec: Any) -> RecordLedger:
-    return claimed(Record(each_url), spec())
+def ledger(subject: Subject) -> RecordLedger | FileLedger:
+    return subject.ledger
 
 
 class TestEveryLedger:
@@ -100,7 +136,7 @@ class TestEveryLedger:
         assert ledger.finished("abc", 3, 1, 100) is None
         ledger.finish(0, 1, "completed", RESULT)
         found = ledger.finished("abc", 3, 1, 100)
-        assert found == Finished(ledger.experiment_id, 0, RESULT, "run7")
+        assert found == Finished(Source(ledger.experiment_id, 0, "run7"), RESULT)
         for other in (
             ("abd", 3, 1, 100),
             ("abc", 4, 1, 100),
@@ -117,7 +153,7 @@ class TestEveryLedger:
             ledger.finish(number, 1, "completed" if steps < 100 else "pruned", RESULT)
         found = ledger.shorter("abc", 3, 1, 100)
         assert found is not None
-        assert found.number == 1
+        assert found.source.number == 1
         assert ledger.shorter("abc", 3, 1, 20) is None
         assert ledger.shorter("abd", 3, 1, 100) is None
 
@@ -125,32 +161,40 @@ class TestEveryLedger:
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         ledger.report(0, 1, 10, {"loss": float("inf"), "gain": 2.0}, PLACE)
-        ledger.finish(0, 1, "diverged", {"value": float("nan"), "step": 10})
+        result = Result(value=float("nan"), step=10, valid={"loss": float("nan"), "gain": 2.0})
+        ledger.finish(0, 1, "diverged", result)
         (entry,) = ledger.load()
         assert entry.reports == {10: {"gain": 2.0}}
-        assert entry.result == {"value": None, "step": 10}
+        assert entry.result == Result(value=None, step=10, valid={"gain": 2.0})
 
-    def test_what_a_person_wants_reaches_the_driver(self, ledger, each_url):
-        assert ledger.intent() == "run"
-        Record(each_url).cancel(ledger.experiment_id)
-        assert ledger.intent() == "cancel"
+    def test_the_first_report_of_a_step_stands(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.report(0, 1, 10, {"loss": 0.5}, PLACE)
+        ledger.report(0, 1, 10, {"loss": 0.1}, None)
+        (entry,) = ledger.load()
+        assert (entry.reports, entry.place) == ({10: {"loss": 0.5}}, PLACE)
 
-    def test_the_end_of_an_experiment_closes_its_trials_and_is_told_once(self, ledger, each_url):
+    def test_what_a_person_wants_reaches_the_driver(self, subject):
+        assert subject.ledger.intent() == "run"
+        subject.cancel()
+        assert subject.ledger.intent() == "cancel"
+
+    def test_the_end_of_an_experiment_closes_its_trials(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         ledger.end("cancelled")
         ledger.end("completed")
         assert ledger.load()[0].state == "cancelled"
-        events = Record(each_url).events(ledger.experiment_id)
-        assert [e.kind for e in events][-2:] == ["trial.cancelled", "experiment.cancelled"]
 
     def test_it_travels_to_another_process(self, ledger):
         ledger.set_run(None, "parent")
         assert pickle.loads(pickle.dumps(ledger)).experiment_run() == "parent"
 
-    def test_a_driver_with_a_successor_can_neither_write_nor_go_on(self, ledger, each_url):
+    def test_a_driver_with_a_successor_can_neither_write_nor_go_on(self, subject):
+        ledger = subject.ledger
         ledger.open(0, "scornn", {}, CONFIG, "abc")
-        Record(each_url).claim(ledger.experiment_id)
+        subject.replace_driver()
         for write in (
             lambda: ledger.begin(0),
             lambda: ledger.set_total(3),
@@ -162,6 +206,53 @@ class TestEveryLedger:
 
 
 class TestRecordLedger:
+    def test_the_end_of_an_experiment_is_told_once(self, record, spec):
+        ledger = claimed(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.end("cancelled")
+        ledger.end("completed")
+        kinds = [event.kind for event in record.events(ledger.experiment_id)]
+        assert kinds[-2:] == ["trial.cancelled", "experiment.cancelled"]
+
+    def test_a_result_is_stored_under_the_names_that_it_was_always_stored_under(self, record, spec):
+        ledger = claimed(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        one = ReplicateResult(seed=3, outcome="completed", value=0.25, best_step=90, step=100)
+        result = dataclasses.replace(RESULT, by_replicate=(one,), reused_from=Source("e0", 1, "r"))
+        ledger.report(0, 1, 100, {}, PLACE)
+        ledger.finish(0, 1, "completed", result)
+        stored = record.trial(ledger.experiment_id, 0)
+        assert stored.attempts[0].place == {"node": "here", "pid": 7, "device": "cpu"}
+        measures = {
+            "outcome": "completed", "value": 0.25, "best_step": 90, "step": 100,
+            "valid": {}, "test": {}, "seconds": 0.0,
+        }  # fmt: skip
+        assert stored.trial.result == {
+            **measures,
+            "parameters": None,
+            "baseline": None,
+            "constraint": {},
+            "replicates": 1,
+            "standard_error": {},
+            "interval": {},
+            "by_replicate": [{"seed": 3, **measures}],
+            "reused_from": {"experiment": "e0", "number": 1, "run_id": "r"},
+        }
+
+    def test_a_result_from_before_there_were_younger_keys_is_read(self, record, spec):
+        ledger = claimed(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.finish(0, ledger.begin(0), "completed", RESULT)
+        old = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}
+
+        def write(session: Session) -> None:
+            session.get_one(Trial, (ledger.experiment_id, 0)).result = old
+
+        database.write(record.url, write)
+        assert ledger.load()[0].result == RESULT
+
     def test_writers_in_parallel_lose_nothing(self, each_url, spec):
         ledgers = [claimed(Record(each_url), spec(name=f"e{i}")) for i in range(4)]
 

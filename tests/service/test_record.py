@@ -23,6 +23,7 @@ from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base, Experiment
 from eigensweep.service.settings import Settings
+from eigensweep.workers.shared.messages import Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -131,7 +132,7 @@ class TestQueue:
         for number, outcome in enumerate(["completed", "reused", "pruned"]):
             ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
             attempt = ledger.begin(number)
-            ledger.finish(number, attempt, outcome, {"value": 0.5, "step": 10 + number})
+            ledger.finish(number, attempt, outcome, Result(value=0.5, step=10 + number))
         record.claim(ledger.experiment_id)
         assert record.row(ledger.experiment_id).claimed_steps == 10 + 12
 
@@ -184,7 +185,7 @@ class TestPages:
         for number, (outcome, value) in enumerate(ends):
             ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
             attempt = ledger.begin(number)
-            ledger.finish(number, attempt, outcome, {"value": value, "step": 50})
+            ledger.finish(number, attempt, outcome, Result(value=value, step=50))
         ledger.open(4, "scornn", {}, CONFIG, "h4")
         found = record.experiment(ledger.experiment_id)
         assert found.best is not None
@@ -201,7 +202,7 @@ class TestPages:
         ledger = driven(record, spec(objective={"metric": "recall_accuracy"}))
         for number, value in enumerate((0.5, 0.9, 0.1)):
             ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
-            ledger.finish(number, ledger.begin(number), "completed", {"value": value, "step": 1})
+            ledger.finish(number, ledger.begin(number), "completed", Result(value=value, step=1))
         best = record.experiment(ledger.experiment_id).best
         assert best is not None
         assert best.trial.value == 0.9

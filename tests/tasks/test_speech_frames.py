@@ -453,4 +453,4 @@ def test_a_short_training_runs_from_end_to_end_with_scores_of_the_test_recording
     assert found.outcome == "completed"
     assert found.baseline > 0
     assert {"padded_mse", "mse", "seg_snr", "seg_snr_missing"} <= set(found.test)
-    assert set(found.summary["valid"]) == {"padded_mse", "mse"}
+    assert set(found.summary.valid) == {"padded_mse", "mse"}

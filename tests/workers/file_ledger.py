@@ -1,41 +1,53 @@
-"""A ledger in memory and in a file: what the service's database is to a driver, in one page."""
+"""A ledger in a file: what the service's database is to a driver, in one page."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.messages import ConfigJson, Metrics, Params, Place, Result, Source
+from eigensweep.workers.shared.states import OPEN_TRIALS, Outcome
 
 
 class FileLedger:
     """One experiment's record in a JSON file that several processes share. Picklable by its path.
 
-    It also keeps what the Protocol only writes: ends, totals, and every write's history.
+    It also keeps the history of writes, for tests to look at.
     """
 
-    def __init__(self, path: Path | str, experiment: str = "e1") -> None:
-        self.path, self.experiment = str(path), experiment
+    def __init__(self, path: Path | str, experiment: str = "e1", generation: int = 1) -> None:
+        self.path, self.experiment_id, self.generation = str(path), experiment, generation
 
     @contextmanager
-    def _content(self, write: bool = True) -> Iterator[dict[str, Any]]:
+    def _open(self, write: bool) -> Iterator[dict[str, Any]]:
         with open(self.path, "a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             text = file.read()
             content = json.loads(text) if text else {
-                "trials": {}, "intent": "run", "end": None, "total": None, "run": None,
-                "tracked": False, "history": [], "finished_elsewhere": {},
+                "generation": 1, "trials": {}, "intent": "run", "end": None, "total": None,
+                "run": None, "tracked": False, "history": [], "finished_elsewhere": {},
             }  # fmt: skip
             yield content
             if write:
                 file.truncate(0)
                 file.write(json.dumps(content, allow_nan=False))
+
+    @contextmanager
+    def _change(self) -> Iterator[dict[str, Any]]:
+        with self._open(write=True) as content:
+            self._check_generation(content)
+            yield content
+
+    def _check_generation(self, content: dict[str, Any]) -> None:
+        if content["generation"] != self.generation:
+            raise StaleWriteError(f"driver {self.generation} has a successor")
 
     def _trial(self, content: dict[str, Any], number: int, attempt: int) -> dict[str, Any]:
         trial = content["trials"][str(number)]
@@ -44,115 +56,167 @@ class FileLedger:
         return trial
 
     def load(self) -> list[TrialEntry]:
-        with self._content(write=False) as content:
-            trials = [
-                dict(t) for _, t in sorted(content["trials"].items(), key=lambda p: int(p[0]))
-            ]
-        for trial in trials:
-            trial["reports"] = {int(step): m for step, m in trial["reports"].items()}
-        return [TrialEntry(**trial) for trial in trials]
+        trials = self.read("trials")
+        return [_read_entry(trials[number]) for number in sorted(trials, key=int)]
+
+    def _add(self, number: int, **fields: Any) -> None:
+        rest = {"attempt": 0, "reports": {}, "place": None, "result": None, "error": None}
+        trial = {"number": number, **rest, "run_id": None, "tracked": False, **fields}
+        with self._change() as content:
+            content["trials"].setdefault(str(number), trial)
 
     def open(
-        self,
-        number: int,
-        arm: str,
-        params: dict[str, Any],
-        config: dict[str, Any],
-        config_hash: str,
+        self, number: int, arm: str, params: Params, config: ConfigJson, config_hash: str
     ) -> None:
-        entry = TrialEntry(number, arm, params, config, config_hash, "waiting")
-        with self._content() as content:
-            content["trials"].setdefault(str(number), asdict(entry))
+        point = {"arm": arm, "params": params, "config": config, "config_hash": config_hash}
+        self._add(number, **point, state="waiting")
 
-    def open_invalid(self, number: int, arm: str, params: dict[str, Any], error: str) -> None:
-        entry = TrialEntry(number, arm, params, {}, "", "invalid", error=error)
-        with self._content() as content:
-            content["trials"].setdefault(str(number), asdict(entry))
+    def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
+        point = {"arm": arm, "params": params, "config": {}, "config_hash": ""}
+        self._add(number, **point, state="invalid", error=error)
 
     def begin(self, number: int) -> int:
-        with self._content() as content:
+        with self._change() as content:
             trial = content["trials"][str(number)]
+            if trial["state"] not in OPEN_TRIALS:
+                raise StaleWriteError(f"trial {number} has ended already")
             trial["attempt"] += 1
             trial["state"] = "running"
             content["history"].append(["begin", number, trial["attempt"]])
             return int(trial["attempt"])
 
     def interrupt(self, number: int, attempt: int, reason: str) -> None:
-        with self._content() as content:
-            self._trial(content, number, attempt)["state"] = "waiting"
-            content["history"].append(["interrupt", number, attempt, reason])
+        with self._change() as content:
+            trial = self._trial(content, number, attempt)
+            if trial["state"] == "running":
+                trial["state"] = "waiting"
+                content["history"].append(["interrupt", number, attempt, reason])
 
     def report(
-        self, number: int, attempt: int, step: int, metrics: dict[str, float], place: dict[str, Any]
+        self, number: int, attempt: int, step: int, metrics: Metrics, place: Place | None
     ) -> None:
-        with self._content() as content:
+        with self._change() as content:
             trial = self._trial(content, number, attempt)
-            trial["reports"][str(step)], trial["place"] = metrics, place
+            if place is not None:
+                trial["place"] = place.to_dict()
+            known = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            if trial["state"] in OPEN_TRIALS and known:
+                trial["reports"].setdefault(str(step), known)
             content["history"].append(["report", number, attempt, step])
 
     def finish(
         self,
         number: int,
         attempt: int,
-        outcome: str,
-        result: dict[str, Any] | None = None,
+        outcome: Outcome,
+        result: Result | None = None,
         error: str | None = None,
     ) -> None:
-        with self._content() as content:
-            self._trial(content, number, attempt).update(state=outcome, result=result, error=error)
-            content["history"].append(["finish", number, attempt, outcome])
+        with self._change() as content:
+            trial = self._trial(content, number, attempt)
+            if trial["state"] in OPEN_TRIALS:
+                plain = None if result is None else _replace_unknown(result.to_dict())
+                trial.update(state=outcome, result=plain, error=error)
+                content["history"].append(["finish", number, attempt, outcome])
 
     def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
-        with self._content(write=False) as content:
-            found = content["finished_elsewhere"].get(config_hash)
-        return Finished(**found) if found else None
+        elsewhere = self.read("finished_elsewhere").get(config_hash)
+        if elsewhere is not None:
+            return _read_finished(elsewhere)
+        same = self._completed(config_hash, seed, replicates)
+        return next((found for budget, found in same if budget == steps), None)
 
     def shorter(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
-        return None
+        same = self._completed(config_hash, seed, replicates)
+        known = [(budget, found) for budget, found in same if budget < steps]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
+
+    def _completed(
+        self, config_hash: str, seed: int, replicates: int
+    ) -> Iterator[tuple[int, Finished]]:
+        for entry in self.load():
+            if entry.state == "completed" and entry.config_hash == config_hash:
+                config = entry.config
+                if (config["seed"], config["replicates"]) == (seed, replicates) and entry.result:
+                    source = Source(self.experiment_id, entry.number, entry.run_id)
+                    yield config["training"]["steps"], Finished(source, entry.result)
 
     def set_run(self, number: int | None, run_id: str) -> None:
-        with self._content() as content:
+        with self._change() as content:
             if number is None:
                 content["run"] = run_id
             else:
                 content["trials"][str(number)]["run_id"] = run_id
 
     def experiment_run(self) -> str | None:
-        with self._content(write=False) as content:
-            run: str | None = content["run"]
-            return run
+        run: str | None = self.read("run")
+        return run
 
     def set_tracked(self, number: int | None) -> None:
-        with self._content() as content:
-            if number is None:
-                content["tracked"] = True
-            else:
-                content["trials"][str(number)]["tracked"] = True
+        with self._change() as content:
+            holder = content if number is None else content["trials"][str(number)]
+            holder["tracked"] = True
 
     def set_total(self, trials: int | None) -> None:
-        with self._content() as content:
+        with self._change() as content:
             content["total"] = trials
 
     def intent(self) -> Literal["run", "cancel"]:
-        with self._content(write=False) as content:
+        with self._open(write=False) as content:
+            self._check_generation(content)
             intent: Literal["run", "cancel"] = content["intent"]
             return intent
 
     def end(self, state: str, error: str | None = None) -> None:
-        with self._content() as content:
+        with self._change() as content:
+            if content["end"] is not None:
+                return
             content["end"] = [state, error]
+            for trial in content["trials"].values():
+                if trial["state"] in OPEN_TRIALS:
+                    trial["state"] = "cancelled"
 
     # For tests.
 
     def cancel(self) -> None:
-        with self._content() as content:
+        """Ask the driver to stop, as a person does."""
+        with self._open(write=True) as content:
             content["intent"] = "cancel"
+
+    def replace_driver(self) -> None:
+        """Give the experiment to another driver: this one's writes are refused."""
+        with self._open(write=True) as content:
+            content["generation"] += 1
 
     def know(self, config_hash: str, found: Finished) -> None:
         """Pretend that another experiment has finished this configuration."""
-        with self._content() as content:
-            content["finished_elsewhere"][config_hash] = asdict(found)
+        with self._open(write=True) as content:
+            content["finished_elsewhere"][config_hash] = {
+                "source": found.source.to_dict(),
+                "result": found.result.to_dict(),
+            }
 
     def read(self, name: str) -> Any:
-        with self._content(write=False) as content:
+        with self._open(write=False) as content:
             return content[name]
+
+
+def _read_entry(trial: dict[str, Any]) -> TrialEntry:
+    content = dict(trial)
+    content["reports"] = {int(step): metrics for step, metrics in trial["reports"].items()}
+    content["place"] = trial["place"] and Place.from_dict(trial["place"])
+    content["result"] = trial["result"] and Result.from_dict(trial["result"])
+    return TrialEntry(**content)
+
+
+def _read_finished(content: dict[str, Any]) -> Finished:
+    return Finished(Source.from_dict(content["source"]), Result.from_dict(content["result"]))
+
+
+def _replace_unknown(content: Any) -> Any:
+    """Return JSON content with None for every number that is not finite."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {name: _replace_unknown(value) for name, value in content.items()}
+    return [_replace_unknown(value) for value in content] if isinstance(content, list) else content

@@ -10,9 +10,11 @@ from typing import Any
 from file_ledger import FileLedger
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Live
+from eigensweep.workers.driver.experiment import make_order
+from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
+from eigensweep.workers.shared.messages import DriverOptions, Order, Result
 
 COPYING: dict[str, Any] = {
     "name": "copying",
@@ -52,8 +54,16 @@ class Bench:
         """Forget everything but the files, as a new driver does."""
         self.study = self.optuna()
         self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries)
-        LIVE["e1"] = Live(self.sweep, lambda job: {"job": job}, lambda: None)
+        LIVE["e1"] = self
         self.search = ExperimentSearch("e1", concurrency=8)
+
+    def next_order(self) -> Order | None:
+        job = self.sweep.next_job()
+        options = DriverOptions(storage=str(self.folder), optuna=self.storage)
+        return None if job is None else make_order("e1", self.spec, options, job)
+
+    def why_stop(self) -> None:
+        return None
 
     def optuna(self) -> Study:
         return Study(
@@ -68,7 +78,10 @@ class Bench:
     def ask(self) -> Job | None:
         """Return the job that Tune is given, None if there is none for now."""
         given = self.search.searcher.searcher.suggest("tune-id")
-        return None if given is None else given["job"]
+        if given is None:
+            return None
+        order = Order.from_dict(given)
+        return Job(self.sweep.entries[order.number], order.attempt, order.donor)
 
     def ends(self) -> bool:
         """Return whether Tune, if it asks once more, finds that the search is over."""
@@ -84,10 +97,10 @@ class Bench:
             self.sweep.begin(job.entry.number, job.attempt)
             result = value(job.entry.params)
             if math.isfinite(result):
-                self.sweep.report(job.entry.number, 20, {"objective": result}, {})
-                self.sweep.end(job.entry.number, "completed", {"value": result, "step": 20})
+                self.sweep.report(job.entry.number, 20, {"objective": result}, None)
+                self.sweep.end(job.entry.number, "completed", Result(value=result, step=20))
             else:
-                self.sweep.end(job.entry.number, "diverged", {"value": None, "step": 3})
+                self.sweep.end(job.entry.number, "diverged", Result(value=None, step=3))
         return points
 
     def told(self) -> dict[int, Any]:

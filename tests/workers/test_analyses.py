@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from orders import make_order
 
 from eigensweep.models.analysis.gradient_norms import gradient_norms
 from eigensweep.search_spaces.trial import TrialConfig
@@ -51,21 +52,9 @@ def config_of(**changes: Any) -> dict[str, Any]:
 def train(storage: Path, number: int, **changes: Any) -> TrialSubject:
     """Train a configuration to its end in the store, and return it as a subject."""
     config = config_of(**changes)
-    order = {
-        "experiment": "e1",
-        "number": number,
-        "attempt": 1,
-        "donor": None,
-        "config": config,
-        "rungs": [12],
-        "reported": 0,
-        "storage": str(storage),
-        "data_root": None,
-        "checkpoint_seconds": 10.0,
-        "resources": {"CPU": 1},
-    }
+    order = make_order(number=number, config=config, rungs=(12,), storage=str(storage))
     report = Attempt(order, "cpu").advance()
-    assert report["outcome"] == "completed"
+    assert report.outcome == "completed"
     return TrialSubject(
         experiment="e1",
         number=number,
@@ -73,7 +62,7 @@ def train(storage: Path, number: int, **changes: Any) -> TrialSubject:
         state="completed",
         config=config,
         place=f"e1/{number:05d}",
-        value=report["result"]["value"],
+        value=report.result.value,
         step=12,
     )
 

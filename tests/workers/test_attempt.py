@@ -4,48 +4,44 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from orders import make_order
 from sweeps import spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store
+from eigensweep.workers.shared.code import ForeignCodeError, check_code, own_code
+from eigensweep.workers.shared.messages import Order, Report, Source
 from eigensweep.workers.trial.attempt import Attempt, cancel_mark
-from eigensweep.workers.trial.trainable import ForeignCodeError, check_code, own_code
 
 
-def order(folder: Path, attempt: int = 1, reported: int = 0, **fields: Any) -> dict[str, Any]:
+def order(folder: Path, attempt: int = 1, reported: int = 0, **fields: Any) -> Order:
     parsed = ExperimentSpec.model_validate(spec({"space": {}}, **fields))
     config = parsed.trial(Point("scornn", {}))
-    return {
-        "experiment": "e1",
-        "number": 3,
-        "attempt": attempt,
-        "donor": None,
-        "config": config.model_dump(mode="json"),
-        "rungs": parsed.rung_steps(config),
-        "reported": reported,
-        "storage": str(folder),
-        "data_root": None,
-        "checkpoint_seconds": 10.0,
-        "resources": {"CPU": 1},
-    }
+    return make_order(
+        attempt=attempt,
+        config=config.model_dump(mode="json"),
+        rungs=tuple(parsed.rung_steps(config)),
+        reported=reported,
+        storage=str(folder),
+    )
 
 
-def to_the_end(attempt: Attempt) -> list[dict[str, Any]]:
+def to_the_end(attempt: Attempt) -> list[Report]:
     reports = [attempt.advance()]
-    while reports[-1]["outcome"] is None:
+    while reports[-1].outcome is None:
         reports.append(attempt.advance())
     return reports
 
 
-def without_time(report: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in report["result"].items() if k not in ("seconds", "by_replicate")}
-    return {**report, "result": kept}
+def without_time(report: Report) -> Report:
+    return replace(report, result=replace(report.result, seconds=0.0, by_replicate=()))
 
 
 class TestLongerBudget:
@@ -53,16 +49,14 @@ class TestLongerBudget:
         to_the_end(Attempt(order(tmp_path / "two"), "cpu"))
         longer = {"training": {"steps": 33, "evaluate_every": 5}}
         going_on = order(tmp_path / "two", **longer)
-        going_on |= {"experiment": "e2", "donor": ["e1", 3]}
+        going_on = replace(going_on, experiment="e2", donor=Source("e1", 3))
         attempt = Attempt(going_on, "cpu")
         assert attempt.reached == 20
 
         reports = to_the_end(attempt)
 
         whole = to_the_end(Attempt(order(tmp_path / "one", **longer), "cpu"))
-        told = [
-            [(r["step"], r["metrics"], r["outcome"]) for r in told] for told in (reports, whole)
-        ]
+        told = [[(r.step, r.metrics, r.outcome) for r in told] for told in (reports, whole)]
         assert told[0] == told[1]
         assert without_time(reports[-1]) == without_time(whole[-1])
         keys = [(tmp_path / "two", "e2/00003/0"), (tmp_path / "one", "e1/00003/0")]
@@ -70,18 +64,18 @@ class TestLongerBudget:
         assert curves[0] == curves[1]
 
     def test_a_donor_that_is_gone_costs_no_more_than_its_training(self, tmp_path):
-        reports = to_the_end(Attempt(order(tmp_path) | {"donor": ["e0", 3]}, "cpu"))
-        assert reports[-1]["outcome"] == "completed"
+        reports = to_the_end(Attempt(replace(order(tmp_path), donor=Source("e0", 3)), "cpu"))
+        assert reports[-1].outcome == "completed"
 
 
 class TestRungs:
     def test_a_trial_reports_its_best_so_far_at_every_rung(self, tmp_path):
         reports = to_the_end(Attempt(order(tmp_path), "cpu"))
-        assert [r["step"] for r in reports] == [5, 10, 15, 20]
-        assert [r["outcome"] for r in reports] == [None, None, None, "completed"]
-        values = [r["metrics"]["objective"] for r in reports]
+        assert [r.step for r in reports] == [5, 10, 15, 20]
+        assert [r.outcome for r in reports] == [None, None, None, "completed"]
+        values = [r.metrics["objective"] for r in reports]
         assert values == sorted(values, reverse=True)
-        assert reports[-1]["result"]["value"] == values[-1]
+        assert reports[-1].result.value == values[-1]
 
     @pytest.mark.parametrize("replicates", [1, 2])
     def test_another_attempt_goes_on_where_the_first_was_killed(self, tmp_path, replicates):
@@ -99,10 +93,8 @@ class TestRungs:
         later = Attempt(order(tmp_path, 2, reported=5), "cpu")
         monkeypatch.setattr(later.replicates[0].training, "run", None)
         again = to_the_end(later)
-        assert [(r["step"], r["metrics"]) for r in again] == [
-            (r["step"], r["metrics"]) for r in reports[1:]
-        ]
-        assert again[-1]["outcome"] == "completed"
+        assert [(r.step, r.metrics) for r in again] == [(r.step, r.metrics) for r in reports[1:]]
+        assert again[-1].outcome == "completed"
 
     def test_an_attempt_with_a_successor_may_not_commit(self, tmp_path):
         first = Attempt(order(tmp_path), "cpu")
@@ -115,13 +107,13 @@ class TestRungs:
         attempt = Attempt(order(tmp_path), "cpu")
         mark = cancel_mark(tmp_path, "e1")
         mark.touch()
-        assert attempt.advance()["outcome"] == "cancelled"
+        assert attempt.advance().outcome == "cancelled"
 
     def test_the_best_weights_lie_beside_the_checkpoints(self, tmp_path):
         attempt = Attempt(order(tmp_path), "cpu")
-        result = to_the_end(attempt)[-1]["result"]
+        result = to_the_end(attempt)[-1].result
         kept = torch.load(tmp_path / "e1/00003/0/best.pt", weights_only=True)
-        assert (kept["step"], kept["value"]) == (result["best_step"], result["value"])
+        assert (kept["step"], kept["value"]) == (result.best_step, result.value)
         attempt.replicates[0].training.model.load_state_dict(kept["weights"])
         assert Store(tmp_path).points("e1/00003/0")[-1].step == 20
 
@@ -140,4 +132,4 @@ class TestCode:
         own = own_code()
         check_code(own)
         with pytest.raises(ForeignCodeError, match="Install the same version of Eigensweep"):
-            check_code({**own, "digest": "0" * 16, "node": "elsewhere"})
+            check_code(replace(own, digest="0" * 16, node="elsewhere"))

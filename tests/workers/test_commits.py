@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from orders import make_order
 from toys import Line, Lines, trial
 
 from eigensweep.models import MODELS
@@ -58,9 +59,8 @@ def commit_steps(folder: Path, steps: int, cost: float, checkpoint_seconds: floa
 
     training = Training(trial(training={"steps": steps, "evaluate_every": 1000}), 0)
     unwanted = spend_a_second  # asked once a step
-    replicate = Replicate(
-        training, store, "e1/00000/0", None, 1, checkpoint_seconds, unwanted, clock
-    )
+    order = make_order(storage=str(folder), checkpoint_seconds=checkpoint_seconds)
+    replicate = Replicate(training, order, store, unwanted, clock)
     replicate.train(steps)
     return store.steps
 

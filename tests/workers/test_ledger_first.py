@@ -9,6 +9,8 @@ import pytest
 from optuna.trial import TrialState
 from sweeps import Bench, spec
 
+from eigensweep.workers.shared.messages import Result
+
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 SEARCHES: dict[str, dict[str, Any]] = {
     "grid": {"method": "grid", "space": {"optimizer.lr": [1e-1, 1e-2, 1e-3]}},
@@ -64,9 +66,9 @@ class TestBetweenLedgerAndOptuna:
         b.sweep.begin(number, 1)
         kill_at(monkeypatch, b.study, "tell")
         with pytest.raises(DriverKilledError):
-            b.sweep.end(number, "completed", {"value": 0.25, "step": 20})
+            b.sweep.end(number, "completed", Result(value=0.25, step=20))
         (entry,) = b.ledger.load()
-        assert (entry.state, entry.result["value"]) == ("completed", 0.25)
+        assert (entry.state, entry.result.value) == ("completed", 0.25)
         b.start()
         assert (b.told()[number].state, b.told()[number].value) == (TrialState.COMPLETE, 0.25)
 
@@ -78,7 +80,7 @@ class TestBetweenLedgerAndOptuna:
         b.sweep.begin(number, 1)
         kill_at(monkeypatch, b.ledger, "finish")
         with pytest.raises(DriverKilledError):
-            b.sweep.end(number, "completed", {"value": 0.25, "step": 20})
+            b.sweep.end(number, "completed", Result(value=0.25, step=20))
         assert b.told()[number].state == TrialState.RUNNING
         monkeypatch.undo()
         b.start()
@@ -94,7 +96,7 @@ def test_whoever_watches_a_trial_is_told_after_the_ledger(tmp_path, monkeypatch)
     b.sweep.lose(0, 1, "killed")
     b.ask()
     b.sweep.begin(0, 2)
-    b.sweep.end(0, "completed", {"value": 0.25, "step": 20})
+    b.sweep.end(0, "completed", Result(value=0.25, step=20))
     assert seen == [(state, state) for state in ("waiting", "running", "waiting")] + [
         ("running", "running"),
         ("completed", "completed"),

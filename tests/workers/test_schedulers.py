@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from orders import make_order
 
-from eigensweep.workers.driver.schedulers import Past, scheduler
+from eigensweep.workers.driver.schedulers import Past, make_scheduler
 
 
 class Trial:
@@ -14,7 +15,7 @@ class Trial:
     status = "PENDING"
 
     def __init__(self, name: str, reports: list[tuple[int, float]]) -> None:
-        self.trial_id, self.config = name, {"reports": reports}
+        self.trial_id, self.config = name, make_order(reports=tuple(reports)).to_dict()
 
 
 def trial(name: str, reports: list[tuple[int, float]] | None = None) -> Any:
@@ -22,7 +23,7 @@ def trial(name: str, reports: list[tuple[int, float]] | None = None) -> Any:
 
 
 def build(name: str, past: list[Past], better: str = "lower") -> Any:
-    return scheduler(
+    return make_scheduler(
         name,
         better=better,
         min_steps=10,

@@ -10,6 +10,7 @@ from sweeps import SCORNN, Bench, spec
 
 from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
+from eigensweep.workers.shared.messages import Result, Source
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -96,11 +97,11 @@ class TestEveryConfigurationOnce:
     def test_a_result_that_stands_elsewhere_is_taken_over_without_a_trial(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2, 1e-3]}})
         known = b.spec.trial(b.spec.space().point(0)).content_hash()
-        b.ledger.know(known, Finished("e0", 7, {"value": 0.25, "step": 20}, "run7"))
+        b.ledger.know(known, Finished(Source("e0", 7, "run7"), Result(value=0.25, step=20)))
         assert b.run() == [{"optimizer.lr": 1e-3}]
         reused = b.ledger.load()[0]
         assert reused.state == "reused"
-        assert reused.result["reused_from"] == {"experiment": "e0", "number": 7, "run_id": "run7"}
+        assert reused.result.reused_from == Source("e0", 7, "run7")
         assert (b.told()[0].state, b.told()[0].value) == (TrialState.COMPLETE, 0.25)
         assert b.sweep.best().number == 0
 
@@ -150,9 +151,9 @@ class TestOutcomes:
         b = bench(tmp_path, {"method": "tpe", "trials": 3, "space": {"optimizer.lr": LR}})
         job = b.ask()
         b.sweep.begin(0, 1)
-        b.sweep.report(0, 5, {"objective": 0.75}, {})
-        b.sweep.report(0, 10, {"objective": 0.5}, {})
-        b.sweep.end(0, outcome, {"value": 0.5, "step": 10})
+        b.sweep.report(0, 5, {"objective": 0.75}, None)
+        b.sweep.report(0, 10, {"objective": 0.5}, None)
+        b.sweep.end(0, outcome, Result(value=0.5, step=10))
         b.sweep.end(0, "failed")  # the first end counts
         told = b.told()[job.entry.number]
         assert (told.state, told.value) == OUTCOMES[outcome]
@@ -206,7 +207,7 @@ class TestANewDriver:
         assert ["interrupt", 1, 1, "its driver was lost"] in b.ledger.read("history")
         for job in jobs:
             b.sweep.begin(job.entry.number, job.attempt)
-            b.sweep.end(job.entry.number, "completed", {"value": 1.0})
+            b.sweep.end(job.entry.number, "completed", Result(value=1.0))
         b.run()
         assert len({e.config_hash for e in b.ledger.load()}) == len(b.ledger.load()) == 4
 
@@ -240,7 +241,7 @@ class TestANewDriver:
         b.run(most=2)
         b.ask()
         b.sweep.begin(2, 1)
-        b.ledger.finish(2, 1, "completed", {"value": 0.125})  # killed before Optuna heard of it
+        b.ledger.finish(2, 1, "completed", Result(value=0.125))  # killed before Optuna heard of it
         b.study.draw()  # killed before the ledger heard of it
         for _ in range(2):
             b.start()

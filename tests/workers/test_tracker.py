@@ -10,9 +10,11 @@ from file_ledger import FileLedger
 
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
 from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.messages import ReplicateResult, Result, Source
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, Content
-from eigensweep.workers.tracking.tracker import Subject, Tracker
+from eigensweep.workers.tracking.subject import Subject
+from eigensweep.workers.tracking.tracker import Tracker
 
 
 class RunsInMemory:
@@ -93,8 +95,8 @@ class TestBestWeights:
 
     def publish(self, folder: Path, better: str, **changes: Any) -> TrialEntry:
         """Track an experiment whose best trial has four replicates with weights each."""
-        by_replicate = [{"seed": seed, "value": value} for seed, value in self.VALUES]
-        result = {"value": 0.5, "step": 20, "by_replicate": by_replicate, **changes}
+        by_replicate = tuple(ReplicateResult(seed=seed, value=v) for seed, v in self.VALUES)
+        result = Result(value=0.5, step=20, by_replicate=by_replicate, **changes)
         best = make_entry(config={"seed": 7, "replicates": 4}, result=result)
         record_trial(folder, best)
         for name in ("e1/00004", "e0/00002"):
@@ -115,9 +117,7 @@ class TestBestWeights:
         assert runs.files == {("run-None-None", "best"): tmp_path / f"e1/00004/{seed}/best.pt"}
 
     def test_those_of_a_reused_trial_are_taken_from_where_it_was_trained(self, tmp_path, runs):
-        self.publish(
-            tmp_path, "lower", reused_from={"experiment": "e0", "number": 2, "run_id": "r"}
-        )
+        self.publish(tmp_path, "lower", reused_from=Source("e0", 2, "r"))
         assert runs.files == {("run-None-None", "best"): tmp_path / "e0/00002/8/best.pt"}
 
 
@@ -125,7 +125,7 @@ class TestCurves:
     """Each `_pass` of the tracker's thread is one look at what is new; here the tests look."""
 
     RUNNING = make_entry(state="running")
-    ENDED = make_entry(state="completed", result={"value": 0.1, "step": 15})
+    ENDED = make_entry(state="completed", result=Result(value=0.1, step=15))
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from math import isfinite
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from toys import Line, Lines, Text, TextConfig, exact, reloaded, trained, trial
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.messages import Measures, ParameterCount, ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
-from eigensweep.workers.trial.evaluation import carried_into, evaluate
+from eigensweep.workers.trial.evaluation import carry_into, evaluate
 from eigensweep.workers.trial.replicates import train
 from eigensweep.workers.trial.selection import selected_weights
 from eigensweep.workers.trial.training import Training
@@ -80,8 +82,8 @@ class TestGoingOn:
         shorter = trained(trial(training={"steps": short}))
         assert shorter.outcome == "completed"
         longer = reloaded(shorter, trial(training={"steps": 100}))
-        assert not longer.finished
-        assert longer.result()["test"] == {}
+        assert not longer.is_finished
+        assert longer.result().test == {}
         longer.run()
         whole = trained(trial(training={"steps": 100}))
         assert exact(longer.result()) == exact(whole.result())
@@ -90,17 +92,17 @@ class TestGoingOn:
     def test_the_end_of_a_shorter_budget_is_forgotten_where_it_was_no_regular_evaluation(self):
         curve = {10: 3.0, 15: 1.0, 20: 2.0}
         short = trained(trial(task={"curve": curve}, training={"steps": 15}))
-        assert short.result()["best_step"] == 15
+        assert short.result().best_step == 15
         longer = reloaded(short, trial(task={"curve": curve}, training={"steps": 20}))
         longer.run()
-        assert longer.result()["best_step"] == 20
+        assert longer.result().best_step == 20
 
     def test_what_patience_ended_stays_ended_under_a_longer_budget(self):
         task = {"curve": {s: float(s) for s in range(200)}}
         config = trial(task=task, training={"patience": 2})
         longer = reloaded(trained(config), trial(task=task, training={"patience": 2, "steps": 99}))
         assert (longer.outcome, longer.step) == ("completed", 30)
-        assert longer.result()["test"]
+        assert longer.result().test
 
     def test_a_checkpoint_of_something_else_is_refused(self):
         state = trained(trial(), until=8).state_dict()
@@ -140,7 +142,7 @@ class TestGoingOn:
 class TestStepping:
     def test_it_learns(self):
         training = trained(trial(training={"steps": 400}))
-        assert training.result()["value"] < 1e-3
+        assert training.result().value < 1e-3
         weights = selected_weights(training.state_dict())
         torch.testing.assert_close(weights["w"], torch.tensor(2.0), atol=0.03, rtol=0)
 
@@ -207,18 +209,18 @@ class TestCarriedState:
     def test_rows_that_begin_anew_drop_their_state_and_the_others_keep_it(self):
         model = network_of({"name": "lstm"})
         state = (torch.ones(3, 2), torch.full((3, 2), 2.0))
-        h, c = carried_into(model, torch.tensor([False, True, False]), state)
+        h, c = carry_into(model, torch.tensor([False, True, False]), state)
         assert h.tolist() == [[1, 1], [0, 0], [1, 1]]
         assert c[:, 0].tolist() == [2, 0, 2]
-        assert carried_into(model, torch.tensor([True] * 3), state) is None
-        assert carried_into(model, None, state) is None
+        assert carry_into(model, torch.tensor([True] * 3), state) is None
+        assert carry_into(model, None, state) is None
 
     @pytest.mark.parametrize("model", [{"name": "ornn", "reflections": 2}, {"name": "urnn"}])
     def test_rows_that_begin_anew_begin_where_the_model_was_trained_to(self, model):
         network = network_of(model)
         first = network.initial_state(torch.zeros(1, 1))[0]
         state = torch.full((2, 2), 7).to(first)
-        carried = carried_into(network, torch.tensor([False, True]), state)
+        carried = carry_into(network, torch.tensor([False, True]), state)
         assert torch.equal(carried, torch.stack([state[0], first]))
         assert first.abs().min() > 0
 
@@ -238,8 +240,8 @@ class TestSelection:
     def test_the_best_point_follows_the_metrics_direction(self, better, step):
         config = trial(task={"better": better}, objective={"metric": "score"})
         result = trained(config).result()
-        assert (result["value"], result["best_step"]) == (step, step)
-        assert result["baseline"] is None
+        assert (result.value, result.best_step) == (step, step)
+        assert result.baseline is None
 
     def test_test_data_is_scored_once_with_the_weights_of_the_selected_point(self, monkeypatch):
         splits = []
@@ -250,9 +252,9 @@ class TestSelection:
         training = trained(trial(task={"curve": {10: 9.0, 20: 0.5, 30: 7.0, 40: 8.0}}))
         assert splits == ["valid"] * 5 + ["test"]
         result = training.result()
-        assert (result["best_step"], result["value"]) == (20, 0.5)
-        assert result["valid"] == {"error": 0.5, "score": 20.0}
-        assert result["test"] == {"error": 0.5, "score": 20.0}
+        assert (result.best_step, result.value) == (20, 0.5)
+        assert result.valid == {"error": 0.5, "score": 20.0}
+        assert result.test == {"error": 0.5, "score": 20.0}
         assert training.model.updates == 40
         assert selected_weights(training.state_dict())["updates"] == 20
 
@@ -260,7 +262,7 @@ class TestSelection:
         curve = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 1.0}
         training = trained(trial(task={"curve": curve}, training={"steps": 90, "patience": 2}))
         assert (training.outcome, training.step) == ("completed", 50)
-        assert training.result()["best_step"] == 30
+        assert training.result().best_step == 30
 
     def test_the_unscheduled_evaluation_at_a_budgets_end_uses_up_no_patience(self):
         curve = {10: 3.0, 20: 4.0, 25: 5.0, 30: 2.0, 40: 3.0, 50: 4.0}
@@ -271,7 +273,7 @@ class TestSelection:
         longer = reloaded(short, content)
         longer.run()
         whole = trained(content)
-        assert (longer.step, longer.result()["best_step"]) == (50, 30)
+        assert (longer.step, longer.result().best_step) == (50, 30)
         assert exact(longer.result()) == exact(whole.result())
 
     def test_the_unscheduled_evaluation_at_a_budgets_end_is_no_step_towards_divergence(self):
@@ -281,10 +283,11 @@ class TestSelection:
         assert (ended.outcome, ended.step) == ("completed", 25)
 
     def test_the_result_is_finite_and_survives_json(self):
-        result = trained(trial()).result()
-        assert json.loads(json.dumps(result, allow_nan=False)) == result
-        assert result["parameters"] == {"free": 3, "stored": 2}
-        assert set(result["constraint"]) == {"slope"}
+        result = summarise([trained(trial()).result()])
+        content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+        assert Result.from_dict(content).to_dict() == content
+        assert result.parameters == ParameterCount(free=3, stored=2)
+        assert set(result.constraint) == {"slope"}
 
 
 class TestDivergence:
@@ -295,8 +298,8 @@ class TestDivergence:
         good = trained(trial(), until=26)
         assert exact(bad.model.state_dict()) == exact(good.model.state_dict())
         result, points = bad.result(), bad.drain()
-        assert result["best_step"] == 20
-        assert result["test"] == {}
+        assert result.best_step == 20
+        assert result.test == {}
         assert [p.step for p in points] == [0, 4, 8, 10, 12, 16, 20, 24, 26]
         assert all(isfinite(v) for p in points for v in p.metrics.values())
 
@@ -304,12 +307,12 @@ class TestDivergence:
         training = trained(trial(task={"bad_step": 0}))
         assert (training.outcome, training.step) == ("diverged", 0)
         assert [p.step for p in training.drain()] == [0]
-        assert training.result()["value"] is None
+        assert training.result().value is None
 
     def test_an_evaluation_that_is_not_finite_ends_it(self):
         training = trained(trial(task={"curve": {10: 1.0, 20: 1e39}}))
         assert (training.outcome, training.step) == ("diverged", 20)
-        assert training.result()["value"] == 1.0
+        assert training.result().value == 1.0
         assert "valid/error" not in training.drain()[-1].metrics
 
     @pytest.mark.parametrize(
@@ -348,36 +351,37 @@ class TestDivergence:
 
 class TestReplicates:
     def result(self, value, outcome="completed"):
-        return {
-            "outcome": outcome,
-            "value": value,
-            "best_step": 10,
-            "step": 40,
-            "valid": {"error": value or 0.0},
-            "test": {"error": 2 * (value or 0.0)},
-            "seconds": 1.5,
-            "parameters": {"free": 3, "stored": 2},
-            "baseline": 5.0,
-            "constraint": {},
-        }
+        return ReplicateResult(
+            seed=0,
+            outcome=outcome,
+            value=value,
+            best_step=10,
+            step=40,
+            valid={"error": value or 0.0},
+            test={"error": 2 * (value or 0.0)},
+            seconds=1.5,
+            parameters=ParameterCount(free=3, stored=2),
+            baseline=5.0,
+        )
 
     def test_values_are_means_with_a_t_interval(self):
         summary = summarise([self.result(v) for v in (1.0, 2.0, 3.0)])
-        assert (summary["value"], summary["seconds"], summary["replicates"]) == (2.0, 4.5, 3)
-        assert summary["standard_error"]["value"] == pytest.approx(1 / 3**0.5)
-        assert summary["interval"]["value"] == pytest.approx([-0.484138, 4.484138])
-        assert summary["test"] == {"error": 4.0}
-        assert summary["interval"]["test/error"] == pytest.approx([-0.968275, 8.968275])
+        assert (summary.value, summary.seconds, summary.replicates) == (2.0, 4.5, 3)
+        assert summary.standard_error["value"] == pytest.approx(1 / 3**0.5)
+        assert summary.interval["value"] == pytest.approx((-0.484138, 4.484138))
+        assert summary.test == {"error": 4.0}
+        assert summary.interval["test/error"] == pytest.approx((-0.968275, 8.968275))
 
     def test_one_replicate_is_its_own_result_without_an_interval(self):
         alone = self.result(1.0)
         summary = summarise([alone])
-        assert {key: summary[key] for key in alone} == alone
-        assert summary["interval"]["value"] is None
+        measures = [each.name for each in fields(Measures)]
+        assert [getattr(summary, n) for n in measures] == [getattr(alone, n) for n in measures]
+        assert summary.interval["value"] is None
 
     def test_one_diverged_replicate_makes_the_trial_diverged(self):
         results = [self.result(1.0), self.result(None, outcome="diverged"), self.result(3.0)]
-        assert (summarise(results)["outcome"], summarise(results)["value"]) == ("diverged", 2.0)
+        assert (summarise(results).outcome, summarise(results).value) == ("diverged", 2.0)
 
     def test_train_gives_every_replicate_and_their_mean(self):
         told = []
@@ -386,7 +390,7 @@ class TestReplicates:
         )
         assert result.outcome == "completed"
         assert list(result.curves) == [5, 6, 7]
-        assert result.value == pytest.approx(sum(r["value"] for r in result.replicates) / 3)
+        assert result.value == pytest.approx(sum(r.value for r in result.replicates) / 3)
         assert told == [(seed, p) for seed, curve in result.curves.items() for p in curve]
         assert exact(result.replicates[1]) == exact(trained(trial(), seed=6).result())
 

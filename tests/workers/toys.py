@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from math import inf
 from typing import ClassVar
@@ -187,6 +188,8 @@ def exact(tree):
     """Return a tree with tensors as bytes and without wall-clock times, to be compared with ==."""
     if isinstance(tree, torch.Tensor):
         return tree.dtype, tree.shape, tree.numpy().tobytes()
+    if dataclasses.is_dataclass(tree):
+        return exact(dataclasses.asdict(tree))
     if isinstance(tree, dict):
         return {k: exact(v) for k, v in tree.items() if k not in ("seconds", "timestamp_ms")}
     return [exact(v) for v in tree] if isinstance(tree, list | tuple) else tree

@@ -13,7 +13,7 @@ from eigensweep.workers.tracking.mlflow_runs import (
     Content,
     RefusedError,
     Runs,
-    flattened,
+    flatten,
 )
 
 PROJECT: Final = "analyses"
@@ -59,7 +59,7 @@ def _deliver(order: AnalysisOrder, uri: str, files: Sequence[Path]) -> str:
         runs.keep_all(order.subject.run_id, files, folder)
         return order.subject.run_id
     run_id = runs.get(None, None, order.name, {"eigensweep.analysis": order.name})
-    runs.send(run_id, Content(params=flattened(order.options)))
+    runs.send(run_id, Content(params=flatten(order.options)))
     runs.keep_all(run_id, files, folder)
     runs.end(run_id, "FINISHED")
     return run_id

@@ -148,7 +148,7 @@ class Spectra(Analysis[SpectraOptions, TrialSubject, SpectraContent]):
             chosen = TrialOptions(weights=weights, replicate=options.replicate)
             with suppress(NotFiniteError):  # the last weights of a diverged trial
                 network = load_network(chosen, subject, folders)
-                found[network.step] = spectrum_files.as_content(recurrent_spectra(network.model))
+                found[network.step] = spectrum_files.to_json(recurrent_spectra(network.model))
         return sorted(found.items())
 
     def plot(self, content: SpectraContent) -> Figure:

@@ -18,16 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.workers.shared.ledger import Ledger
-
-if TYPE_CHECKING:
-    from eigensweep.workers.driver.experiment import DriverOptions
+from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +58,7 @@ class Driver:
         self._state: State = "running"
         self._error: str | None = None
 
-    def run(
-        self, experiment: str, spec: dict[str, Any], ledger: Ledger, options: DriverOptions
-    ) -> None:
+    def run(self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
         from eigensweep.workers.driver.experiment import run_experiment
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
@@ -167,7 +163,7 @@ class RayCluster:
         return cls(folder, owned=True)
 
     def launch(
-        self, experiment: str, spec: dict[str, Any], ledger: Ledger, options: DriverOptions
+        self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
     ) -> DriverHandle:
         """Start a driver on this node, unless one runs; return its handle at once."""
         found = self.find(experiment)

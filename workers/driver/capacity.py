@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ray
 
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.workers.shared.messages import Json
 
 
 def bundle(resources: ResourcesConfig) -> dict[str, float]:
@@ -33,5 +32,5 @@ def why_no_room(resources: ResourcesConfig) -> str:
 
 def _nodes() -> list[dict[str, float]]:
     """Return what each living node has."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node["Resources"] for node in nodes if node["Alive"]]

@@ -7,7 +7,7 @@ reports it made before in its config, so that no rung is forgotten and none is j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,12 +19,9 @@ from ray.tune.schedulers import (
 )
 
 from eigensweep.direction import Better
-from eigensweep.workers.shared.ledger import OBJECTIVE
+from eigensweep.workers.shared.messages import OBJECTIVE, Json, Order, Reports
 
 MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
-
-Reports = Sequence[tuple[int, float]]
-"""Step and objective of each rung report."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +42,7 @@ class Asha(AsyncHyperBandScheduler):
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         super().on_trial_add(controller, trial)
-        self._remember(trial, trial.config["reports"])
+        self._remember(trial, Order.from_dict(trial.config).reports)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         """Forget a trial whose process was lost: it comes back with its reports."""
@@ -75,7 +72,7 @@ class Median(MedianStoppingRule):
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         super().on_trial_add(controller, trial)
-        self._remember(trial, trial.config["reports"])
+        self._remember(trial, Order.from_dict(trial.config).reports)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         """Forget a trial whose process was lost: it comes back with its reports."""
@@ -89,12 +86,12 @@ class Median(MedianStoppingRule):
         if reports:
             self._results[trial] += [{"step": step, OBJECTIVE: value} for step, value in reports]
 
-    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+    def on_trial_complete(self, controller: Any, trial: Any, result: Json) -> None:
         if OBJECTIVE in result:  # a trial that diverged or failed has none
             super().on_trial_complete(controller, trial, result)
 
 
-def scheduler(
+def make_scheduler(
     name: Literal["none", "asha", "median"],
     *,
     better: Better,

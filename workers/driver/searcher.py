@@ -6,37 +6,34 @@ under it in this process. Everything here is called in Tune's loop, one call at 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
-from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.shared.states import Outcome
+from eigensweep.workers.driver.sweep import Sweep
+from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.trial.trainable import REPORT
 
 LONGEST_CAUSE = 1500
 """Characters of Ray's account of a lost process that are kept."""
 
 
-class Live:
-    """What an experiment's driver works with."""
+class Live(Protocol):
+    """An experiment that is driven in this process; `ExperimentDriver` is one."""
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        order: Callable[[Job], dict[str, Any]],
-        why_stop: Callable[[], str | None],
-    ) -> None:
-        self.sweep = sweep
-        self.order = order
-        """Makes of a job the plain dict that a trial's process is given."""
-        self.why_stop = why_stop
-        """Returns why everything should stop now, None while it should not."""
+    sweep: Sweep
+
+    @property
+    def why_stop(self) -> Callable[[], str | None]:
+        """What returns why everything should stop now, None while it should not."""
+
+    def next_order(self) -> Order | None:
+        """Return what the next trial's process is to do, None if no trial waits."""
 
 
 LIVE: dict[str, Live] = {}
@@ -50,13 +47,12 @@ class ExperimentSearcher(Searcher):
         super().__init__()
         self.experiment = experiment
 
-    def suggest(self, trial_id: str) -> Any:
-        live = LIVE[self.experiment]
-        job = live.sweep.next_job()
-        return None if job is None else live.order(job)
+    def suggest(self, trial_id: str) -> Json | None:
+        order = LIVE[self.experiment].next_order()
+        return None if order is None else order.to_dict()
 
     def on_trial_complete(
-        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+        self, trial_id: str, result: Json | None = None, error: bool = False
     ) -> None:
         """Do nothing: the recorder hears the same, with the whole result and the error."""
 
@@ -95,29 +91,28 @@ class Recorder(tune.Callback):
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
-        self._sweep.begin(trial.config["number"], trial.config["attempt"])
+        order = Order.from_dict(trial.config)
+        self._sweep.begin(order.number, order.attempt)
 
     def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **c: Any
+        self, iteration: int, trials: list[Trial], trial: Trial, result: Json, **c: Any
     ) -> None:
-        report = result["report"]
-        self._sweep.report(
-            trial.config["number"], report["step"], report["metrics"], report["place"]
-        )
+        order, report = Order.from_dict(trial.config), Report.from_dict(result[REPORT])
+        self._sweep.report(order.number, report.step, report.metrics, report.place)
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
         """Record the end. What the trial did not end itself was stopped by the scheduler."""
-        report = trial.last_result["report"]
-        outcome: Outcome = report["outcome"] or "pruned"
-        self._sweep.end(trial.config["number"], outcome, report["result"], report["error"])
+        order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
+        self._sweep.end(order.number, report.outcome or "pruned", report.result, report.error)
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
         """Record that the process was lost; the trainable itself never raises for a bug."""
-        self._sweep.lose(trial.config["number"], trial.config["attempt"], _cause(trial))
+        order = Order.from_dict(trial.config)
+        self._sweep.lose(order.number, order.attempt, _cause(trial))
 
     @property
     def _sweep(self) -> Sweep:
@@ -130,7 +125,7 @@ class Halt(Stopper):
     def __init__(self, experiment: str) -> None:
         self.experiment = experiment
 
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+    def __call__(self, trial_id: str, result: Json) -> bool:
         return False
 
     def stop_all(self) -> bool:
@@ -140,21 +135,6 @@ class Halt(Stopper):
         if reason is not None:
             live.sweep.cancel(reason)
         return reason is not None
-
-
-class EverySecond:
-    """A question that is asked at most once a second and keeps its last answer in between."""
-
-    def __init__(self, ask: Callable[[], str | None], seconds: float = 1.0) -> None:
-        self._ask, self._seconds = ask, seconds
-        self._answer: str | None = None
-        self._asked_at = float("-inf")
-
-    def __call__(self) -> str | None:
-        if self._answer is None and time.monotonic() - self._asked_at >= self._seconds:
-            self._asked_at = time.monotonic()
-            self._answer = self._ask()
-        return self._answer
 
 
 def _cause(trial: Trial) -> str:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
 from optuna.distributions import (
@@ -28,7 +28,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from eigensweep.direction import Better, worst_value
 from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
-from eigensweep.workers.shared.ledger import OBJECTIVE, TrialEntry
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.messages import OBJECTIVE, Json
 from eigensweep.workers.shared.states import Outcome
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Journal(JournalFileBackend):
         super().__init__(str(path))
         self._path = path
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+    def append_logs(self, logs: list[Json]) -> None:
         lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
         with self._path.open("ab") as file:
             file.write("".join(lines).encode())
@@ -195,9 +196,8 @@ class Study:
         if trial.state.is_finished():
             return
         state = STATES[entry.state]
-        value = (entry.result or {}).get("value")
-        finite = isinstance(value, int | float) and math.isfinite(value)
-        if state == TrialState.COMPLETE and not finite:
+        value = entry.result.value if entry.result else None
+        if state == TrialState.COMPLETE and (value is None or not math.isfinite(value)):
             state = TrialState.FAIL
         if entry.state == "diverged":
             self._storage.set_trial_intermediate_value(trial_id, 0, self._worst)

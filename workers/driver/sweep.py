@@ -17,6 +17,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.messages import Metrics, Place, Result, Source
 from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd, Outcome
 
 ASKS = 10
@@ -32,7 +33,7 @@ class Job:
 
     entry: TrialEntry
     attempt: int
-    donor: Finished | None = None
+    donor: Source | None = None
     """The same configuration, finished with a smaller budget: what the trial goes on from."""
 
 
@@ -107,7 +108,8 @@ class Sweep:
             if entry.attempt == 0 and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
-            return Job(entry, entry.attempt + 1, self._known(self.ledger.shorter, entry))
+            shorter = self._find(self.ledger.shorter, entry)
+            return Job(entry, entry.attempt + 1, shorter.source if shorter else None)
         return None
 
     def begin(self, number: int, attempt: int) -> None:
@@ -121,9 +123,7 @@ class Sweep:
             raise StaleWriteError(f"trial {number} is at attempt {counted}, not {attempt}")
         self._put(replace(self.entries[number], state="running", attempt=attempt))
 
-    def report(
-        self, number: int, step: int, metrics: dict[str, float], place: dict[str, Any]
-    ) -> None:
+    def report(self, number: int, step: int, metrics: Metrics, place: Place | None) -> None:
         """Record a rung report."""
         entry = self.entries[number]
         if entry.state != "running":
@@ -135,7 +135,7 @@ class Sweep:
         self,
         number: int,
         outcome: Outcome,
-        result: dict[str, Any] | None = None,
+        result: Result | None = None,
         error: str | None = None,
     ) -> None:
         """Record how a trial ended; the first end counts."""
@@ -144,7 +144,7 @@ class Sweep:
         if entry.state not in OPEN_TRIALS:
             return
         if result is not None:
-            result = {**result, "outcome": outcome}
+            result = replace(result, outcome=outcome)
         self.ledger.finish(number, entry.attempt, outcome, result, error)
         entry = replace(entry, state=outcome, result=result, error=error)
         self.study.tell(entry)
@@ -178,11 +178,11 @@ class Sweep:
         """Return the finished trial with the best value, None if there is none."""
         factor = sign(self.spec.objective_metric.better)
         ranked = [
-            (factor * entry.result["value"], entry.number)
+            (factor * entry.result.value, entry.number)
             for entry in self.entries.values()
             if entry.state in ("completed", "reused")
             and entry.result
-            and entry.result.get("value") is not None
+            and entry.result.value is not None
         ]
         return self.entries[min(ranked)[1]] if ranked else None
 
@@ -253,19 +253,14 @@ class Sweep:
 
     def _reuse(self, entry: TrialEntry) -> bool:
         """Take over a finished result of the same configuration, seeds and budget, if any."""
-        found = self._known(self.ledger.finished, entry)
+        found = self._find(self.ledger.finished, entry)
         if found is None:
             return False
-        source = {
-            "experiment": found.experiment_id,
-            "number": found.number,
-            "run_id": found.run_id,
-        }
-        self.end(entry.number, "reused", {**found.result, "reused_from": source})
+        self.end(entry.number, "reused", replace(found.result, reused_from=found.source))
         return True
 
     @staticmethod
-    def _known(
+    def _find(
         find: Callable[[str, int, int, int], Finished | None], entry: TrialEntry
     ) -> Finished | None:
         config = TrialConfig.from_dict(entry.config)

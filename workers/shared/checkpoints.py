@@ -34,11 +34,15 @@ from eigensweep.workers.shared.durable_files import (
     write_whole,
 )
 from eigensweep.workers.shared.ledger import StaleWriteError
+from eigensweep.workers.shared.messages import Metrics
 
 logger = logging.getLogger(__name__)
 
 KEPT = 2
-"""Checkpoints kept for each key: the newest, and one to fall back to should the disk damage it."""
+"""Checkpoints kept for each key: the newest, and one to fall back to if the disk damages it."""
+
+StateDict = dict[str, Any]
+"""What training goes on from: nested dicts, lists and tuples of tensors and plain values."""
 
 
 def trial_key(experiment: str, number: int) -> str:
@@ -69,7 +73,7 @@ class CurvePoint:
     """The metrics of one step, finite numbers only, and when they were taken."""
 
     step: int
-    metrics: dict[str, float]
+    metrics: Metrics
     timestamp_ms: int
 
 
@@ -78,7 +82,7 @@ class Snapshot:
     """What training goes on from, and the whole curve committed so far."""
 
     step: int
-    state: dict[str, Any]
+    state: StateDict
     points: list[CurvePoint]
 
 
@@ -127,7 +131,7 @@ class Store:
         return self._head(self._folder(key)).attempt
 
     def commit(
-        self, key: str, attempt: int, step: int, state: dict[str, Any], points: Iterable[CurvePoint]
+        self, key: str, attempt: int, step: int, state: StateDict, points: Iterable[CurvePoint]
     ) -> None:
         """Keep `state`, reached at `step`, and append `points` to the curve: both or neither.
 
@@ -140,7 +144,7 @@ class Store:
             ValueError: if the attempt never began, or a metric is not finite.
         """
         folder = self._folder(key)
-        checkpoint = _packed(state)
+        checkpoint = _pack(state)
         with locked(folder):
             head = self._head(folder)
             _check_attempt(key, head, attempt)
@@ -277,7 +281,7 @@ def _check_attempt(key: str, head: _Head, attempt: int) -> None:
         raise StaleAttemptError(f"attempt {attempt} of {key} has a successor, {head.attempt}")
 
 
-def _packed(state: dict[str, Any]) -> bytes:
+def _pack(state: StateDict) -> bytes:
     import torch
 
     buffer = io.BytesIO()

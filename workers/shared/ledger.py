@@ -9,12 +9,10 @@ with `StaleWriteError`, so that a process that was cut off cannot write over its
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from eigensweep.workers.shared.messages import ConfigJson, Metrics, Params, Place, Result, Source
 from eigensweep.workers.shared.states import ExperimentEnd, Intent, Outcome, TrialState
-
-OBJECTIVE = "objective"
-"""Key, in the metrics of a rung report, of the value that trials are ranked by: the best so far."""
 
 
 class StaleWriteError(RuntimeError):
@@ -27,19 +25,18 @@ class TrialEntry:
 
     number: int
     arm: str
-    params: dict[str, Any]
-    """The point: dotted path to value."""
-    config: dict[str, Any]
-    """The resolved TrialConfig as JSON."""
+    params: Params
+    config: ConfigJson
+    """Empty where no config accepts the point."""
     config_hash: str
     state: TrialState
     attempt: int = 0
     """How often it has been started."""
-    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    reports: dict[int, Metrics] = field(default_factory=dict)
     """Rung step to what was reported there."""
-    place: dict[str, Any] = field(default_factory=dict)
-    """Where the last attempt that told ran: node, pid, device."""
-    result: dict[str, Any] | None = None
+    place: Place | None = None
+    """Where the newest attempt that reported ran; None before any did."""
+    result: Result | None = None
     error: str | None = None
     run_id: str | None = None
     """Its MLflow run, once known."""
@@ -51,10 +48,8 @@ class TrialEntry:
 class Finished:
     """A finished result with the same hash and seeds, in any experiment."""
 
-    experiment_id: str
-    number: int
-    result: dict[str, Any]
-    run_id: str | None
+    source: Source
+    result: Result
 
 
 class Ledger(Protocol):
@@ -67,13 +62,13 @@ class Ledger(Protocol):
         self,
         number: int,
         arm: str,
-        params: dict[str, Any],
-        config: dict[str, Any],
+        params: Params,
+        config: ConfigJson,
         config_hash: str,
     ) -> None:
         """Record a new trial as `waiting`. Opening one that is there already changes nothing."""
 
-    def open_invalid(self, number: int, arm: str, params: dict[str, Any], error: str) -> None:
+    def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         """Record a point that no config accepts: outcome `invalid`, never scheduled."""
 
     def begin(self, number: int) -> int:
@@ -83,19 +78,22 @@ class Ledger(Protocol):
         """Mark the trial `waiting` again: this attempt's process was lost."""
 
     def report(
-        self, number: int, attempt: int, step: int, metrics: dict[str, float], place: dict[str, Any]
+        self, number: int, attempt: int, step: int, metrics: Metrics, place: Place | None
     ) -> None:
-        """Record a rung report (idempotent) and where the attempt runs (node, pid, device)."""
+        """Record a rung report and, if it is known, where the attempt runs.
+
+        The first report of a step counts. Numbers that are not finite are left out.
+        """
 
     def finish(
         self,
         number: int,
         attempt: int,
         outcome: Outcome,
-        result: dict[str, Any] | None = None,
+        result: Result | None = None,
         error: str | None = None,
     ) -> None:
-        """Record how the trial ended. Telling the same end twice changes nothing."""
+        """Record how the trial ended; the first end counts. A number not finite is unknown."""
 
     def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
         """Return a `completed` result of the same configuration, seeds and budget, if any."""

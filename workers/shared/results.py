@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import cos, pi, sin, sqrt, tan
+from collections.abc import Iterable, Sequence
+from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
+
+from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Result
 
 CONFIDENCE = 0.95
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of a trial from those of its replicates, as `Training.result` gives them.
+def summarise(replicates: Sequence[ReplicateResult]) -> Result:
+    """Return the result of a trial: means over its replicates, of which there is at least one.
 
-    It has the same keys: numbers are means, `seconds` the sum, `step` the least. Beside them stand
-    `replicates`, and of `value` and of each test metric the `standard_error` and the 95% confidence
-    interval by Student's t (None for a single replicate). If one diverged, the trial did.
+    `value` and each test metric get a standard error and a 95% confidence interval by Student's t,
+    None for a single replicate. If one replicate diverged, the trial did.
     """
-    values = [r["value"] for r in results if r["value"] is not None]
+    values = [each.value for each in replicates if each.value is not None]
     spread = {"value": values}
-    for metric, numbers in _columns([r["test"] for r in results]).items():
+    for metric, numbers in _columns(each.test for each in replicates).items():
         spread[f"test/{metric}"] = numbers
-    summary = {
-        "outcome": _outcome([r["outcome"] for r in results]),
-        "value": fmean(values) if values else None,
-        "best_step": _mean_step([r["best_step"] for r in results]),
-        "step": min(r["step"] for r in results),
-        "valid": _means([r["valid"] for r in results]),
-        "test": _means([r["test"] for r in results]),
-        "seconds": sum(r["seconds"] for r in results),
-        "parameters": results[0]["parameters"],
-        "baseline": results[0]["baseline"],
-        "constraint": _means([r["constraint"] for r in results]),
-        "replicates": len(results),
-        "standard_error": {name: standard_error(numbers) for name, numbers in spread.items()},
-        "interval": {name: interval(numbers) for name, numbers in spread.items()},
-    }
-    for name in ("best_test", "last_test"):
-        if all(name in r for r in results):
-            summary[name] = _means([r[name] for r in results])
-    return summary
+    return Result(
+        outcome=_outcome(replicates),
+        value=fmean(values) if values else None,
+        best_step=_mean_step(replicates),
+        step=min(each.step for each in replicates),
+        valid=_means(each.valid for each in replicates),
+        test=_means(each.test for each in replicates),
+        seconds=sum(each.seconds for each in replicates),
+        parameters=replicates[0].parameters,
+        baseline=replicates[0].baseline,
+        constraint=_means(each.constraint for each in replicates),
+        best_test=_means_if_known([each.best_test for each in replicates]),
+        last_test=_means_if_known([each.last_test for each in replicates]),
+        replicates=len(replicates),
+        standard_error={name: standard_error(numbers) for name, numbers in spread.items()},
+        interval={name: interval(numbers) for name, numbers in spread.items()},
+        by_replicate=tuple(replicates),
+    )
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -47,51 +46,40 @@ def standard_error(values: Sequence[float]) -> float | None:
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
 
 
-def interval(values: Sequence[float]) -> list[float] | None:
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the lower and upper end of the mean's 95% confidence interval, None if unknown."""
     error = standard_error(values)
     if error is None:
         return None
     margin = t_quantile(len(values) - 1) * error
-    return [fmean(values) - margin, fmean(values) + margin]
+    return fmean(values) - margin, fmean(values) + margin
 
 
 def t_quantile(freedom: int) -> float:
     """Return t with P(|T| < t) = 0.95 for Student's T with so many degrees of freedom.
 
-    Source: Abramowitz & Stegun 26.7.3 and 26.7.4, the exact finite sums, solved by bisection.
-
     >>> [round(t_quantile(n), 3) for n in (1, 2, 9, 29)]
     [12.706, 4.303, 2.262, 2.045]
     """
+    # Imported here: a single replicate trains where scipy is not installed.
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-    def central(angle: float) -> float:
-        odd = freedom % 2
-        term, total = (cos(angle) if odd else 1.0), 0.0
-        for k in range(2 + odd, freedom + 1, 2):
-            total += term
-            term *= cos(angle) ** 2 * (k - 1) / k
-        return 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
-
-    low, high = 0.0, pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if central(middle) < CONFIDENCE else (low, middle)
-    return sqrt(freedom) * tan(low)
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def _outcome(outcomes: Sequence[str | None]) -> str | None:
+def _outcome(replicates: Sequence[ReplicateResult]) -> End | None:
+    outcomes = [each.outcome for each in replicates]
     if "diverged" in outcomes:
         return "diverged"
     return None if None in outcomes else "completed"
 
 
-def _mean_step(steps: Sequence[int | None]) -> int | None:
-    known = [s for s in steps if s is not None]
+def _mean_step(replicates: Sequence[ReplicateResult]) -> int | None:
+    known = [each.best_step for each in replicates if each.best_step is not None]
     return round(fmean(known)) if known else None
 
 
-def _columns(rows: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+def _columns(rows: Iterable[Metrics]) -> dict[str, list[float]]:
     columns: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
@@ -99,5 +87,10 @@ def _columns(rows: Sequence[dict[str, float]]) -> dict[str, list[float]]:
     return columns
 
 
-def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+def _means(rows: Iterable[Metrics]) -> Metrics:
     return {name: fmean(numbers) for name, numbers in _columns(rows).items()}
+
+
+def _means_if_known(rows: Sequence[Metrics | None]) -> Metrics | None:
+    known = [row for row in rows if row is not None]
+    return _means(known) if len(known) == len(rows) else None

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from eigensweep.models.analysis.spectra import Spectrum
 from eigensweep.workers.shared.durable_files import storage_error, write_whole
+from eigensweep.workers.shared.messages import Json
+
+if TYPE_CHECKING:
+    from eigensweep.models.analysis.spectra import Spectrum
 
 FOLDER = "spectra"
 
 
-def as_content(spectra: Mapping[str, Spectrum]) -> dict[str, Any]:
+def to_json(spectra: Mapping[str, Spectrum]) -> Json:
     """Return spectra by name as JSON holds them: eigenvalues are pairs, real part first."""
     return {
         name: {
@@ -28,7 +31,7 @@ def as_content(spectra: Mapping[str, Spectrum]) -> dict[str, Any]:
     }
 
 
-def write(replicate: Path, step: int, content: Mapping[str, Any]) -> None:
+def write(replicate: Path, step: int, content: Json) -> None:
     """Keep the spectra of one step in a replicate's folder.
 
     Raises:
@@ -42,7 +45,7 @@ def write(replicate: Path, step: int, content: Mapping[str, Any]) -> None:
     write_whole(folder / f"{step:09d}.json", json.dumps(content, allow_nan=False).encode())
 
 
-def read(replicate: Path) -> list[tuple[int, dict[str, Any]]]:
+def read(replicate: Path) -> list[tuple[int, Json]]:
     """Return the step and the spectra of every evaluation that is kept, in order.
 
     Raises:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eigensweep.workers.shared.checkpoints import CurvePoint
+from eigensweep.workers.shared.messages import Json
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -66,7 +67,7 @@ class Content:
     """What is to be sent to one run."""
 
     points: list[CurvePoint] = field(default_factory=list)
-    params: dict[str, Any] = field(default_factory=dict)
+    params: Json = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -198,16 +199,16 @@ class Runs:
         self._started[run.info.run_id] = run.info.start_time
 
 
-def flattened(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], path: str = "") -> Json:
     """Return a tree of mappings as dotted paths to values; what is None is left out.
 
-    >>> flattened({"model": {"hidden_size": 8, "parameters": None}, "seed": 0})
+    >>> flatten({"model": {"hidden_size": 8, "parameters": None}, "seed": 0})
     {'model.hidden_size': 8, 'seed': 0}
     """
-    flat: dict[str, Any] = {}
+    flat: Json = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            flat |= flattened(value, f"{path}{name}.")
+            flat |= flatten(value, f"{path}{name}.")
         elif value is not None:
             flat[f"{path}{name}"] = value
     return flat

@@ -12,20 +12,21 @@ import threading
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
-from eigensweep.direction import Better, sign
+from eigensweep.direction import sign
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.ledger import OBJECTIVE, Ledger, TrialEntry
+from eigensweep.workers.shared.ledger import Ledger, TrialEntry
+from eigensweep.workers.shared.messages import OBJECTIVE, Measures, Metrics, Result, Source
 from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd
 from eigensweep.workers.tracking.mlflow_runs import (
     AwayError,
     Content,
     RefusedError,
     Runs,
-    flattened,
+    flatten,
 )
+from eigensweep.workers.tracking.subject import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -37,21 +38,6 @@ LONGEST_PAUSE = 30.0
 
 STATUS = {"failed": "FAILED", "cancelled": "KILLED"}
 """How a run ends in MLflow; FINISHED where nothing is said here."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The experiment that is tracked."""
-
-    id: str
-    name: str
-    project: str
-    description: str
-    spec: str
-    """As YAML."""
-    better: Better
-    tags: dict[str, str]
-    """What every run of it carries."""
 
 
 @dataclass
@@ -186,7 +172,7 @@ class Tracker:
         for line in held.lines:
             content = Content()
             if held.attempt == 0 and line is held.lines[0]:
-                content.params = flattened(entry.config) | flattened(entry.params)
+                content.params = flatten(entry.config) | flatten(entry.params)
             if held.attempt != entry.attempt:
                 content.tags["eigensweep.attempt"] = str(entry.attempt)
             if line.seed is not None:
@@ -242,7 +228,7 @@ class Tracker:
             content.tags["eigensweep.error"] = error
         if best is not None:
             content.tags["eigensweep.best_trial"] = str(best.number)
-            _add_result(content, best.result or {}, runs.started(parent))
+            _add_measures(content, best.result, runs.started(parent))
             runs.keep_text(parent, json.dumps(best.config, indent=2), "best/config.json")
             weights = self._weights(best)
             if weights.exists():
@@ -252,50 +238,51 @@ class Tracker:
 
     def _weights(self, best: TrialEntry) -> Path:
         """Return where the weights of a trial's best replicate lie."""
-        result = best.result or {}
-        source = result.get("reused_from") or {
-            "experiment": self._subject.id,
-            "number": best.number,
-        }
+        result = best.result or Result()
+        source = result.reused_from or Source(self._subject.id, best.number)
         factor = sign(self._subject.better)
-        values = [
-            (factor * r["value"], r["seed"])
-            for r in result.get("by_replicate", [])
-            if r["value"] is not None
-        ]
+        values = [(factor * r.value, r.seed) for r in result.by_replicate if r.value is not None]
         seed = min(values)[1] if values else best.config["seed"]
-        folder = replicate_key(source["experiment"], source["number"], seed)
+        folder = replicate_key(source.experiment, source.number, seed)
         return self._store.root / folder / "best.pt"
 
 
 def _add_end(content: Content, entry: TrialEntry, line: _Line, timestamp_ms: int) -> None:
     """Add how a trial ended, and its result or that of the replicate whose run this is."""
-    result = entry.result or {}
+    result = entry.result
     content.tags["eigensweep.outcome"] = entry.state
     if entry.error is not None:
         content.tags["eigensweep.error"] = entry.error
-    if entry.place:
-        content.tags["eigensweep.device"] = "{device} on {node}".format(**entry.place)
-    if "reused_from" in result:
-        source = result["reused_from"]
-        content.tags["eigensweep.reused_from"] = f"{source['experiment']}/{source['number']}"
-        content.tags["eigensweep.reused_run"] = str(source["run_id"])
-    replicates = {r["seed"]: r for r in result.get("by_replicate", [])}
+    if entry.place is not None:
+        content.tags["eigensweep.device"] = f"{entry.place.device} on {entry.place.node}"
+    if result is not None and result.reused_from is not None:
+        source = result.reused_from
+        content.tags["eigensweep.reused_from"] = f"{source.experiment}/{source.number}"
+        content.tags["eigensweep.reused_run"] = str(source.run_id)
+    measures: Measures | None = result
     if entry.config["replicates"] > 1 and line.seed is not None:
-        result = replicates.get(line.seed, {})
-    _add_result(content, result, timestamp_ms)
+        replicates = {each.seed: each for each in result.by_replicate} if result else {}
+        measures = replicates.get(line.seed)
+    _add_measures(content, measures, timestamp_ms)
 
 
-def _add_result(content: Content, result: dict[str, Any], timestamp_ms: int) -> None:
+def _add_measures(content: Content, result: Measures | None, timestamp_ms: int) -> None:
     """Add a result's finite numbers, at a timestamp that is the same whenever they are sent."""
+    if result is None:
+        return
     numbers = {
-        OBJECTIVE: result.get("value"),
-        "seconds": result.get("seconds"),
-        "parameters": result.get("parameters", {}).get("free"),
-        **{f"best/{name}": value for name, value in result.get("valid", {}).items()},
+        OBJECTIVE: result.value,
+        "seconds": result.seconds or None,
+        "parameters": result.parameters.free if result.parameters else None,
+        **_add_prefix("best", result.valid),
+        **_add_prefix("test", result.test),
+        **_add_prefix("best_test", result.best_test or {}),
+        **_add_prefix("last_test", result.last_test or {}),
     }
-    for kind in ("test", "best_test", "last_test"):
-        numbers |= {f"{kind}/{name}": value for name, value in result.get(kind, {}).items()}
     finite = {k: float(v) for k, v in numbers.items() if v is not None and isfinite(v)}
     if finite:
-        content.points.append(CurvePoint(result.get("step", 0), finite, timestamp_ms))
+        content.points.append(CurvePoint(result.step, finite, timestamp_ms))
+
+
+def _add_prefix(kind: str, metrics: Metrics) -> Metrics:
+    return {f"{kind}/{name}": value for name, value in metrics.items()}

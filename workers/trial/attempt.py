@@ -7,8 +7,8 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, cancel_mark, replicate_key
 from eigensweep.workers.shared.durable_files import write_whole
-from eigensweep.workers.shared.ledger import OBJECTIVE
+from eigensweep.workers.shared.messages import OBJECTIVE, End, Metrics, Order, Report
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.trial.training import Training
 
@@ -45,38 +45,32 @@ def warm_up() -> None:
 class Attempt:
     """The replicates of one trial, picked up where the store has them."""
 
-    def __init__(self, order: dict[str, Any], device: str) -> None:
-        """Begin the attempt that `order` (the plain dict of `driver.order`) describes.
+    def __init__(self, order: Order, device: str) -> None:
+        """Begin the attempt that `order` describes.
 
         Raises:
             StaleAttemptError: if a later attempt has begun.
         """
-        torch.set_num_threads(max(1, int(order["resources"]["CPU"])))
-        self.config = config = TrialConfig.from_dict(order["config"])
-        store = Store(order["storage"])
-        donor = order["donor"]
-        mark = cancel_mark(order["storage"], order["experiment"])
+        torch.set_num_threads(max(1, int(order.resources["CPU"])))
+        config = TrialConfig.from_dict(order.config)
+        store, mark = Store(order.storage), cancel_mark(order.storage, order.experiment)
         self.replicates = [
             Replicate(
-                Training(config, seed, data_root=order["data_root"], device=device),
+                Training(config, seed, data_root=order.data_root, device=device),
+                order,
                 store,
-                replicate_key(order["experiment"], order["number"], seed),
-                replicate_key(donor[0], donor[1], seed) if donor else None,
-                order["attempt"],
-                order["checkpoint_seconds"],
-                mark.exists,
+                is_unwanted=mark.exists,
             )
             for seed in config.seeds
         ]
-        self.rungs: list[int] = order["rungs"]
-        self.reported: int = order["reported"]
+        self.rungs = order.rungs
+        self.reported = order.reported
         """Step of the last rung that the ledger has heard of."""
 
-    def advance(self) -> dict[str, Any]:
+    def advance(self) -> Report:
         """Train to the next rung that was not reported, and return what to report there.
 
-        A rung that lies before the checkpoint is answered from the curve, without training. The
-        report has `step`, `metrics`, `outcome` (None while there is more to train) and `result`.
+        A rung that lies before the checkpoint is answered from the curve, without training.
         """
         rung = next((r for r in self.rungs if r > self.reported), self.rungs[-1])
         try:
@@ -85,30 +79,30 @@ class Attempt:
                 if replicate.has_diverged(rung):
                     break
         except NoLongerWanted:
-            return {"step": self.reached, "metrics": {}, "outcome": "cancelled", "result": None}
+            return Report(self.reached, outcome="cancelled")
         self.reported = rung
         diverged = any(r.has_diverged(rung) for r in self.replicates)
         ended = diverged or all(r.has_ended(rung) for r in self.replicates)
-        results = [r.training.result() for r in self.replicates]
-        result = {**summarise(results), "by_replicate": self._by_replicate(results)}
+        result = summarise([r.training.result() for r in self.replicates])
         metrics = self._metrics(rung)
+        outcome: End | None = None
         if ended:
+            outcome = "diverged" if diverged else "completed"
             for replicate in self.replicates:
                 replicate.keep_best()
-            if result["value"] is not None and not diverged:
-                metrics[OBJECTIVE] = result["value"]
+            if result.value is not None and not diverged:
+                metrics[OBJECTIVE] = result.value
         elif OBJECTIVE in metrics:
-            result["value"] = metrics[OBJECTIVE]
+            result = replace(result, value=metrics[OBJECTIVE])
         reached = max(min(rung, r.training.step) for r in self.replicates)
-        outcome = ("diverged" if diverged else "completed") if ended else None
-        return {"step": reached, "metrics": metrics, "outcome": outcome, "result": result}
+        return Report(reached, metrics, outcome, result)
 
     @property
     def reached(self) -> int:
         """Step of the replicate that has come furthest."""
         return max(r.training.step for r in self.replicates)
 
-    def _metrics(self, rung: int) -> dict[str, float]:
+    def _metrics(self, rung: int) -> Metrics:
         """Return the best value up to a rung and the latest evaluation, means over replicates."""
         metric = self.replicates[0].training.selection.metric
         key = f"valid/{metric.name}"
@@ -124,14 +118,6 @@ class Attempt:
         means = {name: fmean(m[name] for m in latest) for name in sorted(shared)}
         return {OBJECTIVE: fmean(bests), **means}
 
-    def _by_replicate(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        dropped = {"parameters", "baseline", "constraint"}
-        pairs = zip(self.config.seeds, results, strict=True)
-        return [
-            {"seed": seed, **{name: r[name] for name in r if name not in dropped}}
-            for seed, r in pairs
-        ]
-
 
 class Replicate:
     """One training with its place in the store."""
@@ -139,12 +125,9 @@ class Replicate:
     def __init__(
         self,
         training: Training,
+        order: Order,
         store: Store,
-        key: str,
-        donor: str | None,
-        attempt: int,
-        checkpoint_seconds: float,
-        unwanted: Callable[[], bool],
+        is_unwanted: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin the attempt in the store and go on from what is committed there.
@@ -152,14 +135,16 @@ class Replicate:
         `clock` gives seconds; a commit is due when enough of them have passed.
         """
         self.training = training
-        self._store, self._key, self._attempt = store, key, attempt
-        self._checkpoint_seconds = checkpoint_seconds
-        self._unwanted, self._clock = unwanted, clock
-        self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self._store, self._is_unwanted, self._clock = store, is_unwanted, clock
+        self.evaluations: list[tuple[int, Metrics]] = []
         """Step and metrics of every evaluation so far."""
-        store.begin(key, attempt)
-        if donor is not None and store.copy(donor, key):
-            logger.info("going on from a smaller budget donor=%s key=%s", donor, key)
+        self._key = key = replicate_key(order.experiment, order.number, training.seed)
+        self._attempt, self._checkpoint_seconds = order.attempt, order.checkpoint_seconds
+        store.begin(key, order.attempt)
+        if order.donor is not None:
+            donor = replicate_key(order.donor.experiment, order.donor.number, training.seed)
+            if store.copy(donor, key):
+                logger.info("going on from a smaller budget donor=%s key=%s", donor, key)
         snapshot = store.newest(key)
         if snapshot is not None:
             training.load_state_dict(snapshot.state)
@@ -170,14 +155,14 @@ class Replicate:
 
     def train(self, rung: int) -> None:
         """Train to `rung`, unless that is behind us, and commit what is new there."""
-        if not self.training.finished and self.training.step < rung:
+        if not self.training.is_finished and self.training.step < rung:
             self.training.run(rung, self._glance, GLANCE_SECONDS)
         if self.training.step > self._committed_step:
             self._commit()
 
     def has_ended(self, rung: int) -> bool:
         """Tell whether this training was over when it came to `rung`."""
-        return self.training.finished and self.training.step <= rung
+        return self.training.is_finished and self.training.step <= rung
 
     def has_diverged(self, rung: int) -> bool:
         """Tell whether this training had diverged when it came to `rung`."""
@@ -200,7 +185,7 @@ class Replicate:
         write_whole(self._store.root / self._key / "best.pt", buffer.getvalue())
 
     def _glance(self) -> None:
-        if self._unwanted():
+        if self._is_unwanted():
             raise NoLongerWanted
         pause = max(LIVELY_SECONDS, self._cost / COMMIT_SHARE)
         if self._clock() - self._committed_at >= min(pause, self._checkpoint_seconds):

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from eigensweep.models.base import Model, State
 from eigensweep.tasks.base import Split, Task
+from eigensweep.workers.shared.messages import Metrics
 
 
 @torch.no_grad()
-def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> dict[str, float]:
+def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Metrics:
     """Return each metric over the whole split, counting what is scored; may be not finite.
 
     A metric of which nothing was scored is left out.
@@ -22,7 +23,7 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> dic
     state: State | None = None
     run = model.prepared()
     for batch in task.evaluation(split):
-        state = carried_into(model, batch.starts, state)
+        state = carry_into(model, batch.starts, state)
         batch = batch.to(device)
         logits, state = run(batch.x, state)
         for name, (total, count) in task.scores(logits, batch).items():
@@ -31,7 +32,7 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> dic
     return {name: float(total) / counts[name] for name, total in sums.items() if counts[name]}
 
 
-def carried_into(model: Model, starts: Tensor | None, state: State | None) -> State | None:
+def carry_into(model: Model, starts: Tensor | None, state: State | None) -> State | None:
     """Return the state that a batch begins with: None is the model's own initial state.
 
     Rows that begin a new sequence beside others that go on begin with it, too.
@@ -43,11 +44,11 @@ def carried_into(model: Model, starts: Tensor | None, state: State | None) -> St
     return model.restarted(state, starts)
 
 
-def detached(state: State) -> State:
+def detach(state: State) -> State:
     """Return a state that gradients do not flow back through."""
     return tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()
 
 
-def finite(metrics: dict[str, float]) -> dict[str, float]:
+def keep_finite(metrics: Metrics) -> Metrics:
     """Return the metrics that are finite: nothing else is ever recorded."""
     return {name: value for name, value in metrics.items() if isfinite(value)}

@@ -18,7 +18,11 @@ from torch.optim.optimizer import Optimizer
 
 from eigensweep.models.base import Model, ParamGroup, trainable
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
+from eigensweep.workers.shared.checkpoints import StateDict
 from eigensweep.workers.trial.tf1_optimizers import RMSpropTF1, adagrad_tf1
+
+TorchGroup = dict[str, Any]
+"""A parameter group as torch's optimizers take it: `params`, and settings by their names."""
 
 
 class Optimizers:
@@ -32,7 +36,7 @@ class Optimizers:
         """Of each group, by its name; what `scale` made of them."""
         self._first_rates, self._factor = dict(self.learning_rates), 1.0
         self._clip = _clipping(config)
-        kinds: dict[str, list[dict[str, Any]]] = {}
+        kinds: dict[str, list[TorchGroup]] = {}
         for group in groups:
             if params := trainable(group.params):
                 name: str = config.name
@@ -74,18 +78,18 @@ class Optimizers:
         for optimizer in self._optimizers.values():
             optimizer.step()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return what the optimizers remember, by kind; rates and settings come from the config."""
         return {name: o.state_dict()["state"] for name, o in self._optimizers.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what `state_dict` returned."""
         for name, optimizer in self._optimizers.items():
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state[name], "param_groups": groups})
 
 
-def _build(name: str, groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+def _build(name: str, groups: list[TorchGroup], config: OptimizerConfig) -> Optimizer:
     # The fused forms do the same in one call: a third of the time on small networks.
     on_cpu = groups[0]["params"][0].device.type == "cpu"
     match name:

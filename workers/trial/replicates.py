@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.states import Outcome
 from eigensweep.workers.trial.training import Training
 
 
@@ -21,35 +22,38 @@ class TrialResult:
     """What came of training one configuration, for a person to look at."""
 
     config: TrialConfig
-    summary: dict[str, Any]
-    """As `summarise` returns it."""
-    replicates: list[dict[str, Any]] = field(repr=False)
+    summary: Result
     curves: dict[int, list[CurvePoint]] = field(repr=False)
     """Each replicate's curve, by its seed."""
 
     @property
-    def outcome(self) -> str | None:
+    def outcome(self) -> Outcome | None:
         """`completed`, or `diverged`."""
-        return self.summary["outcome"]
+        return self.summary.outcome
 
     @property
     def value(self) -> float | None:
         """Mean of the best validation values of the objective."""
-        return self.summary["value"]
+        return self.summary.value
 
     @property
     def baseline(self) -> float | None:
-        """What remembering nothing scores, to hold `value` against."""
-        return self.summary["baseline"]
+        """What a memoryless model scores, to compare `value` with."""
+        return self.summary.baseline
 
     @property
-    def test(self) -> dict[str, float]:
+    def test(self) -> Metrics:
         """Mean of each test metric at the selected points."""
-        return self.summary["test"]
+        return self.summary.test
+
+    @property
+    def replicates(self) -> tuple[ReplicateResult, ...]:
+        """The result of each seed."""
+        return self.summary.by_replicate
 
 
 def train(
-    config: TrialConfig | dict[str, Any],
+    config: TrialConfig | ConfigJson,
     *,
     data_root: Path | str | None = None,
     device: str | None = None,
@@ -70,13 +74,13 @@ def train(
     config = config.resolve()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     store = Store(folder) if folder else None
-    results: list[dict[str, Any]] = []
+    results: list[ReplicateResult] = []
     curves: dict[int, list[CurvePoint]] = {}
     for seed in config.seeds:
         training = Training(config, seed, data_root=data_root, device=device)
         curves[seed] = _train_replicate(training, store, on_point)
         results.append(training.result())
-    return TrialResult(config, summarise(results), results, curves)
+    return TrialResult(config, summarise(results), curves)
 
 
 def _train_replicate(

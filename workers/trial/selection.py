@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
 
 from torch import Tensor
 
 from eigensweep.direction import best, is_better
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks.base import Metric
-
-End = Literal["completed", "diverged"]
-"""How a training ends by itself."""
+from eigensweep.workers.shared.checkpoints import StateDict
+from eigensweep.workers.shared.messages import End, Metrics
 
 Weights = dict[str, Tensor]
 
@@ -25,7 +23,7 @@ class Best:
 
     value: float
     step: int
-    valid: dict[str, float]
+    valid: Metrics
     weights: Weights
 
 
@@ -55,13 +53,13 @@ class Selection:
         """The selected point, None before there is a finite value."""
         return self._final or self._scheduled
 
-    def begin(self, scores: dict[str, float]) -> End | None:
+    def begin(self, scores: Metrics) -> End | None:
         """Take in the untrained model's scores; return `diverged` if its loss is not finite."""
         self._first_loss = scores[self.loss]
         return None if isfinite(self._first_loss) else "diverged"
 
     def see(
-        self, step: int, scores: dict[str, float], weights: Callable[[], Weights], scheduled: bool
+        self, step: int, scores: Metrics, weights: Callable[[], Weights], scheduled: bool
     ) -> End | None:
         """Take in the scores of an evaluation; return how the training ends here, None to go on."""
         value, loss = scores[self.metric.name], scores[self.loss]
@@ -91,7 +89,7 @@ class Selection:
         """Forget the evaluation that only the end of a shorter budget asked for."""
         self._final = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {
             "scheduled": vars(self._scheduled) if self._scheduled else None,
             "final": vars(self._final) if self._final else None,
@@ -100,7 +98,7 @@ class Selection:
             "first_loss": self._first_loss,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._scheduled = Best(**state["scheduled"]) if state["scheduled"] else None
         self._final = Best(**state["final"]) if state["final"] else None
         self._stale, self._high = state["stale"], state["high"]
@@ -126,11 +124,11 @@ class ReportedTests:
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._better = {metric.name: metric.better for metric in metrics}
-        self.best: dict[str, float] = {}
-        self.last: dict[str, float] = {}
+        self.best: Metrics = {}
+        self.last: Metrics = {}
         self._scheduled = self.best, self.last
 
-    def see(self, scores: dict[str, float], scheduled: bool) -> None:
+    def see(self, scores: Metrics, scheduled: bool) -> None:
         """Take in the test scores of an evaluation, finite numbers only."""
         self.best = {
             name: best(known, better)
@@ -145,16 +143,16 @@ class ReportedTests:
         """Forget the evaluation that only the end of a shorter budget asked for."""
         self.best, self.last = self._scheduled
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"best": self.best, "last": self.last, "scheduled": list(self._scheduled)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.best, self.last = state["best"], state["last"]
         best, last = state["scheduled"]
         self._scheduled = best, last
 
 
-def selected_weights(state: dict[str, Any]) -> Weights | None:
+def selected_weights(state: StateDict) -> Weights | None:
     """Return the weights of the selected point in a state of `Training`, None if there is none."""
     best = state["selection"]["final"] or state["selection"]["scheduled"]
     return best["weights"] if best else None

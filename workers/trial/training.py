@@ -23,11 +23,12 @@ from eigensweep.models.base import State
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import CurvePoint
-from eigensweep.workers.trial.evaluation import carried_into, detached, evaluate, finite
+from eigensweep.workers.shared.checkpoints import CurvePoint, StateDict
+from eigensweep.workers.shared.messages import End, Json, Metrics, ParameterCount, ReplicateResult
+from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
 from eigensweep.workers.trial.optimizers import Optimizers
 from eigensweep.workers.trial.schedules import Schedule
-from eigensweep.workers.trial.selection import End, ReportedTests, Selection, Weights
+from eigensweep.workers.trial.selection import ReportedTests, Selection, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -72,16 +73,16 @@ class Training:
         self._carried: State | None = None
         self._window = [0.0, 0.0, 0.0]
         """Steps since the last logged one, and the sums of their losses and gradient norms."""
-        self._constraint: dict[str, float] = {}
-        self._test: dict[str, float] = {}
+        self._constraint: Metrics = {}
+        self._test: Metrics = {}
         self._points: list[CurvePoint] = []
-        self._spectra: list[tuple[int, dict[str, Any]]] = []
+        self._spectra: list[tuple[int, Json]] = []
         self._last_point = -1
         self._seconds = 0.0
         self._started: float | None = None
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the budget is spent, patience has run out, or the training diverged."""
         return self.outcome is not None
 
@@ -123,39 +124,34 @@ class Training:
         points, self._points = self._points, []
         return points
 
-    def drain_spectra(self) -> list[tuple[int, dict[str, Any]]]:
+    def drain_spectra(self) -> list[tuple[int, Json]]:
         """Return the spectra kept since the last call, by step, and forget them."""
         spectra, self._spectra = self._spectra, []
         return spectra
 
-    def result(self) -> dict[str, Any]:
-        """Return what is known so far, finite numbers only; `test` is of the selected point.
+    def result(self) -> ReplicateResult:
+        """Return what is known so far; later steps do not change it."""
+        best, count = self.selection.best, self.model.count_parameters
+        tests = self.reported_tests if self.config.training.test_every_evaluation else None
+        return ReplicateResult(
+            seed=self.seed,
+            outcome=self.outcome,
+            value=best.value if best else None,
+            best_step=best.step if best else None,
+            step=self.step,
+            valid=keep_finite(best.valid) if best else {},
+            test=self._test,
+            seconds=self.seconds,
+            parameters=ParameterCount(free=count("free"), stored=count("stored")),
+            baseline=self.selection.baseline,
+            constraint=self._constraint,
+            best_test=tests.best if tests else None,
+            last_test=tests.last if tests else None,
+        )
 
-        `best_test` and `last_test` are there where the config asks for a test at each evaluation.
-        """
-        best = self.selection.best
-        result = {
-            "outcome": self.outcome,
-            "value": best.value if best else None,
-            "best_step": best.step if best else None,
-            "step": self.step,
-            "valid": finite(best.valid) if best else {},
-            "test": self._test,
-            "seconds": self.seconds,
-            "parameters": {
-                "free": self.model.count_parameters("free"),
-                "stored": self.model.count_parameters("stored"),
-            },
-            "baseline": self.selection.baseline,
-            "constraint": self._constraint,
-        }
-        if self.config.training.test_every_evaluation:
-            result |= {"best_test": self.reported_tests.best, "last_test": self.reported_tests.last}
-        return result
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return a copy of all that going on needs: tensors, on the CPU, and plain values."""
-        return _copied(
+        return _copy(
             {
                 "hash": self.config.content_hash(),
                 "seed": self.seed,
@@ -176,7 +172,7 @@ class Training:
             }
         )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what `state_dict` returned, perhaps with a longer budget.
 
         Raises:
@@ -192,7 +188,7 @@ class Training:
             raise ValueError(
                 f"the checkpoint is at step {state['step']} of a budget longer than {self.steps}"
             )
-        state = _copied(state)
+        state = _copy(state)
         self.model.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         self.selection.load_state_dict(state["selection"])
@@ -200,7 +196,7 @@ class Training:
             self.schedule.falls = state["schedule_falls"]
             self.reported_tests.load_state_dict(state["reported_tests"])
         self.step, self.outcome = state["step"], state["outcome"]
-        self._carried, self._window = _copied(state["carried"], self.device), state["window"]
+        self._carried, self._window = _copy(state["carried"], self.device), state["window"]
         self._constraint, self._test = state["constraint"], state["test"]
         self._points = [CurvePoint(**p) for p in state["points"]]
         self._last_point, self._seconds = state["last_point"], state["seconds"]
@@ -219,7 +215,7 @@ class Training:
     def _advance(self) -> bool:
         """Take a step and what is due after it; return whether a checkpoint is worth having now."""
         log_every = self.config.training.log_every
-        metrics: dict[str, float] = {}
+        metrics: Metrics = {}
         if not self._update():
             self.outcome = "diverged"
             self._record(self._window_means())
@@ -243,12 +239,12 @@ class Training:
             self.outcome = "completed"
         if self.outcome == "completed":
             self._test = self._test_selected()
-        return scheduled or self.finished
+        return scheduled or self.is_finished
 
     def _update(self) -> bool:
         """Take one optimizer step; return False, and change nothing, if it is not finite."""
         batch = self.task.train_batch(self.step, self.seed)
-        state = carried_into(self.model, batch.starts, self._carried)
+        state = carry_into(self.model, batch.starts, self._carried)
         if self.device != "cpu":
             batch = batch.to(self.device)
         self.optimizers.zero_grad()
@@ -265,12 +261,12 @@ class Training:
         self.optimizers.step(norm)
         with torch.no_grad():
             self.model.after_update(self.optimizers.learning_rates)
-        self._carried = None if batch.starts is None else detached(state)
+        self._carried = None if batch.starts is None else detach(state)
         self.step += 1
         self._window = [a + b for a, b in zip(self._window, (1.0, *numbers[1:]), strict=True)]
         return True
 
-    def _window_means(self) -> dict[str, float]:
+    def _window_means(self) -> Metrics:
         steps, loss, norm = self._window
         if not steps:
             return {}
@@ -280,35 +276,35 @@ class Training:
                 means["train/lr_orth" if group == "orth" else "train/lr"] = rate
         return means
 
-    def _evaluate(self) -> tuple[dict[str, float], dict[str, float]]:
+    def _evaluate(self) -> tuple[Metrics, Metrics]:
         """Return the scores on the validation data, and what the curve shows of them."""
         scores = evaluate(self.model, self.task, "valid", self.device)
         with torch.no_grad():
             report = self.model.constraint_report()
-        self._constraint = finite({name: value.item() for name, value in report.items()})
+        self._constraint = keep_finite({name: value.item() for name, value in report.items()})
         metrics = {f"valid/{name}": value for name, value in scores.items()}
         metrics |= {f"constraint/{name}": value for name, value in self._constraint.items()}
         if self.selection.baseline is not None:
             metrics["baseline"] = self.selection.baseline
         if self.config.training.spectra:
             with suppress(ValueError):  # a gated model has no spectrum
-                spectra = spectrum_files.as_content(recurrent_spectra(self.model))
+                spectra = spectrum_files.to_json(recurrent_spectra(self.model))
                 self._spectra.append((self.step, spectra))
         return scores, metrics
 
-    def _record(self, metrics: dict[str, float]) -> None:
+    def _record(self, metrics: Metrics) -> None:
         """Add the point of this step to the curve: one for each step, finite numbers only."""
-        metrics = finite(metrics)
+        metrics = keep_finite(metrics)
         if metrics and self.step > self._last_point:
             self._points.append(CurvePoint(self.step, metrics, time.time_ns() // 1_000_000))
             self._last_point = self.step
 
-    def _test_now(self, scheduled: bool) -> dict[str, float]:
-        scores = finite(evaluate(self.model, self.task, "test", self.device))
+    def _test_now(self, scheduled: bool) -> Metrics:
+        scores = keep_finite(evaluate(self.model, self.task, "test", self.device))
         self.reported_tests.see(scores, scheduled)
         return {f"test_now/{name}": value for name, value in scores.items()}
 
-    def _test_selected(self) -> dict[str, float]:
+    def _test_selected(self) -> Metrics:
         best = self.selection.best
         if best is None:
             return {}
@@ -316,19 +312,19 @@ class Training:
         self.model.load_state_dict(best.weights)
         scores = evaluate(self.model, self.task, "test", self.device)
         self.model.load_state_dict(current)
-        return finite(scores)
+        return keep_finite(scores)
 
     def weights(self) -> Weights:
         """Return a copy of the model's parameters and buffers."""
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
 
-def _copied(tree: Any, device: str = "cpu") -> Any:
+def _copy(tree: Any, device: str = "cpu") -> Any:
     """Return a tree of dicts, lists and tuples with every tensor copied to a device."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to(device, copy=True)
     if isinstance(tree, dict):
-        return {key: _copied(value, device) for key, value in tree.items()}
+        return {key: _copy(value, device) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_copied(value, device) for value in tree)
+        return type(tree)(_copy(value, device) for value in tree)
     return tree

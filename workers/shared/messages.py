@@ -1,0 +1,394 @@
+"""Messages between a driver, its trials' processes, the record and MLflow.
+
+Inside a process a message is a frozen object. Where it crosses an edge (Ray Tune's configs and
+results, a JSON column of the database, a file), `to_dict` makes plain data of it and `from_dict`
+reads it back. The keys of that data are stored and shown by the REST API, so they do not change.
+`from_dict` also reads data that was written before a key existed: the field's default is taken.
+
+Importing this loads neither torch nor Ray nor pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from eigensweep.workers.shared.states import Outcome
+
+if TYPE_CHECKING:
+    from eigensweep.search_spaces.parameters import Scalar
+
+OBJECTIVE = "objective"
+"""Key, in the metrics of a rung report, of the value that trials are ranked by: the best so far."""
+
+Json = dict[str, Any]
+"""A JSON object whose content is not this package's to know, or is read by one `from_dict`."""
+
+ConfigJson = dict[str, Any]
+"""A resolved `TrialConfig` as JSON. It stays JSON here because the class needs torch."""
+
+SpecJson = dict[str, Any]
+"""An `ExperimentSpec` as JSON, as it was posted."""
+
+Params: TypeAlias = "dict[str, Scalar]"
+"""The point of a search space that a trial is: dotted path to value."""
+
+Metrics = dict[str, float]
+"""Values by name, finite numbers only."""
+
+Reports = tuple[tuple[int, float], ...]
+"""Step and objective of each rung report of a trial, in order."""
+
+End = Literal["completed", "diverged"]
+"""How a training ends by itself."""
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """What the deployment tells a driver, and no spec may choose. All paths are absolute."""
+
+    storage: str
+    """Folder of checkpoints and curves; on a cluster one that every node shares."""
+    optuna: str
+    """Folder of Optuna's journals, or the URL of a database."""
+    mlflow_uri: str | None = None
+    """None: nothing is tracked."""
+    data_root: str | None = None
+    """Folder of corpora."""
+    retries: int = 3
+    """How many processes a trial may lose before it counts as failed."""
+    checkpoint_seconds: float = 10.0
+    """Training that a lost process costs at most; commits that cost little come more often."""
+    concurrency: int | None = None
+    """Trials at once; None: as many as the cluster has room for."""
+    room_seconds: float = 0.0
+    """How long to wait for a node that a trial fits on before the experiment counts as failed."""
+
+    def __post_init__(self) -> None:
+        for path in (self.storage, self.data_root or "/"):
+            if not Path(path).is_absolute():
+                raise ValueError(f"a driver needs absolute paths, such as /var/lib; got '{path}'")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt runs."""
+
+    node: str
+    """The host's name."""
+    pid: int
+    device: str
+    """`cpu` or `cuda`."""
+
+    def to_dict(self) -> Json:
+        return {"node": self.node, "pid": self.pid, "device": self.device}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        return cls(content["node"], content["pid"], content["device"])
+
+
+@dataclass(frozen=True)
+class Code:
+    """Which code a process runs."""
+
+    folder: str
+    """Where Eigensweep is imported from."""
+    digest: str
+    """Of the files there that decide a trial's numbers."""
+    node: str
+    """The host's name."""
+
+    def to_dict(self) -> Json:
+        return {"folder": self.folder, "digest": self.digest, "node": self.node}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        return cls(content["folder"], content["digest"], content["node"])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trial, in any experiment, whose result is reused or whose training is continued."""
+
+    experiment: str
+    """The experiment's id."""
+    number: int
+    run_id: str | None = None
+    """Its MLflow run, if it is known."""
+
+    def to_dict(self) -> Json:
+        return {"experiment": self.experiment, "number": self.number, "run_id": self.run_id}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        return cls(content["experiment"], content["number"], content.get("run_id"))
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """How many parameters a model has."""
+
+    free: int
+    """Trained ones; of a matrix that a constraint binds, those that may be chosen freely."""
+    stored: int
+    """Numbers that its weights hold."""
+
+    def to_dict(self) -> Json:
+        return {"free": self.free, "stored": self.stored}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        return cls(content["free"], content["stored"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """What was measured of a training so far: finite numbers only, None or empty where unknown.
+
+    Metrics carry the units that their task declares.
+    """
+
+    outcome: Outcome | None = None
+    """None while there is more to train."""
+    value: float | None = None
+    """The best validation value of the objective's metric."""
+    best_step: int | None = None
+    """Optimizer step at which `value` was reached: the selected point."""
+    step: int = 0
+    """Optimizer steps taken."""
+    valid: Metrics = field(default_factory=dict)
+    """Validation scores at the selected point."""
+    test: Metrics = field(default_factory=dict)
+    """Test scores at the selected point; empty before the end."""
+    seconds: float = 0.0
+    """Time spent in training, evaluations included."""
+    parameters: ParameterCount | None = None
+    baseline: float | None = None
+    """What a memoryless model scores on the objective's metric."""
+    constraint: Metrics = field(default_factory=dict)
+    """How well the model's constraint holds, at the last evaluation."""
+    best_test: Metrics | None = None
+    """The best test scores of any evaluation; None unless each evaluation tests."""
+    last_test: Metrics | None = None
+    """The test scores of the last evaluation; None unless each evaluation tests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicateResult(Measures):
+    """The result of one replicate: one training of a trial, with its own seed."""
+
+    seed: int
+
+    def to_dict(self) -> Json:
+        """Return plain data without what is the same for, or summed up over, all replicates."""
+        measures = _measures_to_dict(self)
+        for name in ("parameters", "baseline", "constraint"):
+            del measures[name]
+        return {"seed": self.seed, **measures}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        return cls(seed=content["seed"], **_read_measures(content))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Measures):
+    """The result of a trial: means over its replicates, with their spread.
+
+    `seconds` is the sum over the replicates, and `step` the least.
+    """
+
+    replicates: int = 1
+    standard_error: dict[str, float | None] = field(default_factory=dict)
+    """Of `value`, and of each test metric as `test/NAME`; None for a single replicate."""
+    interval: dict[str, tuple[float, float] | None] = field(default_factory=dict)
+    """The 95% confidence interval of the same, by Student's t."""
+    by_replicate: tuple[ReplicateResult, ...] = ()
+    reused_from: Source | None = None
+    """The trial whose result this is, where it was not trained again."""
+
+    def to_dict(self) -> Json:
+        content = _measures_to_dict(self)
+        tests = {name: content.pop(name) for name in _TESTS if name in content}
+        content |= {
+            "replicates": self.replicates,
+            "standard_error": dict(self.standard_error),
+            "interval": {name: ends and list(ends) for name, ends in self.interval.items()},
+            **tests,
+        }
+        if self.by_replicate:
+            content["by_replicate"] = [each.to_dict() for each in self.by_replicate]
+        if self.reused_from is not None:
+            content["reused_from"] = self.reused_from.to_dict()
+        return content
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        source = content.get("reused_from")
+        return cls(
+            **_read_measures(content),
+            replicates=content.get("replicates", 1),
+            standard_error=dict(content.get("standard_error", {})),
+            interval={
+                name: None if ends is None else (ends[0], ends[1])
+                for name, ends in content.get("interval", {}).items()
+            },
+            by_replicate=tuple(map(ReplicateResult.from_dict, content.get("by_replicate", ()))),
+            reused_from=source and Source.from_dict(source),
+        )
+
+
+_TESTS = ("best_test", "last_test")
+
+
+def _measures_to_dict(measures: Measures) -> Json:
+    content: Json = {
+        "outcome": measures.outcome,
+        "value": measures.value,
+        "best_step": measures.best_step,
+        "step": measures.step,
+        "valid": dict(measures.valid),
+        "test": dict(measures.test),
+        "seconds": measures.seconds,
+        "parameters": measures.parameters and measures.parameters.to_dict(),
+        "baseline": measures.baseline,
+        "constraint": dict(measures.constraint),
+    }
+    for name in _TESTS:
+        if (scores := getattr(measures, name)) is not None:
+            content[name] = dict(scores)
+    return content
+
+
+def _read_measures(content: Mapping[str, Any]) -> Json:
+    """Return the fields of `Measures`; a number that was not finite when stored is left out."""
+    parameters = content.get("parameters")
+    return {
+        "outcome": content.get("outcome"),
+        "value": content.get("value"),
+        "best_step": content.get("best_step"),
+        "step": content.get("step") or 0,
+        "valid": _read_metrics(content.get("valid")),
+        "test": _read_metrics(content.get("test")),
+        "seconds": content.get("seconds") or 0.0,
+        "parameters": parameters and ParameterCount.from_dict(parameters),
+        "baseline": content.get("baseline"),
+        "constraint": _read_metrics(content.get("constraint")),
+        **{name: _read_metrics(content[name]) for name in _TESTS if name in content},
+    }
+
+
+def _read_metrics(content: Mapping[str, float | None] | None) -> Metrics:
+    return {name: value for name, value in (content or {}).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a trial's process is given: one attempt at one trial.
+
+    The driver makes it, Ray Tune carries it as the trial's config, and `Attempt` works it off.
+    """
+
+    experiment: str
+    """The experiment's id."""
+    number: int
+    """The trial's number in it, from 0."""
+    attempt: int
+    """From 1; only the highest attempt may write to the store."""
+    config: ConfigJson
+    rungs: tuple[int, ...]
+    """Optimizer steps at which to report; the last one is the budget."""
+    storage: str
+    """Folder of checkpoints and curves, an absolute path."""
+    resources: dict[str, float]
+    """What the trial occupies, in Ray's words: `CPU`, and perhaps `GPU`."""
+    code: Code
+    """The driver's own; the trial's process must run the same."""
+    donor: Source | None = None
+    """The same configuration, finished with a smaller budget: what the training goes on from."""
+    reported: int = 0
+    """Step of the last rung that the ledger has heard of, from earlier attempts."""
+    reports: Reports = ()
+    """Step and objective of what earlier attempts reported: schedulers remember it."""
+    data_root: str | None = None
+    """Folder of corpora, an absolute path."""
+    checkpoint_seconds: float = 10.0
+    """Training that a lost process costs at most."""
+
+    def to_dict(self) -> Json:
+        return {
+            "experiment": self.experiment,
+            "number": self.number,
+            "attempt": self.attempt,
+            "donor": self.donor and self.donor.to_dict(),
+            "config": self.config,
+            "rungs": list(self.rungs),
+            "reported": self.reported,
+            "reports": [list(report) for report in self.reports],
+            "storage": self.storage,
+            "data_root": self.data_root,
+            "checkpoint_seconds": self.checkpoint_seconds,
+            "resources": dict(self.resources),
+            "code": self.code.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        donor = content["donor"]
+        return cls(
+            experiment=content["experiment"],
+            number=content["number"],
+            attempt=content["attempt"],
+            donor=donor and Source.from_dict(donor),
+            config=content["config"],
+            rungs=tuple(content["rungs"]),
+            reported=content["reported"],
+            reports=tuple((step, value) for step, value in content["reports"]),
+            storage=content["storage"],
+            data_root=content["data_root"],
+            checkpoint_seconds=content["checkpoint_seconds"],
+            resources=content["resources"],
+            code=Code.from_dict(content["code"]),
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a trial's process reports at a rung, or at its end."""
+
+    step: int
+    """Optimizer steps taken."""
+    metrics: Metrics = field(default_factory=dict)
+    """`OBJECTIVE` and the latest validation scores, means over the replicates."""
+    outcome: Outcome | None = None
+    """None while there is more to train."""
+    result: Result | None = None
+    """What is known at this step; None where the training failed or was cancelled."""
+    error: str | None = None
+    """For a person to read; with the traceback where it is a bug."""
+    place: Place | None = None
+
+    def to_dict(self) -> Json:
+        return {
+            "step": self.step,
+            "metrics": dict(self.metrics),
+            "outcome": self.outcome,
+            "result": self.result and self.result.to_dict(),
+            "error": self.error,
+            "place": self.place and self.place.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        result, place = content["result"], content["place"]
+        return cls(
+            step=content["step"],
+            metrics=content["metrics"],
+            outcome=content["outcome"],
+            result=result and Result.from_dict(result),
+            error=content["error"],
+            place=place and Place.from_dict(place),
+        )
