@@ -1,11 +1,11 @@
-# One image for all of Eigensweep's parts: the service, MLflow, the head and the workers of Ray.
+# One image for the service, MLflow, and Ray's head and workers.
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim
 
-# Where torch comes from. For NVIDIA GPUs: https://download.pytorch.org/whl/cu130
+# The package index for torch. For NVIDIA GPUs: https://download.pytorch.org/whl/cu130
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-# g++ compiles the fast recurrence for the processor at hand, when it is first used.
+# g++ compiles the fast recurrence for the machine's processor when it is first used.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 1000 --create-home eigensweep \
@@ -16,10 +16,11 @@ COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
         > requirements.txt \
     && pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints.txt -r requirements.txt
+# .dockerignore names what is copied: eigensweep/ has links to the folders beside it.
 COPY . .
 RUN pip install --no-cache-dir --no-deps -c constraints.txt .
 
-# Away from the sources: Ray's workers put the current folder before installed packages.
+# Ray's workers import from the current folder first, so it must not be that of the sources.
 WORKDIR /srv/home
 USER eigensweep
 ENV PYTHONUNBUFFERED=1 \

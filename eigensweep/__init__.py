@@ -1,7 +1,11 @@
 """Eigensweep: hyperparameter search for long-memory recurrent networks, as a service.
 
-`train` trains one configuration in this process, without a service. `Client` speaks to a service.
-Neither is imported before it is used, so importing this package loads neither torch nor Ray.
+`train` trains one configuration in this process, without a service. `Client` posts experiments to
+a service over HTTP. Each is imported when it is first used, so `import eigensweep` loads neither
+torch nor Ray.
+
+In the repository, models, tasks, search_spaces, workers and service are symbolic links to the
+folders beside this one; an installed package holds the folders themselves.
 """
 
 from __future__ import annotations

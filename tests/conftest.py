@@ -55,18 +55,19 @@ def free_port() -> Callable[[], int]:
 
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("models", "tasks", "search_spaces", "workers", "service")
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of what a wheel is made from, links included."""
+    """Return a copy of what the image is made from: the paths in .dockerignore, links included."""
     copy = tmp_path_factory.mktemp("source")
-    for folder in ("eigensweep", *ROOMS):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        path = ROOT / line.removeprefix("!")
+        if line.startswith("!") and path.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(path, copy / path.name, ignore=ignored, symlinks=True)
+        elif line.startswith("!"):
+            shutil.copy(path, copy)
     return copy
 
 

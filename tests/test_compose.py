@@ -1,4 +1,4 @@
-"""docker-compose.yml, read: its services' own commands as plain processes of this machine."""
+"""docker-compose.yml: the commands of its services, run as plain processes of this machine."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SPEC = {
 }
 
 
-def interpolated(text: str, variables: dict[str, str]) -> str:
-    """Return Compose's ${NAME}, ${NAME:-default} and ${NAME:?message} filled in."""
+def interpolate(text: str, variables: dict[str, str]) -> str:
+    """Return a text with Compose's ${NAME}, ${NAME:-default} and ${NAME:?message} replaced."""
 
     def value(match: re.Match[str]) -> str:
         name, how, rest = match.groups()
@@ -55,19 +55,19 @@ def test_nothing_starts_without_its_secrets(secret: str) -> None:
     given = {name: "secret" for name in SECRETS - {secret}}
 
     with pytest.raises(KeyError, match=f"{secret}: set {secret} in .env, see .env.example"):
-        interpolated(TEXT, given)
+        interpolate(TEXT, given)
     assert f"\n{secret}=\n" in (ROOT / ".env.example").read_text()
 
 
 def test_every_variable_of_the_service_is_a_setting() -> None:
-    content = yaml.safe_load(interpolated(TEXT, dict.fromkeys(SECRETS, "secret")))
+    content = yaml.safe_load(interpolate(TEXT, dict.fromkeys(SECRETS, "secret")))
     named = {n for n in content["services"]["service"]["environment"] if n.startswith("EIGEN")}
 
     assert named <= {f"EIGENSWEEP_{name.upper()}" for name in Settings.model_fields}
 
 
 def test_every_service_is_watched_and_only_loopback_is_published() -> None:
-    content = yaml.safe_load(interpolated(TEXT, dict.fromkeys(SECRETS, "secret")))
+    content = yaml.safe_load(interpolate(TEXT, dict.fromkeys(SECRETS, "secret")))
 
     assert [n for n, s in content["services"].items() if "healthcheck" not in s] == []
     published = [port for s in content["services"].values() for port in s.get("ports", [])]
@@ -76,18 +76,18 @@ def test_every_service_is_watched_and_only_loopback_is_published() -> None:
 
 
 class Composition:
-    """The services of the file as processes; hosts, ports and folders are this machine's."""
+    """The services of the file as processes, with hosts, ports and folders of this machine."""
 
     def __init__(self, folder: Path, free_port: Callable[[], int], programs: Path) -> None:
         self.folder, self.programs = folder, programs
         self.mark = uuid.uuid4().hex
         self.ports = {name: str(free_port()) for name in ("5432", "5000", "6379", "8642")}
         self.secrets = {name: uuid.uuid4().hex for name in SECRETS}
-        self.content = yaml.safe_load(self.moved(interpolated(TEXT, self.secrets)))
+        self.content = yaml.safe_load(self.move(interpolate(TEXT, self.secrets)))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def moved(self, text: str) -> str:
-        """Return the file's text with what containers have replaced by what is here."""
+    def move(self, text: str) -> str:
+        """Return the file's text with this machine's hosts, ports and folders."""
         for host, port in {
             "postgres": "5432",
             "mlflow": "5000",
@@ -164,7 +164,7 @@ class Composition:
         subprocess.run(psql, input=script, text=True, env=env, check=True, capture_output=True)
 
     def end(self) -> None:
-        """End every process, by its number, in the opposite order."""
+        """End every process that was started, the last one first."""
         for process in reversed(self.processes.values()):
             process.terminate()
             try:
@@ -172,11 +172,11 @@ class Composition:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for left in self.left():
-            left.kill()
+        for process in self.find_survivors():
+            process.kill()
 
-    def left(self) -> list[psutil.Process]:
-        """Return the processes that carry our mark: Ray's are not our children."""
+    def find_survivors(self) -> list[psutil.Process]:
+        """Return the processes that carry our mark; Ray's processes are not our children."""
         found = []
         for process in psutil.process_iter():
             try:

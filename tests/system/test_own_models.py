@@ -1,4 +1,4 @@
-"""A model and a task of one's own: a file and a line in the project, or an installed package."""
+"""Own models and tasks: a file and a line in the project, or an installed package."""
 
 from __future__ import annotations
 
