@@ -40,14 +40,19 @@ class AsRNNConfig(TrivializationConfig):
     initial_only = TrivializationConfig.initial_only | {"a", "b"}
 
     name: Literal["asrnn"] = "asrnn"
-    a: float = Field(0.02, ge=-100, le=100, description="Least initial s, with d = |s| + ε")
-    b: float = Field(0.02, ge=-100, le=100, description="Largest initial s; a = b: all the same")
+    a: float = Field(0.02, ge=-100, le=100, description="Smallest initial s in d = |s| + ε")
+    b: float = Field(
+        0.02, ge=-100, le=100, description="Largest initial s; with a = b all entries are equal"
+    )
     eps: float = Field(0.01, ge=0, le=100, description="ε of d = |s| + ε")
     form: Literal["similarity", "direct"] = Field(
         "similarity",
-        description="One tanh recurrence in W_f h; or the paper's form, three products a step",
+        description="How a step is computed. `similarity`: one tanh recurrence of W_f h; "
+        "`direct`: as in the paper, with three products; both give the same network",
     )
-    constrain_hh: bool = Field(True, description="Whether W stays orthogonal, or only starts so")
+    constrain_hh: bool = Field(
+        True, description="Whether W stays orthogonal; if false, it is only orthogonal at the start"
+    )
     recurrent_init: InitialSkew = Field("cayley", description="Distribution of the initial A of W")
     encoder_init: Initial = Field("orthogonal", description="Initial U")
     readout_init: Initial = Field("kaiming_normal", description="Initial V")

@@ -70,7 +70,8 @@ class ModelConfig(BaseModel):
         None,
         ge=1,
         le=10**10,
-        description="Budget: the largest size whose count of free parameters does not exceed it",
+        description="Budget of free parameters; the largest n within it is taken. Or give "
+        "`hidden_size`",
     )
 
     def resolve(self, shapes: Shapes) -> Self:

@@ -71,11 +71,18 @@ class ConstructedCopyingConfig(ModelConfig):
     hidden_size: int | None = Field(
         None, ge=3, le=65_537, description="Number n = 2 d + 1: d rotating planes and a counter"
     )
-    parameters: None = Field(None, description="None: nothing is trained")
-    delay: int = Field(2_000, ge=1, le=1_000_000, description="Steps to wait, as the task's")
-    symbols: int = Field(10, ge=1, le=1_000, description="Symbols to recall, as the task's")
+    parameters: None = Field(None, description="Always null, because nothing is trained")
+    delay: int = Field(
+        2_000, ge=1, le=1_000_000, description="Steps to wait, the same as the task's `delay`"
+    )
+    symbols: int = Field(
+        10, ge=1, le=1_000, description="Symbols to recall, the same as the task's `symbols`"
+    )
     variant: Literal["exact", "positive"] = Field(
-        "exact", description="Whether every step is decoded, or the answers with more room"
+        "exact",
+        description="`exact`: every step is answered right if noise stays below 1/2; `positive`: "
+        "the recalled symbols stand more noise, but the delimiter is answered as a "
+        "symbol",
     )
 
     def resolve(self, shapes: Shapes) -> Self:
@@ -134,7 +141,7 @@ class ConstructedAddingConfig(ModelConfig):
 
     name: Literal["constructed_adding"] = "constructed_adding"
     hidden_size: Literal[1] = Field(1, description="Number n of hidden units")
-    parameters: None = Field(None, description="None: nothing is trained")
+    parameters: None = Field(None, description="Always null, because nothing is trained")
 
     def resolve(self, shapes: Shapes) -> Self:
         if (shapes.input_kind, shapes.input_size, shapes.output_size) != ("values", 2, 1):

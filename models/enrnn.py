@@ -49,29 +49,40 @@ class ENRNNConfig(NetworkConfig):
 
     name: Literal["enrnn"] = "enrnn"
     short_size: int | None = Field(
-        None, ge=0, le=65_536, description="Units s of the short state; n for no long state"
+        None,
+        ge=0,
+        le=65_536,
+        description="Number s of short units (s = n: there is no long state); or give "
+        "`short_fraction`",
     )
     short_fraction: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Share of n, in place of `short_size`; whole percents, s is even",
+        description="Short units as a share of n, in whole percent, with an even s; or give "
+        "`short_size`",
     )
-    coupled: bool = Field(True, description="Whether the short state feeds the long one")
+    coupled: bool = Field(True, description="Whether the short state enters the long state")
     negative_ones: int | None = Field(
-        None, ge=0, le=65_536, description="Diagonal entries of D that are -1"
+        None,
+        ge=0,
+        le=65_536,
+        description="Number of entries -1 on the diagonal of D; or give `negative_fraction`",
     )
     negative_fraction: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Share of the long state, in place of `negative_ones`; whole percents",
+        description="These entries as a share of the long state, in whole percent; or give "
+        "`negative_ones`",
     )
     eps: float = Field(0.0, ge=0, le=1, description="ε of W = T / (ρ(T) + ε)")
     activation: Literal["modrelu", "relu", "tanh"] = Field("modrelu", description="Nonlinearity")
     fallback: Fallback = Field(
         "constant_radius",
-        description="Where the largest eigenvalue is nearly multiple: ρ as a constant, or T",
+        description="What is done if the largest eigenvalue is nearly multiple, so that ρ has no "
+        "usable gradient. `constant_radius`: ρ counts as a constant; `unnormalised`: "
+        "T is not divided by ρ",
     )
     recurrent_init: InitialSkew = Field(
         "cayley", description="Distribution of the initial A of the long block"

@@ -23,17 +23,20 @@ class EUNNConfig(NetworkConfig):
 
     style: Literal["tunable", "fft"] = Field(
         "tunable",
-        description="Pairs that are rotated: neighbours, in `capacity` layers; or units ever "
-        "nearer, in log2 n layers",
+        description="Which units each layer rotates in pairs. `tunable`: neighbours, in "
+        "`capacity` layers; `fft`: units as in a fast Fourier transform, in log2 n "
+        "layers",
     )
     capacity: int | None = Field(
         None,
         ge=1,
         le=65_536,
-        description="Layers L of the tunable style, even and up to n; default: 2",
+        description="`tunable`: number L of layers, even and at most n; default: 2",
     )
     readout_bias_init: Literal["zeros", "hundredth", "fan_in_uniform", "truncated_normal"] = Field(
-        "hundredth", description="Initial c: 0, or 0.01 each, or as for V, with n columns"
+        "hundredth",
+        description="Initial c. `zeros`: 0; `hundredth`: 0.01 in each entry; `fan_in_uniform` and"
+        " `truncated_normal`: drawn as for V, with n columns",
     )
 
     def resolve(self, shapes: Shapes) -> Self:

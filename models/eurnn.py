@@ -31,7 +31,9 @@ class EURNNConfig(EUNNConfig):
     """What a search may vary."""
 
     name: Literal["eurnn"] = "eurnn"
-    complex: bool = Field(False, description="Whether states and W are complex; else real")
+    complex: bool = Field(
+        False, description="Whether states and W are complex; otherwise they are real"
+    )
 
     @property
     def encoder_rows(self) -> int:

@@ -29,11 +29,11 @@ class FullURNNConfig(ComplexConfig):
     name: Literal["full_urnn"] = "full_urnn"
     recurrent_init: Literal["restricted", "polar"] = Field(
         "restricted",
-        description="Initial W: a random one of the restricted uRNN, or the unitary factor of a "
-        "complex Gaussian matrix",
+        description="Initial W. `restricted`: a random W of the restricted uRNN; `polar`: the "
+        "unitary factor of a complex Gaussian matrix",
     )
     natgrad_rms: bool = Field(
-        False, description="Whether the gradient of W is scaled entry by entry, as in RMSprop"
+        False, description="Whether each entry of the gradient of W is scaled, as in RMSprop"
     )
 
     def free_parameters(self, shapes: Shapes) -> int:

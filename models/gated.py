@@ -21,7 +21,8 @@ class GatedConfig(NetworkConfig):
 
     recurrent_init: Literal["glorot_uniform", "glorot_normal"] = Field(
         "glorot_uniform",
-        description="Initial kernel [U, R]: scaled by the fans of all gates, or of each gate",
+        description="Initial [U, R]. `glorot_uniform`: uniform, scaled by the inputs and outputs "
+        "of all gates together; `glorot_normal`: normal, scaled by those of each gate",
     )
 
     @property

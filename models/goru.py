@@ -34,8 +34,9 @@ class GORUConfig(EUNNConfig):
     name: Literal["goru"] = "goru"
     style: Literal["tunable", "fft"] = Field(
         "fft",
-        description="Pairs that are rotated: neighbours, in `capacity` layers; or units ever "
-        "nearer, in log2 n layers",
+        description="Which units each layer rotates in pairs. `tunable`: neighbours, in "
+        "`capacity` layers; `fft`: units as in a fast Fourier transform, in log2 n "
+        "layers",
     )
 
     @property

@@ -32,7 +32,7 @@ class GRUConfig(GatedConfig):
     gates: ClassVar[int] = 3
 
     variant: Literal["pytorch", "cho"] = Field(
-        "pytorch", description="What the reset gate is applied to: R h, or h"
+        "pytorch", description="What the reset gate multiplies. `pytorch`: R h; `cho`: h"
     )
 
 

@@ -32,10 +32,11 @@ class LSTMConfig(GatedConfig):
     forget_bias: float = Field(1.0, ge=-100, le=100, description="Initial bias of the forget gate")
     peephole: Literal["none", "diagonal", "output_full"] = Field(
         "none",
-        description="Gates see the cell: not, unit by unit, or the output gate by a full matrix",
+        description="Which gates see the cell. `none`: no gate; `diagonal`: each gate, unit by "
+        "unit; `output_full`: the output gate, through a full matrix",
     )
     readout_from: Literal["state", "cell"] = Field(
-        "state", description="What is read out: h, or the cell c"
+        "state", description="What is read out. `state`: h; `cell`: the cell c"
     )
 
     def free_parameters(self, shapes: Shapes) -> int:

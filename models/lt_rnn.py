@@ -31,22 +31,35 @@ class LTRNNConfig(NetworkConfig):
 
     name: Literal["lt_rnn"] = "lt_rnn"
     recurrent_init: Literal["orthogonal", "identity"] = Field(
-        "orthogonal", description="Initial W: LT-ORNN, or LT-IRNN"
+        "orthogonal",
+        description="Initial W. `orthogonal`: random orthogonal (LT-ORNN); `identity`: the "
+        "identity (LT-IRNN)",
     )
-    pooling: bool = Field(False, description="Whether lengths of pairs of units are read out, too")
+    pooling: bool = Field(
+        False, description="Whether the lengths of pairs of units are also read out"
+    )
     activation_clip: float | None = Field(
-        None, gt=0, le=1e9, description="Longest state: one that is longer is scaled down to it"
+        None,
+        gt=0,
+        le=1e9,
+        description="Largest length of the state; a longer state is scaled down to it; default: "
+        "no limit",
     )
     orthogonality_penalty: float = Field(
-        0.0, ge=0, le=1e3, description="Step towards WᵀW = I after an update, in learning rates"
+        0.0,
+        ge=0,
+        le=1e3,
+        description="Size of a step towards WᵀW = I after each update, in learning rates",
     )
     orthogonality_vectors: int = Field(
-        50, ge=1, le=65_536, description="Random unit vectors in such a step"
+        50, ge=1, le=65_536, description="Random unit vectors from which such a step is computed"
     )
     scale_gradient: bool = Field(
-        False, description="Whether the gradient to the states is divided by the number of steps"
+        False,
+        description="Whether the gradient with respect to the states is divided by the number of "
+        "steps",
     )
-    readout_bias: bool = Field(False, description="Whether c is trained; else it is zero")
+    readout_bias: bool = Field(False, description="Whether c is trained; otherwise it is zero")
     encoder_init: Initial = Field("glorot_uniform", description="Initial U")
 
     @property

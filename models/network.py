@@ -36,7 +36,8 @@ class NetworkConfig(ModelConfig):
 
     encoder: Literal["direct", "embedding"] = Field(
         "direct",
-        description="Whether the input meets U directly or through an embedding of symbols",
+        description="`direct`: U multiplies the input; `embedding`: a symbol is looked up in an "
+        "embedding first, and U multiplies its vector",
     )
     embedding_size: int | None = Field(
         None, ge=1, le=65_536, description="Width e of the embedding; default: n"
@@ -45,7 +46,9 @@ class NetworkConfig(ModelConfig):
     encoder_init: Initial = Field("small_uniform", description="Initial U")
     readout_init: Initial = Field("glorot_uniform", description="Initial V")
     readout_bias_init: Literal["zeros", "hundredth", "fan_in_uniform", "truncated_normal"] = Field(
-        "zeros", description="Initial c: 0, or 0.01 each, or as for V, with n columns"
+        "zeros",
+        description="Initial c. `zeros`: 0; `hundredth`: 0.01 in each entry; `fan_in_uniform` and"
+        " `truncated_normal`: drawn as for V, with n columns",
     )
 
     def resolve(self, shapes: Shapes) -> Self:

@@ -29,15 +29,17 @@ class NNRNNConfig(NetworkConfig):
 
     name: Literal["nnrnn"] = "nnrnn"
     gamma_penalty: Literal["l2", "l1"] = Field(
-        "l2", description="Penalty of the radii: sum of (1 - γ)², or of |1 - γ|"
+        "l2", description="Penalty on the radii γ. `l2`: sum of (1 - γ)²; `l1`: sum of |1 - γ|"
     )
-    gamma_weight: float = Field(1e-4, ge=0, le=1e6, description="Factor δ of that penalty")
-    t_decay: float = Field(1e-6, ge=0, le=1, description="Coupled weight decay of T")
+    gamma_weight: float = Field(1e-4, ge=0, le=1e6, description="Factor δ of this penalty")
+    t_decay: float = Field(1e-6, ge=0, le=1, description="L2 penalty on T, added to the gradient")
     mask: Literal["block", "code"] = Field(
-        "block", description="Entries of T: below the 2x2 blocks, or below the diagonal"
+        "block",
+        description="Entries of T that are trained. `block`: those below the 2x2 blocks; `code`: "
+        "those below the diagonal, as in the authors' program",
     )
     recurrent_init: Literal["cayley", "henaff", "random", "identity"] = Field(
-        "henaff", description="Distribution of the initial logarithm of P; identity: zero"
+        "henaff", description="Distribution of the initial logarithm of P; `identity`: zero"
     )
     encoder_init: Initial = Field("glorot_normal", description="Initial U")
     readout_init: Initial = Field("glorot_normal", description="Initial V")

@@ -14,7 +14,9 @@ from eigensweep.models.network import NetworkConfig, require_at_most
 class ReflectedConfig(NetworkConfig):
     """What a search may vary on networks of reflections: n is at least their number."""
 
-    reflections: int = Field(16, ge=1, le=65_536, description="Reflections in W, up to n")
+    reflections: int = Field(
+        16, ge=1, le=65_536, description="Number of reflections in W, at most n"
+    )
     encoder_init: Initial = Field("glorot_uniform", description="Initial U")
 
     def resolve(self, shapes: Shapes) -> Self:

@@ -35,13 +35,17 @@ class ScoRNNConfig(NetworkConfig):
 
     name: Literal["scornn"] = "scornn"
     negative_ones: int | None = Field(
-        None, ge=0, le=65_536, description="Diagonal entries of D that are -1"
+        None,
+        ge=0,
+        le=65_536,
+        description="Number of entries -1 on the diagonal of D; or give `negative_fraction`",
     )
     negative_fraction: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Share of the state, in place of `negative_ones`; whole percents",
+        description="These entries as a share of the state, in whole percent; or give "
+        "`negative_ones`",
     )
     recurrent_init: InitialSkew = Field("cayley", description="Distribution of the initial A")
 

@@ -25,14 +25,15 @@ class SpectralRNNConfig(ReflectedConfig):
 
     name: Literal["spectral_rnn"] = "spectral_rnn"
     reflections: int = Field(
-        16, ge=1, le=65_536, description="Reflections in each of P and Q, up to n"
+        16, ge=1, le=65_536, description="Number of reflections in each of P and Q, at most n"
     )
     margin: float = Field(
         0.01, ge=0, lt=1, description="Singular values of W stay within 1 ± `margin`"
     )
     readout_init: Initial = Field("truncated_normal", description="Initial V")
     readout_bias_init: Literal["zeros", "fan_in_uniform", "truncated_normal"] = Field(
-        "truncated_normal", description="Initial c: as for V, with n columns"
+        "truncated_normal",
+        description="Initial c. `zeros`: 0; the others: drawn as for V, with n columns",
     )
 
     def free_parameters(self, shapes: Shapes) -> int:

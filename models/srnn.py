@@ -1,4 +1,4 @@
-"""sRNN: the simple recurrent network beside which Henaff et al. set their linear transition.
+"""sRNN: the simple recurrent network that Henaff et al. compare with their linear transition.
 
 Source: Henaff, Szlam & LeCun, "Recurrent Orthogonal Networks and Long-Memory Tasks", ICML 2016,
 section 2.
@@ -19,7 +19,7 @@ class SRNNConfig(FreeConfig):
 
     name: Literal["srnn"] = "srnn"
     activation: Literal["tanh", "relu"] = Field("tanh", description="Nonlinearity")
-    readout_bias: bool = Field(False, description="Whether c is trained; else it is zero")
+    readout_bias: bool = Field(False, description="Whether c is trained; otherwise it is zero")
 
     @property
     def trains_readout_bias(self) -> bool:

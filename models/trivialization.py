@@ -28,19 +28,25 @@ class TrivializationConfig(NetworkConfig):
     """What a search may vary where a matrix is trained as W = B φ(A)."""
 
     trivialization: Literal["static", "dynamic"] = Field(
-        "static", description="Whether the base B stays the identity or follows W"
+        "static",
+        description="Whether the base B moves. `static`: B stays the identity; `dynamic`: B is "
+        "moved to W from time to time",
     )
     parametrization: OrthogonalMap = Field(
-        "exp", description="φ: the exponential, or the Cayley map"
+        "exp", description="The map φ. `exp`: the matrix exponential; `cayley`: the Cayley map"
     )
     rebase_every: int | None = Field(
-        None, ge=1, le=10**9, description="Updates from one base to the next; default: 100"
+        None,
+        ge=1,
+        le=10**9,
+        description="`dynamic`: updates between two moves of the base; default: 100",
     )
     project_every: int | None = Field(
         None,
         ge=1,
         le=10**9,
-        description="Bases from one that is made exactly orthogonal to the next; default: 100",
+        description="`dynamic`: moves of the base after which it is made exactly orthogonal "
+        "again; default: 100",
     )
 
     def resolve(self, shapes: Shapes) -> Self:

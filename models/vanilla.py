@@ -1,4 +1,4 @@
-"""Networks without a constraint on W: what they share, and the plain one.
+"""tanh RNN: the plain network, without a constraint on W; and what similar networks share with it.
 
 Source: Elman, Cognitive Science 1990.
 """
