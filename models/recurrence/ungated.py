@@ -19,7 +19,7 @@ from eigensweep.models.recurrence import native_paired
 from eigensweep.models.recurrence.checks import check_each, check_input
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
 from eigensweep.models.recurrence.cuda import scan
-from eigensweep.models.recurrence.cuda.scan import CudaSteps
+from eigensweep.models.recurrence.cuda.scan import CudaPairedSteps, CudaSteps
 from eigensweep.models.recurrence.history import empty_history
 from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
 from eigensweep.models.recurrence.native import NativeSteps, is_available
@@ -92,27 +92,32 @@ class How:
     """Whether the states of all steps are kept for a backward pass."""
 
     def steps(self, parameters: Parameters) -> Steps:
-        of_pairs = self.activation in FORMS
-        compiled = native_paired.is_available if of_pairs else is_available
-        native = self.backend in (None, "native") and compiled(parameters.W)
-        if self.backend == "native" and not native:
+        """Return the steps of the backend asked for, by default the fastest that can run here.
+
+        Raises:
+            ValueError: if the backend asked for cannot run here.
+        """
+        W, activation = parameters.W, self.activation
+        of_pairs: type[PairedSteps] = PairedSteps
+        of_units: type[TorchSteps | NativeSteps] = TorchSteps
+        compiled = native_paired.is_available if activation in FORMS else is_available
+        if self.backend in (None, "native") and compiled(W):
+            of_pairs, of_units = native_paired.NativePairedSteps, NativeSteps
+        elif self.backend in (None, "cuda") and scan.is_available(W, activation):
+            of_pairs, of_units = CudaPairedSteps, CudaSteps
+        elif self.backend == "native":
             raise ValueError(
                 "the native recurrence needs float32 or float64 on a CPU and a C++ compiler; "
-                f"W is {parameters.W.dtype} on {parameters.W.device}"
+                f"W is {W.dtype} on {W.device}"
             )
-        if self.activation == "smoothed_modrelu" or self.activation == "shifted_modrelu":
-            kind = native_paired.NativePairedSteps if native else PairedSteps
-            return kind(parameters, self.activation)
-        if native:
-            return NativeSteps(parameters, self.activation)
-        cuda = self.backend in (None, "cuda") and scan.is_available(parameters.W)
-        if self.backend == "cuda" and not cuda:
+        elif self.backend == "cuda":
             raise ValueError(
                 f"the CUDA kernel needs float32, at most {scan.LARGEST} units, a GPU and "
-                f"cuda-bindings; W is {parameters.W.dtype} {tuple(parameters.W.shape[1:])} on "
-                f"{parameters.W.device}"
+                f"cuda-bindings; W is {W.dtype} {tuple(W.shape[1:])} on {W.device}"
             )
-        return (CudaSteps if cuda else TorchSteps)(parameters, self.activation)
+        if activation == "smoothed_modrelu" or activation == "shifted_modrelu":
+            return of_pairs(parameters, activation)
+        return of_units(parameters, activation)
 
     def chunks(self, length: int, state: Tensor) -> Iterator[tuple[int, int]]:
         """Yield (first step, steps) of each chunk, given the states of one step."""
