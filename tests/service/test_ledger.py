@@ -301,6 +301,15 @@ class TestRecordLedger:
         assert ledger.begin(0) == 1
         database.engine(postgresql_server.url).dispose()
 
+    @pytest.mark.parametrize("outcome", ["pruned", "diverged", "failed", "cancelled", "reused"])
+    def test_no_result_but_a_completed_one_is_found_again(self, record, spec, outcome):
+        ledger = claimed(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        ledger.finish(0, 1, outcome, RESULT)
+        assert ledger.finished("abc", 3, 1, 100) is None
+        assert ledger.shorter("abc", 3, 1, 200) is None
+
     def test_a_begin_whose_answer_was_lost_is_counted_once(self, record, spec, monkeypatch):
         ledger = dataclasses.replace(claimed(record, spec()), patience=PATIENCE)
         ledger.open(0, "scornn", {}, CONFIG, "abc")

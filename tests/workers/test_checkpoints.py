@@ -113,6 +113,13 @@ def test_what_was_never_committed_is_written_over(store):
     assert written == [5, 10, 15, 20, 25, 30, 40]
 
 
+def test_a_commit_writes_behind_the_last_committed_point_whatever_the_file_holds_there(store):
+    with open(store.root / KEY / "curve.jsonl", "a") as file:
+        file.write('{"step": 35, "metrics": {"train/lo')
+    store.commit(KEY, 1, 40, state(40), [point(35), point(40)])
+    assert [p.step for p in Store(store.root).points(KEY)] == list(range(5, 41, 5))
+
+
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint"])
 def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog, damage):
     (store.root / KEY / "step-000000030-3.pt").write_bytes(damage)
