@@ -21,7 +21,8 @@ import psutil
 import pytest
 from waiting import PATIENCE, wait_until
 
-PLUGINS = Path(__file__).parents[1] / "plugins"
+ROOT = Path(__file__).parents[2]
+PLUGINS = ROOT / "tests/plugins"
 
 
 def free_port() -> int:
@@ -46,7 +47,7 @@ class RunningService:
             "EIGENSWEEP_HOME": str(folder / "home"),
             "EIGENSWEEP_PORT": str(self.port),
             "EIGENSWEEP_MLFLOW_PORT": str(free_port()),
-            "PYTHONPATH": str(PLUGINS),
+            "PYTHONPATH": f"{ROOT}:{PLUGINS}",
             **{f"EIGENSWEEP_{k.upper()}": v for k, v in settings.items()},
         }
         self.command = [sys.executable, "-m", "eigensweep.service.process.serve"]
