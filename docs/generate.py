@@ -105,6 +105,8 @@ def document_settings() -> str:
         name, words = field.target.id, " ".join(ast.literal_eval(following.value).split())
         meaning, _, default = words.rstrip(".").partition("; None: ")
         value = Settings.model_fields[name].default
+        if Settings.model_fields[name].default_factory is not None:
+            default = "`eigensweep` in your data folder"
         if isinstance(value, str | int | float):
             default = f"`{value}`"
         rows.append((f"`EIGENSWEEP_{name.upper()}`", default or "", f"{meaning}."))

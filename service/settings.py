@@ -55,7 +55,8 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     """Address to listen on; any other than loopback needs a token."""
     port: int = Field(default=8642, ge=1, le=65535)
-    """Port of the API. The default gives way to the next free port; a port that is set does not."""
+    """Port of the API. If the default is taken, the next free one is used; a port that is set
+    must be free."""
     token: SecretStr | None = None
     """Bearer token that every request under /v1 must carry; None: none is asked for."""
     data_root: Folder | None = None
@@ -65,9 +66,9 @@ class Settings(BaseSettings):
     mlflow_uri: str | None = None
     """A running MLflow server; None: one is started beside the service."""
     mlflow_pages: str | None = None
-    """Where browsers find MLflow, if that is not `mlflow_uri`; links lead there."""
+    """Address of MLflow in links, for browsers; None: that of MLflow itself."""
     mlflow_port: int = Field(default=5000, ge=1, le=65535)
-    """Port of the MLflow server that is started here; gives way as `port` does."""
+    """Port of the MLflow server that is started here; the next free one is used as for `port`."""
     ray_address: str | None = None
     """A running Ray cluster; None: a Ray of our own on this machine."""
     cpus: int | None = Field(default=None, ge=1)
@@ -81,9 +82,9 @@ class Settings(BaseSettings):
     retries: int = Field(default=3, ge=0)
     """How often a trial whose process is lost is started again."""
     checkpoint_seconds: float = Field(default=10.0, gt=0)
-    """Longest time of training that a lost process costs."""
+    """Most seconds of training that a lost process costs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much the service says on its console."""
+    """The least severe messages that the service writes to its console."""
 
     @model_validator(mode="after")
     def _strangers_need_a_token(self) -> Settings:
