@@ -101,7 +101,10 @@ def _models(models: Mapping[str, type[ModelConfig]]) -> list[str]:
     lines = ["", "## Models", "", f"`model.name` is one of {_links('model', models)}."]
     lines += ["", "### Every model", "", *_table(ModelConfig)]
     lines += ["", "### Every network", ""]
-    lines += [f"Every model except {_and([f'`{name}`' for name in without])} has these fields too."]
+    lines += [
+        f"All models except {_and([f'`{name}`' for name in without])} have these fields too, "
+        "unless their section says otherwise."
+    ]
     own = [name for name in NetworkConfig.model_fields if name not in ModelConfig.model_fields]
     lines += ["", *HEAD, *(_row(NetworkConfig, name) for name in own)]
     for name, config in models.items():
