@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from eigensweep.models.recurrence.native import load_library
+from eigensweep.models.recurrence.native import ungated
+from eigensweep.models.recurrence.native.library import load_library
 
 LEAST_ROUNDS = 3
 """Rounds in which a variant takes part however long it takes."""
@@ -39,7 +40,7 @@ def settle() -> dict[str, Any]:
         "pinned_to": core,
         "threads": torch.get_num_threads(),
         "denormals_flushed": flushed,
-        "native_steps": load_library() is not None,
+        "native_steps": load_library(ungated.SOURCE) is not None,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "load": [round(load, 1) for load in os.getloadavg()],

@@ -15,10 +15,10 @@ from eigensweep.models.recurrence.checks import check_each, check_input
 from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
 from eigensweep.models.recurrence.gated_reference import NO_PEEPHOLE, Peephole
 from eigensweep.models.recurrence.gated_steps import ChoGRUSteps, GatedSteps, GRUSteps, LSTMSteps
-from eigensweep.models.recurrence.native_gated import NATIVE, is_available
+from eigensweep.models.recurrence.native.gated import NATIVE, SOURCE
+from eigensweep.models.recurrence.native.library import Backend, use_native
 
 Readout = Literal["all", "last"]
-Backend = Literal["torch", "native"]
 
 GRU_STEPS: dict[str, type[GatedSteps]] = {"pytorch": GRUSteps, "cho": ChoGRUSteps}
 
@@ -111,13 +111,7 @@ def _how(
     backend: Backend | None,
     seen: int = 0,
 ) -> GatedHow:
-    native = backend != "torch" and is_available(R)
-    if backend == "native" and not native:
-        raise ValueError(
-            "the native recurrence needs float32 or float64 on a CPU and a C++ compiler; "
-            f"R is {R.dtype} on {R.device}"
-        )
-    kind = NATIVE[steps] if native else steps
+    kind = NATIVE[steps] if use_native(SOURCE, backend, R=R) else steps
     return GatedHow(kind, seen, readout, chunk, keep=torch.is_grad_enabled())
 
 

@@ -243,6 +243,22 @@ class GRUSteps(GatedSteps):
         self.add_product(n, self.columns(G, 3), S[:, 0, :-1])
 
 
+class GORUSteps(GRUSteps):
+    """r, z, the candidate and W h are kept. Weights: R and modReLU's threshold."""
+
+    def squash(self, z: Tensor) -> None:
+        sign = z.sign()
+        z.abs_().add_(self.weights[1].unsqueeze(1)).relu_().mul_(sign)
+
+    def slope(self, candidate: Tensor) -> Tensor:
+        return (candidate != 0).to(candidate.dtype)
+
+    def add_weight_gradients(self, G: Tensor, S: Tensor, A: Tensor) -> None:
+        super().add_weight_gradients(G, S, A)
+        of_candidate = self.columns(G, 2) * self.columns(A, 2).sign()
+        self.sums[3].add_(of_candidate[..., : self.n].sum((1, 2)))
+
+
 class ChoGRUSteps(GatedSteps):
     """r, z and the candidate are kept: the reset gate is applied to h."""
 

@@ -15,14 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eigensweep.models.recurrence import native_paired
 from eigensweep.models.recurrence.checks import check_each, check_input
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
 from eigensweep.models.recurrence.cuda import scan
 from eigensweep.models.recurrence.cuda.scan import CudaPairedSteps, CudaSteps
 from eigensweep.models.recurrence.history import empty_history
 from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
-from eigensweep.models.recurrence.native import NativeSteps, is_available
+from eigensweep.models.recurrence.native import paired, ungated
+from eigensweep.models.recurrence.native.library import use_native
 from eigensweep.models.recurrence.paired import PairedSteps
 from eigensweep.models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
 
@@ -99,17 +99,12 @@ class How:
         """
         W, activation = parameters.W, self.activation
         of_pairs: type[PairedSteps] = PairedSteps
-        of_units: type[TorchSteps | NativeSteps] = TorchSteps
-        compiled = native_paired.is_available if activation in FORMS else is_available
-        if self.backend in (None, "native") and compiled(W):
-            of_pairs, of_units = native_paired.NativePairedSteps, NativeSteps
+        of_units: type[TorchSteps | ungated.NativeSteps] = TorchSteps
+        source = paired.SOURCE if activation in FORMS else ungated.SOURCE
+        if use_native(source, self.backend, W=W):
+            of_pairs, of_units = paired.NativePairedSteps, ungated.NativeSteps
         elif self.backend in (None, "cuda") and scan.is_available(W, activation):
             of_pairs, of_units = CudaPairedSteps, CudaSteps
-        elif self.backend == "native":
-            raise ValueError(
-                "the native recurrence needs float32 or float64 on a CPU and a C++ compiler; "
-                f"W is {W.dtype} on {W.device}"
-            )
         elif self.backend == "cuda":
             raise ValueError(
                 f"the CUDA kernel needs float32, at most {scan.LARGEST} units, a GPU and "

@@ -5,10 +5,12 @@ import torch
 
 from eigensweep.models.recurrence import complex as fast
 from eigensweep.models.recurrence import complex_reference as readable
-from eigensweep.models.recurrence import native_gated, native_paired
 from eigensweep.models.recurrence.complex import paired, paired_matrix
 from eigensweep.models.recurrence.goru import goru
 from eigensweep.models.recurrence.goru_reference import goru_states
+from eigensweep.models.recurrence.native import gated
+from eigensweep.models.recurrence.native import paired as pairs
+from eigensweep.models.recurrence.native.library import load_library
 
 SIZES = {  # τ, B, n, m, p
     "odd": (9, 5, 19, 4, 3),
@@ -23,8 +25,7 @@ CELLS = [*readable.FORMS, "goru"]
 
 @pytest.fixture(params=["torch", "native"])
 def backend(request):
-    libraries = [native_paired.SOURCES, native_gated.SOURCES]
-    if request.param == "native" and None in map(native_paired.load_library, libraries):
+    if request.param == "native" and None in map(load_library, (gated.SOURCE, pairs.SOURCE)):
         pytest.skip("no C++ compiler here")
     return request.param
 

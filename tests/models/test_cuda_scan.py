@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eigensweep.models.recurrence import native, reference
+from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.complex_reference import FORMS
 from eigensweep.models.recurrence.cuda import compiler, scan
 from eigensweep.models.recurrence.cuda.scan import (
@@ -22,6 +22,8 @@ from eigensweep.models.recurrence.cuda.scan import (
     choose_shape,
     count_blocks,
 )
+from eigensweep.models.recurrence.native import ungated
+from eigensweep.models.recurrence.native.library import load_library
 from eigensweep.models.recurrence.steps import ACTIVATIONS
 from eigensweep.models.recurrence.ungated import recur
 
@@ -74,7 +76,7 @@ class OnCpu:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    if native.load_library() is None:
+    if load_library(ungated.SOURCE) is None:
         pytest.skip("no C++ compiler here")
     return OnCpu(tmp_path_factory.mktemp("kernels"))
 

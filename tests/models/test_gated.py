@@ -1,16 +1,13 @@
 """The fast LSTM and GRU against the readable ones and PyTorch's own, on each backend."""
 
-import logging
-import os
-import shutil
-
 import pytest
 import torch
 from torch.nn.functional import linear
 
-from eigensweep.models.recurrence import native, native_gated
 from eigensweep.models.recurrence.gated import gru, lstm
 from eigensweep.models.recurrence.gated_reference import Peephole, gru_states, lstm_states
+from eigensweep.models.recurrence.native.gated import SOURCE
+from eigensweep.models.recurrence.native.library import load_library
 
 CELLS = {
     "lstm": ("lstm", "none", "state"),
@@ -37,7 +34,7 @@ SIZES = {  # τ, B, n, m, p
 
 @pytest.fixture(params=["torch", "native"])
 def backend(request):
-    if request.param == "native" and native.load_library(native_gated.SOURCES) is None:
+    if request.param == "native" and load_library(SOURCE) is None:
         pytest.skip("no C++ compiler here")
     return request.param
 
@@ -307,28 +304,3 @@ class TestBadInput:
         *parameters, h0, c0, input_forget, _ = leaves
         with pytest.raises(ValueError, match="given are peephole_input_forget"):
             lstm(x, *parameters, h0=h0, c0=c0, peephole=Peephole(input_forget))
-
-
-class TestCompiling:
-    def test_where_there_is_a_compiler_there_are_native_steps(self):
-        if not any(map(shutil.which, native.COMPILERS)):
-            pytest.skip("no C++ compiler here")
-        assert native_gated.is_available(torch.zeros(1))
-
-    def test_without_a_compiler_pytorch_takes_over_with_one_line_of_log(
-        self, tmp_path, monkeypatch, caplog
-    ):
-        monkeypatch.setenv("PATH", os.fspath(tmp_path))
-        monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
-        monkeypatch.delenv("CXX", raising=False)
-        cell = CELLS["lstm"]
-        x, leaves = draw(cell, SIZES["odd"])
-        native.load_library.cache_clear()
-        try:
-            with caplog.at_level(logging.WARNING):
-                actual = [fast(cell, x, leaves) for _ in range(2)]
-        finally:
-            native.load_library.cache_clear()
-        assert [record.name for record in caplog.records] == ["eigensweep.models.recurrence.native"]
-        assert "no C++ compiler" in caplog.text
-        close(actual[1], fast(cell, x, leaves, backend="torch"), 0)

@@ -1,17 +1,12 @@
 """The fast recurrence against the readable one, on each backend."""
 
-import ctypes
-import logging
-import multiprocessing
-import os
-import re
-
 import pytest
 import torch
 
-from eigensweep.models.recurrence import native, native_gated, native_paired, reference
+from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.history import empty_history
-from eigensweep.models.recurrence.native import NativeSteps
+from eigensweep.models.recurrence.native.library import load_library
+from eigensweep.models.recurrence.native.ungated import SOURCE, NativeSteps
 from eigensweep.models.recurrence.steps import ACTIVATIONS, Parameters, TorchSteps
 from eigensweep.models.recurrence.ungated import recur
 
@@ -27,7 +22,7 @@ SIZES = {  # τ, B, n, m, p
 
 @pytest.fixture(params=["torch", "native"])
 def backend(request):
-    if request.param == "native" and native.load_library() is None:
+    if request.param == "native" and load_library(SOURCE) is None:
         pytest.skip("no C++ compiler here")
     return request.param
 
@@ -248,51 +243,6 @@ class TestBadInput:
             leaves[position] = leaves[position].to("meta")
         with pytest.raises(ValueError, match=r"must be on the same device"):
             recur(x, *leaves[:5], h0=leaves[5], activation="tanh")
-
-
-class TestCompiling:
-    @pytest.mark.parametrize("module", [native, native_gated, native_paired])
-    def test_a_library_is_named_by_all_that_is_compiled_into_it(self, module):
-        seen, waiting = set(), [module.SOURCES[0]]
-        while waiting:
-            source = waiting.pop()
-            seen.add(source)
-            included = re.findall(r'#include "(.*)"', source.read_text())
-            waiting += [source.with_name(name) for name in included]
-        assert seen == set(module.SOURCES)
-
-    def test_four_processes_at_once_make_one_library_that_all_can_use(self, tmp_path):
-        if native.load_library() is None:
-            pytest.skip("no C++ compiler here")
-        folder = tmp_path / "new"
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["eigensweep.models.recurrence.native"])
-        running = [context.Process(target=native.compiled, args=(folder,)) for _ in range(4)]
-        for process in running:
-            process.start()
-        for process in running:
-            process.join()
-        assert [process.exitcode for process in running] == [0] * 4
-        (library,) = folder.glob("*.so")
-        assert ctypes.CDLL(str(library)).vector_bytes() >= 16
-        assert {path.suffix for path in folder.iterdir()} == {".so", ".lock"}
-
-    def test_without_a_compiler_pytorch_takes_over_with_one_line_of_log(
-        self, tmp_path, monkeypatch, caplog
-    ):
-        monkeypatch.setenv("PATH", os.fspath(tmp_path))
-        monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
-        monkeypatch.delenv("CXX", raising=False)
-        x, leaves = draw(SIZES["odd"])
-        native.load_library.cache_clear()
-        try:
-            with caplog.at_level(logging.WARNING):
-                actual = [recur(x, *leaves[:5], activation="tanh") for _ in range(2)]
-        finally:
-            native.load_library.cache_clear()
-        assert [r.name for r in caplog.records] == ["eigensweep.models.recurrence.native"]
-        assert "no C++ compiler" in caplog.text
-        close(actual[1], recur(x, *leaves[:5], activation="tanh", backend="torch"), 0)
 
 
 def test_a_history_is_reused_once_nobody_holds_it():

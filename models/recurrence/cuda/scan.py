@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eigensweep.models.recurrence.cache import cache_folder
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
 from eigensweep.models.recurrence.cuda.compiler import CompileError, cached_cubin
-from eigensweep.models.recurrence.native import cache_folder
 from eigensweep.models.recurrence.paired import PairedSteps
 from eigensweep.models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters, TorchSteps
 

@@ -1,4 +1,6 @@
-// Vectors, activations and products: what all compiled steps are made of.
+// Vectors, activations and products, for all compiled steps.
+
+#pragma once
 
 #include <algorithm>
 #include <cstdint>

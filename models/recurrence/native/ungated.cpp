@@ -11,7 +11,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "native_jobs.cpp"
+#include "jobs.h"
 
 namespace {
 

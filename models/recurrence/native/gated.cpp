@@ -7,9 +7,9 @@
 // effect on the units.
 // Never compile with -ffast-math: NaN and infinity must pass through.
 
-#include "native_gated_kernels.cpp"
-#include "native_gru.cpp"
-#include "native_lstm.cpp"
+#include "gated_kernels.h"
+#include "gru.h"
+#include "lstm.h"
 
 namespace {
 

@@ -1,9 +1,11 @@
-// What the gated steps of `native_gated.cpp`, which includes this file, share: the call and its
-// jobs, sigmoid and tanh, and products of some rows.
+// What all gated cells share: the arguments of a call and its jobs, sigmoid and tanh, and products
+// of some rows.
+
+#pragma once
 
 #include <vector>
 
-#include "native_jobs.cpp"
+#include "jobs.h"
 
 namespace {
 
@@ -16,7 +18,7 @@ template <class T> struct Call {
     T *S, *A, *G, *carry;
     const T *D, *R, *other, *b, *table;
     const int64_t* symbols;
-    int64_t lane_S, lane_A, lane_G, lane_D, lane_R, lane_other, lane_x, state;
+    int64_t lane_S, lane_A, lane_G, lane_D, lane_R, lane_other, lane_symbols, state;
     int64_t lanes, steps, batch, n, row, m, states, kept, met, back, seen, cell, threads;
 };
 
@@ -77,7 +79,7 @@ template <class T> struct Job {
     // U x_t of a row, given where the row is kept.
     const T* input(long t, long i, const T* kept) const {
         if (!call.symbols) return kept;
-        const int64_t symbol = call.symbols[lane * call.lane_x + at(t) + i];
+        const int64_t symbol = call.symbols[lane * call.lane_symbols + at(t) + i];
         return call.table + (lane * call.m + symbol) * call.met * call.row;
     }
 };

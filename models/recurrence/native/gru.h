@@ -1,4 +1,11 @@
-// The steps of GRU and GORU and their adjoint, for `native_gated.cpp`, which includes this file.
+// The steps of GRU and GORU and their adjoint.
+
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "gated_kernels.h"
 
 namespace {
 

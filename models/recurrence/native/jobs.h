@@ -1,11 +1,13 @@
-// How compiled steps share their work among threads; each of the three libraries includes this file.
+// How compiled steps share their work among threads.
+
+#pragma once
 
 #include <atomic>
 #include <system_error>
 #include <thread>
 #include <vector>
 
-#include "native_kernels.cpp"
+#include "kernels.h"
 
 namespace {
 

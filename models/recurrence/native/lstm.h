@@ -1,4 +1,10 @@
-// LSTM's steps and their adjoint, for `native_gated.cpp`, which includes this file.
+// The steps of the LSTM, with or without peepholes, and their adjoint.
+
+#pragma once
+
+#include <vector>
+
+#include "gated_kernels.h"
 
 namespace {
 

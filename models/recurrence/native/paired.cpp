@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "native_jobs.cpp"
+#include "jobs.h"
 
 namespace {
 
