@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from agreement import assert_close, assert_close_where_finite, spoil
 from torch.nn.functional import linear
 
 from eigensweep.models.recurrence.gated import gru, lstm
@@ -111,13 +112,6 @@ def outcome(function, cell, x, leaves, **options):
     return [*outputs, *gradients(outputs, inputs)]
 
 
-def close(actual, expected, tolerance=1e-12):
-    """Assert that tensors agree to a tolerance relative to the largest entry of each."""
-    for a, e in zip(actual, expected, strict=True):
-        scale = e.detach().abs().max().clamp(min=1.0).item()
-        torch.testing.assert_close(a, e, rtol=0, atol=tolerance * scale)
-
-
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 class TestEachCell:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -129,13 +123,13 @@ class TestEachCell:
             expected = outcome(readable, cell, x, leaves, readout=readout)
             for chunk in {"all": (None, 4), "last": (4,)}[readout]:
                 how = {"readout": readout, "chunk": chunk, "backend": backend}
-                close(outcome(fast, cell, x, leaves, **how), expected)
+                assert_close(outcome(fast, cell, x, leaves, **how), expected)
 
     def test_one_step_in_float32_agrees_from_any_state(self, backend, cell):
         x, leaves = draw(cell, (1, 13, 45, 6, 4), "values", torch.float32)
         single = fast(cell, x, leaves, backend=backend)
         double = readable(cell, x.double(), [leaf.double() for leaf in leaves])
-        close([t.double() for t in single], double, 5e-6)
+        assert_close([t.double() for t in single], double, 5e-6)
 
     def test_gradients_in_float32_agree_over_a_few_steps(self, backend, cell):
         x, leaves = draw(cell, (6, 13, 45, 6, 4), "values", torch.float32)
@@ -145,12 +139,22 @@ class TestEachCell:
         for actual, exact in zip(single, double, strict=True):
             assert (actual.double() - exact).abs().max() < 1e-5 * exact.abs().max()
 
+    @pytest.mark.parametrize("whole_row", [False, True], ids=["one entry", "a row"])
+    @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan], ids=str)
+    def test_a_bad_input_spoils_what_it_spoils_in_the_reference(
+        self, backend, cell, bad, whole_row
+    ):
+        x, leaves = draw(cell, SIZES["odd"], "values")
+        x = spoil(x, bad, whole_row)
+        actual = outcome(fast, cell, x, leaves, backend=backend)
+        assert_close_where_finite(actual, outcome(readable, cell, x, leaves))
+
     def test_large_arguments_of_the_gates_saturate_them(self, backend, cell):
         for dtype in (torch.float32, torch.float64):
             x, leaves = draw(cell, (4, 3, 9, 2, 2), "values", dtype)
             leaves = [leaf.detach() for leaf in leaves]
             leaves[0] *= 1e4
-            close(fast(cell, x, leaves, backend=backend), readable(cell, x, leaves), 1e-5)
+            assert_close(fast(cell, x, leaves, backend=backend), readable(cell, x, leaves), 1e-5)
 
     def test_no_input_need_be_contiguous(self, backend, cell):
         x, leaves = draw(cell, SIZES["odd"], "values")
@@ -159,7 +163,7 @@ class TestEachCell:
         x, *leaves = (t.mT.contiguous().mT if t.dim() > 1 else t for t in strided)
         assert not any(t.is_contiguous() for t in (x, *leaves[:2]))
         leaves = [t.requires_grad_() for t in leaves]
-        close(outcome(fast, cell, x, leaves, backend=backend), expected)
+        assert_close(outcome(fast, cell, x, leaves, backend=backend), expected)
 
     def test_finite_differences_give_the_same_gradients(self, backend, cell):
         x, leaves = draw(cell, (3, 2, 2, 1, 1), "values")
@@ -173,7 +177,7 @@ class TestEachCell:
         x, leaves = draw(cell, SIZES["odd"])
         kept = fast(cell, x, leaves, backend=backend, chunk=2)
         with torch.no_grad():
-            close(fast(cell, x, leaves, backend=backend, chunk=2), kept, 1e-14)
+            assert_close(fast(cell, x, leaves, backend=backend, chunk=2), kept, 1e-14)
 
     def test_two_halves_of_a_sequence_give_what_the_whole_gives(self, backend, cell):
         x, leaves = draw(cell, SIZES["odd"])
@@ -181,9 +185,9 @@ class TestEachCell:
         later = [*leaves[:5], *first[1:], *leaves[5 + len(first[1:]) :]]
         second = fast(cell, x[4:], later, backend=backend)
         whole = fast(cell, x, leaves, backend=backend)
-        close([torch.cat([first[0], second[0]]), *second[1:]], whole, 1e-14)
+        assert_close([torch.cat([first[0], second[0]]), *second[1:]], whole, 1e-14)
         joined = [torch.cat([first[0], second[0]]), *second[1:]]
-        close(gradients(joined, leaves), gradients(whole, leaves))
+        assert_close(gradients(joined, leaves), gradients(whole, leaves))
 
     def test_a_nan_or_infinity_is_not_lost(self, backend, cell):
         x, leaves = draw(cell, (3, 2, 5, 2, 2), "values")
@@ -200,7 +204,7 @@ class TestEachCell:
         threads = torch.get_num_threads()
         torch.set_num_threads(threads + 2)
         try:
-            close(outcome(fast, cell, x, leaves, backend=backend), alone)
+            assert_close(outcome(fast, cell, x, leaves, backend=backend), alone)
         finally:
             torch.set_num_threads(threads)
 
@@ -229,9 +233,9 @@ class TestLanes:
         stacked = torch.vmap(lane, in_dims=dims)(x, *leaves)
         alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
         expected = [torch.stack(pair) for pair in zip(*alone, strict=True)]
-        close(stacked, expected)
+        assert_close(stacked, expected)
         wanted = [t for t in (x, *leaves) if t.requires_grad]
-        close(gradients(stacked, wanted), gradients(expected, wanted))
+        assert_close(gradients(stacked, wanted), gradients(expected, wanted))
 
     def test_gradients_inside_a_map_are_those_of_each_lane(self, backend, cell, inputs, shared):
         x, leaves = draw(cell, SIZES["odd"], inputs, lanes=(2,))
@@ -244,7 +248,7 @@ class TestLanes:
         stacked = torch.vmap(torch.func.grad(loss), in_dims=dims)(leaves, x)
         for i in range(2):
             own = tuple(leaf[i] for leaf in leaves)
-            close([t[i] for t in stacked], torch.func.grad(loss)(own, x if shared else x[i]))
+            assert_close([t[i] for t in stacked], torch.func.grad(loss)(own, x if shared else x[i]))
 
 
 class TestAgainstPyTorch:
@@ -272,8 +276,8 @@ class TestAgainstPyTorch:
         module = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[kind](m, n).double()
         expected = self.outputs_of(module, x, rows, leaves)
         actual = fast(cell, x, leaves, backend=backend)
-        close(actual, expected)
-        close(gradients(actual, leaves), gradients(expected, leaves))
+        assert_close(actual, expected)
+        assert_close(gradients(actual, leaves), gradients(expected, leaves))
 
 
 class TestBadInput:

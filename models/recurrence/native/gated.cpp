@@ -3,8 +3,9 @@
 // A job owns some rows of one lane's batch and runs all time steps for them, so jobs never wait for
 // one another. Forward, R^T comes packed panel by panel of hidden units, in each the panels of all
 // gates one after the other: all gates of some units are known together. Backward, R comes in
-// panels of its n columns. Rows are padded to whole vectors; what stands in the padding has no
-// effect on the units.
+// panels of its n columns.
+// Rows are padded to whole vectors. The padding of S and A may hold anything, NaN included. The
+// padding of G is zero: products over G run over whole rows, and 0 times NaN would reach the units.
 // Never compile with -ffast-math: NaN and infinity must pass through.
 
 #include "gated_kernels.h"

@@ -38,7 +38,7 @@ template <class T> struct Exponential {
 #pragma GCC unroll 16
         for (int i = terms - 1; i > 0; --i) more = more * r + T(1 / factorial(i));
         more *= r;
-        scale = (V)((((typename Vector<T>::I)shifted) + F::bias) << F::mantissa);
+        scale = (V)((((typename Vector<T>::Ints)shifted) + F::bias) << F::mantissa);
     }
 };
 

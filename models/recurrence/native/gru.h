@@ -88,13 +88,15 @@ template <class T, int CELL> void gru_backward(const Call<T>& call) {
                     auto candidate = by_h * (1 - z);
                     if constexpr (CELL == GORU) candidate = ModReLU<T>::to_z(candidate, made, 0);
                     else candidate *= 1 - made * made;
-                    X::store(to + row + j, by_h * (X::load(h + i * row + j) - made) * z * (1 - z));
-                    X::store(to + 2 * row + j, candidate);
+                    const auto by_z = by_h * (X::load(h + i * row + j) - made) * z * (1 - z);
+                    X::store(to + row + j, X::without_padding(by_z, n - j));
+                    X::store(to + 2 * row + j, X::without_padding(candidate, n - j));
                     X::store(dh + i * row + j, by_h * z);
                     if constexpr (!CHO) {
                         const auto r = X::load(a + j), product = X::load(a + 3 * row + j);
-                        X::store(to + j, candidate * product * r * (1 - r));
-                        X::store(to + 3 * row + j, candidate * r);
+                        const auto by_r = candidate * product * r * (1 - r);
+                        X::store(to + j, X::without_padding(by_r, n - j));
+                        X::store(to + 3 * row + j, X::without_padding(candidate * r, n - j));
                     }
                 }
             }
@@ -103,7 +105,8 @@ template <class T, int CELL> void gru_backward(const Call<T>& call) {
                         [&](long i, long j, auto sum) {
                             const auto r = X::load(kept + i * width + j);
                             const auto before = X::load(h + i * row + j);
-                            X::store(g + i * width + j, sum * before * r * (1 - r));
+                            const auto by_r = sum * before * r * (1 - r);
+                            X::store(g + i * width + j, X::without_padding(by_r, n - j));
                             T* to = dh + i * row + j;
                             X::store(to, X::load(to) + sum * r);
                         });

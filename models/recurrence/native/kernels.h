@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -47,7 +48,7 @@ template <class V> inline V in_register(V v) {
 
 template <class T> struct Vector {
     typedef T V __attribute__((vector_size(BYTES)));
-    typedef typename Format<T>::Int I __attribute__((vector_size(BYTES)));
+    typedef typename Format<T>::Int Ints __attribute__((vector_size(BYTES)));
     static constexpr long N = BYTES / sizeof(T);
 
     static V load(const T* p) {
@@ -56,6 +57,15 @@ template <class T> struct Vector {
         return v;
     }
     static void store(T* p, V v) { std::memcpy(p, &v, BYTES); }
+
+    // v, whose first `units` entries belong to units, with zeros in the padding after them.
+    static V without_padding(V v, long units) {
+        return units < N ? cut(v, units, std::make_integer_sequence<int, N>()) : v;
+    }
+    template <int... I> static V cut(V v, long units, std::integer_sequence<int, I...>) {
+        const Ints place = {I...};
+        return place < static_cast<typename Format<T>::Int>(units) ? v : V{};
+    }
 
     static V tanh(V z) {  // (e - 1) / (e + 1) with e = exp(2|z|), through exp(y) - 1 near zero
         using F = Format<T>;
@@ -66,7 +76,7 @@ template <class T> struct Vector {
         V r = y - k * F::ln2_high - k * F::ln2_low, sum = {};
 #pragma GCC unroll 16
         for (int i = F::terms; i > 0; --i) sum = (sum + T(1 / factorial(i))) * r;
-        I power = (((I)shifted) + F::bias) << F::mantissa;
+        Ints power = (((Ints)shifted) + F::bias) << F::mantissa;
         V scale = (V)power, less = scale * sum + (scale - 1);
         V value = less / (less + 2);
         return z < 0 ? -value : value;

@@ -128,10 +128,10 @@ def _run_compiler(
         )
         if run.returncode == 0:
             return
-        logger.info("compiler refused options=%s error=%s", " ".join(tuning), run.stderr[:200])
+        message = " ".join(run.stderr.split())[:400]  # one line, as the log wants it
+        logger.info("compiler refused options=%s message=%s", " ".join(tuning), message)
     raise CompilationError(
-        f"{compiler} could not compile {source.name} (exit status {run.returncode}): "
-        f"{run.stderr.strip()[:500]}"
+        f"{compiler} could not compile {source.name} (exit status {run.returncode}): {message}"
     )
 
 

@@ -85,8 +85,8 @@ template <class T, int CELL> void lstm_backward(const Call<T>& call) {
                     for (long j = 0; j < n; j += N) {
                         const auto o = X::load(kept + i * width + 2 * row + j);
                         const auto to_h = X::load(dh + i * row + j) + X::load(reached(0, i) + j);
-                        X::store(g + i * width + 2 * row + j,
-                                 to_h * tanh<T>(X::load(c_new + i * row + j)) * o * (1 - o));
+                        const auto zo = to_h * tanh<T>(X::load(c_new + i * row + j)) * o * (1 - o);
+                        X::store(g + i * width + 2 * row + j, X::without_padding(zo, n - j));
                     }
                 each<T>(job.rows, n, {g + 2 * row, width, row}, nothing<T>(), seen,
                         [&](long i, long j, auto sum) { X::store(more + i * row + j, sum); });
@@ -107,10 +107,11 @@ template <class T, int CELL> void lstm_backward(const Call<T>& call) {
                         by_c += X::load(seen + 2 * row + j) * zo;
                     const auto zi = by_c * made * in * (1 - in);
                     const auto zf = by_c * X::load(c + i * row + j) * forget * (1 - forget);
-                    X::store(to + j, zi);
-                    X::store(to + row + j, zf);
-                    X::store(to + 2 * row + j, zo);
-                    X::store(to + 3 * row + j, by_c * in * (1 - made * made));
+                    const auto zg = by_c * in * (1 - made * made);
+                    X::store(to + j, X::without_padding(zi, n - j));
+                    X::store(to + row + j, X::without_padding(zf, n - j));
+                    X::store(to + 2 * row + j, X::without_padding(zo, n - j));
+                    X::store(to + 3 * row + j, X::without_padding(zg, n - j));
                     by_c *= forget;
                     if constexpr (CELL == LSTM_DIAGONAL)
                         by_c += X::load(seen + j) * zi + X::load(seen + row + j) * zf;
