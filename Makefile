@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help setup run serve test test-slow lint fmt bench
+.PHONY: help setup run serve test test-slow lint fmt bench gpu
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,3 +51,7 @@ bench: setup  ## measure the overhead, training steps and the drawing of batches
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.models --models exprnn scornn enrnn asrnn --plot .bench/cost
 	$(BIN)/python -m bench.drawing
+
+# Without `setup`: a machine with a GPU has its own torch, and needs neither Ray nor a network.
+gpu:  ## run the GPU tests and measurements, with the PyTorch of PYTHON
+	$(PYTHON) -m bench.gpu
