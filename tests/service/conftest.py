@@ -114,7 +114,7 @@ def client(settings: Settings, record: Record, dispatcher: Dispatcher) -> Iterat
 def spec() -> Callable[..., dict[str, Any]]:
     """Return a spec with fields replaced by dotted path: `spec(**{"task.delay": 9})`."""
 
-    def changed(**changes: Any) -> dict[str, Any]:
+    def change_spec(**changes: Any) -> dict[str, Any]:
         content = copy.deepcopy(SPEC)
         for path, value in changes.items():
             *sections, field = path.split("/")
@@ -124,7 +124,7 @@ def spec() -> Callable[..., dict[str, Any]]:
             inner[field] = value
         return content
 
-    return changed
+    return change_spec
 
 
 class PostgresqlServer:

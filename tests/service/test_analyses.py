@@ -66,7 +66,7 @@ def post(client: TestClient, **request: Any) -> Any:
     return client.post("/v1/analyses", json=request)
 
 
-def told(answer: Any) -> str:
+def read_refusal(answer: Any) -> str:
     """Return what a refusal says, path and words."""
     problem = answer.json()
     return " ".join(
@@ -101,8 +101,8 @@ def runner(analyses: Analyses, settings: Settings) -> AnalysisRunner:
 
 
 @pytest.fixture
-def finished(client, record, settings, spec) -> Callable[..., str]:
-    """Return a function that posts an experiment with one trial, ended as told, and its store."""
+def make_finished(client, record, settings, spec) -> Callable[..., str]:
+    """Return a function that posts an experiment with one ended trial, and its store."""
 
     def make(
         state: str = "completed", ended: bool = True, stored: bool = True, **changes: Any
@@ -132,34 +132,36 @@ class TestRefusals:
         for request, status, words in REFUSED:
             answer = client.post("/v1/analyses", json=request)
             assert answer.status_code == status, answer.text
-            assert words in told(answer)
+            assert words in read_refusal(answer)
         assert client.get("/v1/analyses").json()["items"] == []
 
     @pytest.mark.parametrize("state", ["running", "failed"])
-    def test_a_trial_that_is_not_over_or_left_nothing_is_refused(self, client, finished, state):
-        id = finished(state, ended=False, stored=state == "running")
+    def test_a_trial_that_is_not_over_or_left_nothing_is_refused(
+        self, client, make_finished, state
+    ):
+        id = make_finished(state, ended=False, stored=state == "running")
         answer = post(client, name="spectra", experiment=id, trial=0)
         assert answer.status_code == 409
-        assert f"trial 0 of {id} is {state}" in told(answer)
+        assert f"trial 0 of {id} is {state}" in read_refusal(answer)
 
-    def test_a_trial_that_was_never_opened_is_not_found(self, client, finished):
-        answer = post(client, name="spectra", experiment=finished(), trial=7)
-        assert (answer.status_code, "has no trial 7" in told(answer)) == (404, True)
+    def test_a_trial_that_was_never_opened_is_not_found(self, client, make_finished):
+        answer = post(client, name="spectra", experiment=make_finished(), trial=7)
+        assert (answer.status_code, "has no trial 7" in read_refusal(answer)) == (404, True)
 
-    def test_an_experiment_that_is_not_over_is_refused(self, client, finished):
-        answer = post(client, name="size_study", experiment=finished(ended=False))
-        assert (answer.status_code, "is running" in told(answer)) == (409, True)
+    def test_an_experiment_that_is_not_over_is_refused(self, client, make_finished):
+        answer = post(client, name="size_study", experiment=make_finished(ended=False))
+        assert (answer.status_code, "is running" in read_refusal(answer)) == (409, True)
 
-    def test_a_model_without_what_is_needed_is_refused(self, client, finished):
-        id = finished(model={"name": "lstm", "hidden_size": 3})
+    def test_a_model_without_what_is_needed_is_refused(self, client, make_finished):
+        id = make_finished(model={"name": "lstm", "hidden_size": 3})
         answer = post(client, name="spectra", experiment=id, trial=0)
         assert answer.status_code == 422
-        assert "lstm has no single square matrix" in told(answer)
+        assert "lstm has no single square matrix" in read_refusal(answer)
 
-    def test_a_replicate_the_trial_has_not_is_refused(self, client, finished):
-        request = {"name": "hidden_states", "experiment": finished(), "trial": 0}
+    def test_a_replicate_the_trial_has_not_is_refused(self, client, make_finished):
+        request = {"name": "hidden_states", "experiment": make_finished(), "trial": 0}
         answer = post(client, **request, options={"replicate": 2})
-        assert (answer.status_code, "has 1 replicate" in told(answer)) == (422, True)
+        assert (answer.status_code, "has 1 replicate" in read_refusal(answer)) == (422, True)
 
 
 class TestQueue:
@@ -235,7 +237,7 @@ class TestQueue:
         analyses.folder.parent.mkdir(exist_ok=True)
         analyses.folder.write_text("a file in its place")
         answer = client.post("/v1/analyses", json=SMALL)
-        assert (answer.status_code, "cannot make" in told(answer)) == (503, True)
+        assert (answer.status_code, "cannot make" in read_refusal(answer)) == (503, True)
         assert client.get("/v1/analyses").json()["items"] == []
 
     def test_one_whose_folder_was_removed_fails_and_the_queue_goes_on(
@@ -255,7 +257,7 @@ class TestQueue:
         monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
         runner.tick()
         answer = client.get(f"/v1/analyses/{id}/files/result.json")
-        assert (answer.status_code, "were removed" in told(answer)) == (404, True)
+        assert (answer.status_code, "were removed" in read_refusal(answer)) == (404, True)
         again = client.post("/v1/analyses", json=SMALL)
         assert (again.status_code, again.json()["state"]) == (201, "queued")
 
@@ -281,8 +283,8 @@ class TestQueue:
         assert of(known).id == of(trial).id
         assert of(trial.model_copy(update={"number": 1})).id != of(trial).id
 
-    def test_a_list_is_filtered_and_paged(self, client, finished, analyses, monkeypatch):
-        of = finished()
+    def test_a_list_is_filtered_and_paged(self, client, make_finished, analyses, monkeypatch):
+        of = make_finished()
         ids = [
             client.post("/v1/analyses", json={**SMALL, "options": {"size": n}}).json()["id"]
             for n in (5, 6, 7)
@@ -304,9 +306,9 @@ class TestQueue:
 
 class TestFiles:
     def test_a_real_analysis_of_a_trial_serves_its_numbers_and_pictures(
-        self, client, finished, runner
+        self, client, make_finished, runner
     ):
-        request = {"name": "hidden_states", "experiment": finished(), "trial": 0}
+        request = {"name": "hidden_states", "experiment": make_finished(), "trial": 0}
         here = post(client, **request, options={"weights": "initial"}).json()["links"]["self"]
         assert client.get(f"{here}/files/result.json").status_code == 404
 

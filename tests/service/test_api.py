@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1
 PLACE = Place(node="here", pid=7, device="cpu")
 
 
-def started(client: TestClient, record: Any, body: Any) -> RecordLedger:
+def post_and_claim(client: TestClient, record: Any, body: Any) -> RecordLedger:
     """Post an experiment and return the ledger of its first driver."""
     id = client.post("/v1/experiments", json=body).json()["id"]
     claim = record.claim(id)
@@ -201,10 +201,10 @@ class TestRefusals:
         assert "no such table: experiments" in check["detail"]
 
     def test_a_bug_is_told_without_its_secrets(self, client, record, monkeypatch, caplog):
-        def broken(**_: Any) -> None:
+        def fail(**_: Any) -> None:
             raise ZeroDivisionError("secret")
 
-        monkeypatch.setattr(record, "experiments", broken)
+        monkeypatch.setattr(record, "experiments", fail)
         answer = client.get("/v1/experiments")
         assert answer.status_code == 500
         assert "secret" not in answer.text
@@ -240,7 +240,7 @@ class TestReading:
     ):
         app = create_app(settings, record, dispatcher, mlflow_uri="http://127.0.0.1:5000")
         client = TestClient(app)
-        ledger = started(client, record, spec())
+        ledger = post_and_claim(client, record, spec())
         ledger.set_run(None, "parent")
         for number, value in enumerate((0.5, 0.3)):
             ledger.open(number, "scornn", {"optimizer.lr": value}, CONFIG, f"h{number}")
@@ -355,14 +355,14 @@ class TestCancel:
         assert client.post(here).status_code == 202
 
     def test_the_driver_of_a_running_one_is_asked_to_stop(self, client, record, spec):
-        ledger = started(client, record, spec())
+        ledger = post_and_claim(client, record, spec())
         answer = client.post(f"/v1/experiments/{ledger.experiment_id}/cancel")
         assert answer.json()["state"] == "running"
         assert answer.json()["cancel_requested"]
         assert ledger.intent() == "cancel"
 
     def test_what_is_over_cannot_be_cancelled(self, client, record, spec):
-        ledger = started(client, record, spec())
+        ledger = post_and_claim(client, record, spec())
         ledger.end("completed")
         answer = client.post(f"/v1/experiments/{ledger.experiment_id}/cancel")
         assert answer.status_code == 409
@@ -370,27 +370,29 @@ class TestCancel:
 
 class TestAccess:
     @pytest.fixture
-    def guarded(self, settings, record, dispatcher) -> TestClient:
+    def guarded_client(self, settings, record, dispatcher) -> TestClient:
         token = settings.model_copy(update={"token": SecretStr("secret")})
         return TestClient(create_app(token, record, dispatcher))
 
     @pytest.mark.parametrize("header", [None, "Bearer wrong", "secret", "Basic secret"])
-    def test_without_the_token_nothing_is_told(self, guarded, spec, header):
+    def test_without_the_token_nothing_is_told(self, guarded_client, spec, header):
         headers = {"Authorization": header} if header else {}
         for method, path in (
             ("GET", "/v1/experiments"),
             ("POST", "/v1/experiments"),
             ("GET", "/v1/x"),
         ):
-            answer = guarded.request(method, path, headers=headers)
+            answer = guarded_client.request(method, path, headers=headers)
             assert answer.status_code == 401
             assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert answer.headers["Content-Type"] == "application/problem+json"
 
-    def test_with_the_token_everything_is(self, guarded, spec):
+    def test_with_the_token_everything_is(self, guarded_client, spec):
         headers = {"Authorization": "Bearer secret"}
-        assert guarded.post("/v1/experiments", json=spec(), headers=headers).status_code == 201
-        assert guarded.get("/healthz").status_code == 200
+        assert (
+            guarded_client.post("/v1/experiments", json=spec(), headers=headers).status_code == 201
+        )
+        assert guarded_client.get("/healthz").status_code == 200
 
     def test_a_page_of_another_site_cannot_reach_a_service_without_token(self, client):
         answer = client.get("/v1/experiments", headers={"Host": "evil.example:8642"})

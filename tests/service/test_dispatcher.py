@@ -18,10 +18,10 @@ from eigensweep.service.record.record import Record
 def post(record: Record, spec: Any) -> Any:
     """Return a function that queues an experiment and gives its id."""
 
-    def posted(**changes: Any) -> str:
+    def post_spec(**changes: Any) -> str:
         return record.add(ExperimentSpec.model_validate(spec(**changes)))[0].id
 
-    return posted
+    return post_spec
 
 
 def ids(launcher: Any) -> list[str]:

@@ -21,7 +21,7 @@ def ledger(client: TestClient, record: Any, spec: Any) -> RecordLedger:
     return RecordLedger(record.url, id, claim.generation)
 
 
-def received(client: TestClient, id: str, **headers: str) -> list[dict[str, str]]:
+def receive(client: TestClient, id: str, **headers: str) -> list[dict[str, str]]:
     """Return the events of a stream that ends."""
     text = client.get(f"/v1/experiments/{id}/events", headers=headers).text
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
@@ -49,7 +49,7 @@ class TestEvents:
         ledger.report(0, attempt, 50, {"loss": 0.5}, None)
         ledger.finish(0, attempt, "completed", Result(value=0.4, step=100))
         ledger.end("completed")
-        events = received(client, ledger.experiment_id)
+        events = receive(client, ledger.experiment_id)
         assert [event["event"] for event in events] == [
             "experiment.queued",
             "experiment.started",
@@ -64,14 +64,14 @@ class TestEvents:
 
     def test_it_resumes_after_the_last_event_that_was_seen(self, client, ledger):
         ledger.end("completed")
-        events = received(client, ledger.experiment_id)
-        rest = received(client, ledger.experiment_id, **{"Last-Event-ID": events[0]["id"]})
+        events = receive(client, ledger.experiment_id)
+        rest = receive(client, ledger.experiment_id, **{"Last-Event-ID": events[0]["id"]})
         assert rest == events[1:]
-        assert received(client, ledger.experiment_id, **{"Last-Event-ID": events[-1]["id"]}) == []
+        assert receive(client, ledger.experiment_id, **{"Last-Event-ID": events[-1]["id"]}) == []
 
     def test_what_happens_while_it_is_open_comes_too(self, client, record, ledger, monkeypatch):
         after_first_look(record, monkeypatch, lambda: ledger.end("cancelled"))
-        events = received(client, ledger.experiment_id)
+        events = receive(client, ledger.experiment_id)
         kinds = [event["event"] for event in events]
         assert kinds == ["experiment.queued", "experiment.started", "experiment.cancelled"]
 
@@ -79,7 +79,7 @@ class TestEvents:
         app = create_app(settings, record, dispatcher)
         after_first_look(record, monkeypatch, app.state.service.tailer.closing.set)
         with TestClient(app) as client:
-            events = received(client, ledger.experiment_id)
+            events = receive(client, ledger.experiment_id)
         assert [event["event"] for event in events] == ["experiment.queued", "experiment.started"]
 
     def test_one_who_comes_back_with_nonsense_is_told(self, client, ledger):

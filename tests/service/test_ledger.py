@@ -33,7 +33,7 @@ RESULT = Result(outcome="completed", value=0.25, step=100, best_step=90)
 PLACE = Place(node="here", pid=7, device="cpu")
 
 
-def claimed(record: Record, spec: dict[str, Any]) -> RecordLedger:
+def post_and_claim(record: Record, spec: dict[str, Any]) -> RecordLedger:
     """Post an experiment and return the ledger of its first driver."""
     experiment, _ = record.add(ExperimentSpec.model_validate(spec))
     claim = record.claim(experiment.id)
@@ -65,7 +65,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, spec: Any) -> Subjec
     if request.param == "file":
         return Subject(FileLedger(tmp_path / "ledger.json"))
     url = request.getfixturevalue("url" if request.param == "sqlite" else "postgresql_url")
-    return Subject(claimed(Record(url), spec()))
+    return Subject(post_and_claim(Record(url), spec()))
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ class TestEveryLedger:
 
 class TestRecordLedger:
     def test_the_end_of_an_experiment_is_told_once(self, record, spec):
-        ledger = claimed(record, spec())
+        ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         ledger.end("cancelled")
@@ -216,7 +216,7 @@ class TestRecordLedger:
         assert kinds[-2:] == ["trial.cancelled", "experiment.cancelled"]
 
     def test_a_result_is_stored_under_the_names_that_it_was_always_stored_under(self, record, spec):
-        ledger = claimed(record, spec())
+        ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         one = ReplicateResult(seed=3, outcome="completed", value=0.25, best_step=90, step=100)
@@ -242,7 +242,7 @@ class TestRecordLedger:
         }
 
     def test_a_result_from_before_there_were_younger_keys_is_read(self, record, spec):
-        ledger = claimed(record, spec())
+        ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.finish(0, ledger.begin(0), "completed", RESULT)
         old = {"outcome": "completed", "value": 0.25, "step": 100, "best_step": 90}
@@ -254,7 +254,7 @@ class TestRecordLedger:
         assert ledger.load()[0].result == RESULT
 
     def test_writers_in_parallel_lose_nothing(self, each_url, spec):
-        ledgers = [claimed(Record(each_url), spec(name=f"e{i}")) for i in range(4)]
+        ledgers = [post_and_claim(Record(each_url), spec(name=f"e{i}")) for i in range(4)]
 
         def drive(ledger: RecordLedger) -> None:
             for number in range(5):
@@ -275,7 +275,7 @@ class TestRecordLedger:
             assert [e.id for e in events] == sorted(e.id for e in events)
 
     def test_a_locked_database_is_waited_for(self, record, spec, monkeypatch, caplog):
-        ledger = dataclasses.replace(claimed(record, spec()), patience=PATIENCE)
+        ledger = dataclasses.replace(post_and_claim(record, spec()), patience=PATIENCE)
         monkeypatch.setattr(database, "BUSY_SECONDS", 0)
         database.engine.cache_clear()
         path = record.url.removeprefix("sqlite:///")
@@ -293,7 +293,7 @@ class TestRecordLedger:
     def test_a_server_that_restarts_is_waited_for(self, postgresql_server, spec):
         migrate(postgresql_server.url)
         ledger = dataclasses.replace(
-            claimed(Record(postgresql_server.url), spec()), patience=PATIENCE
+            post_and_claim(Record(postgresql_server.url), spec()), patience=PATIENCE
         )
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         postgresql_server.stop()
@@ -303,7 +303,7 @@ class TestRecordLedger:
 
     @pytest.mark.parametrize("outcome", ["pruned", "diverged", "failed", "cancelled", "reused"])
     def test_no_result_but_a_completed_one_is_found_again(self, record, spec, outcome):
-        ledger = claimed(record, spec())
+        ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         ledger.finish(0, 1, outcome, RESULT)
@@ -311,7 +311,7 @@ class TestRecordLedger:
         assert ledger.shorter("abc", 3, 1, 200) is None
 
     def test_a_begin_whose_answer_was_lost_is_counted_once(self, record, spec, monkeypatch):
-        ledger = dataclasses.replace(claimed(record, spec()), patience=PATIENCE)
+        ledger = dataclasses.replace(post_and_claim(record, spec()), patience=PATIENCE)
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         transact, answers = database._transact, []
 
@@ -327,7 +327,7 @@ class TestRecordLedger:
         assert (ledger.load()[0].attempt, ledger.begin(0)) == (1, 2)
 
     def test_a_report_that_comes_again_changes_nothing_and_is_one_event(self, record, spec):
-        ledger = claimed(record, spec())
+        ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         for _ in range(2):
@@ -337,7 +337,7 @@ class TestRecordLedger:
         assert kinds.count("trial.report") == 1
 
     def test_a_trial_never_falls_behind_the_step_it_has_reached(self, record, spec):
-        ledger = claimed(record, spec())
+        ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         ledger.report(0, 1, 20, {"loss": 1.0}, PLACE)

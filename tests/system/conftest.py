@@ -126,7 +126,7 @@ class RunningService:
                 continue
         return found
 
-    def named(self, word: str) -> list[psutil.Process]:
+    def find_named(self, word: str) -> list[psutil.Process]:
         """Return those of the family whose command line holds a word."""
         found = []
         for p in self.family():

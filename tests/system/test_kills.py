@@ -35,7 +35,7 @@ def victims(service: Any, kind: str) -> list[Any]:
     if kind == "service":
         return [service.process]
     word = {"driver": "Driver", "trial": "Trial"}[kind]
-    return [p for p in service.named("ray::") if word.lower() in " ".join(p.cmdline()).lower()]
+    return [p for p in service.find_named("ray::") if word.lower() in " ".join(p.cmdline()).lower()]
 
 
 def kill_one(service: Any, kind: str, dice: random.Random) -> None:

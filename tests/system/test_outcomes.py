@@ -75,7 +75,7 @@ def run_of(service: Any, trial: dict[str, Any]) -> Any:
     return wait_until(find, lambda: f"no ended MLflow run of {trial}", pause=0.3)
 
 
-def told(service: Any, id: str) -> dict[int, optuna.trial.FrozenTrial]:
+def read_optuna(service: Any, id: str) -> dict[int, optuna.trial.FrozenTrial]:
     """Return what Optuna remembers, by trial number."""
     journal = JournalFileBackend(str(service.folder / "home" / "optuna" / f"{id}.journal"))
     (study,) = optuna.get_all_study_names(JournalStorage(journal))
@@ -99,7 +99,7 @@ class TestOutcomes:
         assert run.data.metrics["valid/cross_entropy"] == pytest.approx(
             trials[0]["reports"][-1]["metrics"]["valid/cross_entropy"]
         )
-        optuna_trials = told(running, first)
+        optuna_trials = read_optuna(running, first)
         assert {n: t.state for n, t in optuna_trials.items()} == {
             0: TrialState.COMPLETE,
             1: TrialState.COMPLETE,
@@ -111,7 +111,7 @@ class TestOutcomes:
         copies = running.trials(again)
         assert [t["state"] for t in copies] == ["reused"] * 2
         assert [t["value"] for t in copies] == [t["value"] for t in trials]
-        assert {t.state for t in told(running, again).values()} == {TrialState.COMPLETE}
+        assert {t.state for t in read_optuna(running, again).values()} == {TrialState.COMPLETE}
         copy = run_of(running, copies[0])
         assert copy.data.tags["eigensweep.outcome"] == "reused"
         assert run.info.run_id in str(copy.data.tags)
@@ -121,7 +121,7 @@ class TestOutcomes:
             assert running.wait(found)["state"] == "completed"
             (trial,) = running.trials(found)
             assert trial["state"] == "diverged"
-            (remembered,) = told(running, found).values()
+            (remembered,) = read_optuna(running, found).values()
             assert remembered.state == TrialState.PRUNED
             run = run_of(running, trial)
             assert run.info.status == "FINISHED"
@@ -136,7 +136,7 @@ class TestOutcomes:
         assert trial["state"] == "failed"
         assert trial["attempt"] == 1
         assert "LookupError: the toy's bug: there is no third pass" in trial["error"]
-        (remembered,) = told(running, id).values()
+        (remembered,) = read_optuna(running, id).values()
         assert remembered.state == TrialState.FAIL
         run = run_of(running, trial)
         assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("FAILED", "failed")
@@ -151,7 +151,7 @@ class TestOutcomes:
         assert states.count("completed") >= 1
         assert states.count("pruned") + states.count("completed") == 6
         assert "99" in next(t["error"] for t in trials if t["state"] == "invalid")
-        remembered = told(running, id)
+        remembered = read_optuna(running, id)
         for trial in trials:
             if trial["state"] == "pruned":
                 assert trial["step"] < 40
@@ -173,4 +173,4 @@ class TestOutcomes:
         assert {t["state"] for t in trials} == {"cancelled"}
         run = run_of(running, trials[0])
         assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("KILLED", "cancelled")
-        assert TrialState.RUNNING not in {t.state for t in told(running, id).values()}
+        assert TrialState.RUNNING not in {t.state for t in read_optuna(running, id).values()}
