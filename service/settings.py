@@ -1,4 +1,4 @@
-"""Deployment settings, read once from the environment by an entry point."""
+"""Deployment settings, read from the environment once, when a process starts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
-"""A path that stays the same when the working folder changes."""
+"""A path made absolute, so that it does not depend on the working folder."""
 
 
 class StartError(RuntimeError):
-    """The service cannot start as it is set up; the message says what to do."""
+    """The service cannot start with its settings; the message says what to do."""
 
 
 def is_loopback(host: str) -> bool:
@@ -51,43 +51,48 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="EIGENSWEEP_", frozen=True)
 
     home: Folder = Field(default_factory=lambda: user_data_path("eigensweep"))
-    """The one folder that holds everything the service keeps; deleting it is a clean start."""
+    """Folder of everything that the service keeps, for one service at a time.
+
+    Delete it for a clean start.
+    """
     host: str = "127.0.0.1"
-    """Address to listen on; any other than loopback needs a token."""
+    """Address to listen on. An address that other machines can reach needs a token."""
     port: int = Field(default=8642, ge=1, le=65535)
-    """Port of the API. If the default is taken, the next free one is used; a port that is set
-    must be free."""
+    """Port of the API. If the default is taken, the next free one is used.
+
+    If a port that was set is taken, the service does not start.
+    """
     token: SecretStr | None = None
-    """Bearer token that every request under /v1 must carry; None: none is asked for."""
+    """Bearer token that every request under /v1 must carry; None: no token is needed."""
     data_root: Folder | None = None
-    """Folder of the corpora; None: in the home folder."""
+    """Folder of the corpora; None: `data` in the home folder."""
     database_url: str | None = None
     """SQLAlchemy URL of the record; None: SQLite in the home folder."""
     mlflow_uri: str | None = None
-    """A running MLflow server; None: one is started beside the service."""
+    """Address of a running MLflow server; None: the service starts one."""
     mlflow_pages: str | None = None
-    """Address of MLflow in links, for browsers; None: that of MLflow itself."""
+    """Address of MLflow for browsers, used in links; None: the same as `mlflow_uri`."""
     mlflow_port: int = Field(default=5000, ge=1, le=65535)
-    """Port of the MLflow server that is started here; the next free one is used as for `port`."""
+    """Port of the MLflow server that the service starts; the rule of `port` applies."""
     ray_address: str | None = None
-    """A running Ray cluster; None: a Ray of our own on this machine."""
+    """Address of a running Ray cluster; None: the service starts Ray on this machine."""
     cpus: int | None = Field(default=None, ge=1)
-    """Processors that a Ray of our own may use; None: all of them."""
+    """Processors for the Ray that the service starts; None: all."""
     storage: Folder | None = None
-    """Folder of checkpoints, the same on every node; None: in the home folder."""
+    """Folder of checkpoints and curves, the same on every node; None: in the home folder."""
     optuna_url: str | None = None
-    """Database of Optuna's studies; None: journal files in the home folder."""
+    """URL of a database for Optuna's studies; None: journal files in the home folder."""
     max_experiments: int = Field(default=2, ge=1)
     """How many experiments run at once; the others wait in the queue."""
     retries: int = Field(default=3, ge=0)
-    """How often a trial whose process is lost is started again."""
+    """How often a trial is started again after its process was lost."""
     checkpoint_seconds: float = Field(default=10.0, gt=0)
-    """Most seconds of training that a lost process costs."""
+    """Seconds of training that a lost process costs at most."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages that the service writes to its console."""
+    """Least severe level of log lines on the console."""
 
     @model_validator(mode="after")
-    def _strangers_need_a_token(self) -> Settings:
+    def _require_a_token(self) -> Settings:
         if not is_loopback(self.host) and not (self.token and self.token.get_secret_value()):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: set EIGENSWEEP_TOKEN to a "

@@ -1,4 +1,7 @@
-"""Who may ask: the token that /v1 wants, and what another site's page put into a browser."""
+"""Checks who may send requests: by token, and by the Host header.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ GUARDED: Final = "/v1"
 class Access:
     """Answers 401 to requests under /v1 that do not carry the token.
 
-    Without a token the service is for this machine, so a request that asks for it by a public name
-    comes from a page that was made to point here (DNS rebinding): 403.
+    Without a token the service is for this machine only. A request that names a public host then
+    comes from a web page whose name leads to this machine (DNS rebinding), and is answered 403.
     """
 
     def __init__(self, app: ASGIApp, token: SecretStr | None) -> None:
@@ -36,15 +39,15 @@ class Access:
                 if is_public_name(host):
                     refusal = problem(
                         403,
-                        f"without EIGENSWEEP_TOKEN this service is not asked for as '{host[:80]}', "
-                        "but as localhost or by an address",
+                        f"a service without EIGENSWEEP_TOKEN does not answer as '{host[:80]}'; "
+                        "use localhost or an IP address, or set a token",
                     )
             elif scope["path"].startswith(GUARDED):
                 given = headers.get("authorization", "").encode()
                 if not hmac.compare_digest(given, self._expected):
                     refusal = problem(
                         401,
-                        "this service asks for a token: send the header "
+                        "this service needs a token: send the header "
                         "'Authorization: Bearer <the value of EIGENSWEEP_TOKEN>'",
                         headers={"WWW-Authenticate": "Bearer"},
                     )
@@ -52,7 +55,7 @@ class Access:
 
 
 def is_public_name(host: str) -> bool:
-    """Return whether a Host header is a name that the internet's name servers could answer for.
+    """Return whether a Host header is a name that public name servers can resolve.
 
     >>> [is_public_name(h) for h in ("localhost:8642", "10.0.0.7", "[::1]:80", "evil.example:8642")]
     [False, False, False, True]

@@ -22,12 +22,12 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 
 DESCRIPTION: Final = """
-Post an experiment, follow it, read its ranked trials. Each trial is a run in MLflow.
+Post an experiment, follow it, and read its ranked trials. Each trial is a run in MLflow.
 
 * `POST /v1/experiments` takes an `ExperimentSpec`; `/v1/presets` has examples of it.
-* `GET /v1/experiments/{id}/events` streams what happens until the experiment is over.
-* `POST /v1/analyses` looks into a trained trial; `/v1/analysis-kinds` says how.
-* Every error is an `application/problem+json` that names field, expectation and what exists.
+* `GET /v1/experiments/{id}/events` streams events until the experiment is over.
+* `POST /v1/analyses` examines a trained trial; `/v1/analysis-kinds` lists the kinds.
+* Every error is an `application/problem+json` with the field, what was expected, and what exists.
 """
 
 
@@ -37,7 +37,7 @@ def create_app(
     dispatcher: Queue,
     mlflow_uri: str | None = None,
 ) -> FastAPI:
-    """Return the application; `app.state.service.tailer.closing` ends its open event streams."""
+    """Return the application. Set `app.state.service.tailer.closing` to end open event streams."""
     app = FastAPIOffline(  # its /docs needs no internet
         title="Eigensweep",
         version=read_version(),
@@ -45,13 +45,13 @@ def create_app(
         description=DESCRIPTION,
         openapi_tags=[
             {"name": "experiments", "description": "Post, follow, cancel."},
-            {"name": "trials", "description": "One configuration each."},
+            {"name": "trials", "description": "Each trial is one configuration."},
             {
                 "name": "analyses",
                 "description": "Gradients, spectra, memory: numbers and pictures.",
             },
-            {"name": "catalogue", "description": "Models, tasks and presets that specs name."},
-            {"name": "health", "description": "For those who watch over the service."},
+            {"name": "catalogue", "description": "Models, tasks and presets that a spec can name."},
+            {"name": "health", "description": "For monitoring."},
         ],
     )
     app.state.service = Service(

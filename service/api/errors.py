@@ -65,12 +65,12 @@ class ProblemItem(BaseModel):
     path: str = Field(description="Dotted path into the body, or the name of a parameter")
     message: str
     expected: str | None = None
-    got: Any = None
-    available: list[str] | None = None
+    got: Any = Field(None, description="The value that came; a long one is cut short")
+    available: list[str] | None = Field(None, description="The names that exist")
 
 
 class Problem(BaseModel):
-    """What went wrong, for people (`detail`, `errors`) and for programs (`type`, `status`)."""
+    """An error, for people (`detail`, `errors`) and for programs (`type`, `status`)."""
 
     type: str
     title: str
@@ -97,7 +97,11 @@ EXAMPLE: Final = {
 }
 
 
-def describe_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+Responses = dict[int | str, dict[str, Any]]
+"""The type of FastAPI's parameter `responses`."""
+
+
+def describe_errors(*statuses: int) -> Responses:
     """Return the OpenAPI description of the errors that a route answers with."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": EXAMPLE}
     return {
@@ -113,18 +117,18 @@ def describe_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def problem(
     status: int,
     detail: str,
-    errors: Sequence[Mapping[str, Any]] = (),
+    errors: Sequence[ProblemItem] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return an error as problem+json; keys of `errors` whose value is None are left out."""
+    """Return an error as problem+json; fields of `errors` that are None are left out."""
     title = _title(status)
-    content = {
-        "type": f"urn:eigensweep:problem:{title.lower().replace(' ', '-')}",
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "errors": [{k: v for k, v in one.items() if v is not None} for one in errors],
-    }
+    content = Problem(
+        type=f"urn:eigensweep:problem:{title.lower().replace(' ', '-')}",
+        title=title,
+        status=status,
+        detail=detail,
+        errors=list(errors),
+    ).model_dump(exclude_none=True)
     body = json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", "replace")
     return Response(body, status, headers, MEDIA_TYPE)
 
@@ -147,17 +151,15 @@ def _title(status: int) -> str:
 
 def _answer_known_error(request: Request, error: Exception) -> Response:
     status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
-    found: Sequence[Mapping[str, Any]] = ()
+    words, found = str(error), []
     if isinstance(error, SpecError):
-        found = list_problems(error)
+        found = [ProblemItem(**one) for one in list_problems(error)]
     elif isinstance(error, NotInCatalogueError):
-        message, available = str(error), error.available
-        found = [
-            {"path": "name", "message": message, "got": shorten(error.name), "available": available}
-        ]
+        got, available = shorten(error.name), error.available
+        found = [ProblemItem(path="name", message=words, got=got, available=available)]
     elif isinstance(error, IdempotencyKeyReusedError):
-        found = [{"path": "Idempotency-Key", "message": str(error)}]
-    return problem(status, _summarise(found) or str(error), found)
+        found = [ProblemItem(path="Idempotency-Key", message=words)]
+    return problem(status, _summarise(found) or words, found)
 
 
 def _answer_invalid_request(request: Request, error: Exception) -> Response:
@@ -166,19 +168,18 @@ def _answer_invalid_request(request: Request, error: Exception) -> Response:
     return problem(422, _summarise(found), found)
 
 
-def _find_body_problems(
-    request: Request, error: RequestValidationError
-) -> Sequence[Mapping[str, Any]]:
+def _find_body_problems(request: Request, error: RequestValidationError) -> list[ProblemItem]:
     """Return what is wrong with a posted spec, in the words of `search_spaces`."""
     if isinstance(error.body, dict) and request.url.path.startswith("/v1/experiments"):
         try:
             ExperimentSpec.model_validate(error.body)
         except ValidationError as invalid:
-            return list_problems(invalid)
+            return [ProblemItem(**one) for one in list_problems(invalid)]
     return []
 
 
-def _describe(error: Mapping[str, Any]) -> Mapping[str, Any]:
+def _describe(error: Mapping[str, Any]) -> ProblemItem:
+    """Return one of FastAPI's errors about a request's body or parameters in plain words."""
     place, kind = error["loc"], error["type"]
     path = ".".join(str(part) for part in place[1:])
     context = error.get("ctx", {})
@@ -186,21 +187,21 @@ def _describe(error: Mapping[str, Any]) -> Mapping[str, Any]:
         message = (
             f"the body is not JSON: {context.get('error', error['msg'])} (at character {path})"
         )
-        return {"path": "", "message": message, "expected": "JSON"}
+        return ProblemItem(path="", message=message, expected="JSON")
     if kind == "extra_forbidden":
-        return {"path": path, "message": f"there is no parameter '{shorten(path)}' here"}
+        return ProblemItem(path=path, message=f"there is no parameter '{shorten(path)}' here")
     if kind == "missing" and path:
-        return {"path": path, "message": f"'{shorten(path)}' is missing"}
+        return ProblemItem(path=path, message=f"'{shorten(path)}' is missing")
     if kind == "missing" and place[0] == "body":
-        return {"path": "", "message": "the body is empty", "expected": "JSON"}
+        return ProblemItem(path="", message="the body is empty", expected="JSON")
     wish = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     got = shorten(error.get("input"))
-    return {"path": path, "message": f"{wish}; got {got!r}", "expected": wish, "got": got}
+    return ProblemItem(path=path, message=f"{wish}; got {got!r}", expected=wish, got=got)
 
 
-def _summarise(found: Sequence[Mapping[str, Any]]) -> str:
+def _summarise(found: Sequence[ProblemItem]) -> str:
     if len(found) < 2:
-        return "".join(str(one["message"]) for one in found)
+        return "".join(one.message for one in found)
     return f"{len(found)} problems, see 'errors'; nothing was queued"
 
 
@@ -233,7 +234,7 @@ def _answer_database_error(request: Request, error: Exception) -> Response:
     if not is_away(error):
         return _answer_bug(request, error)
     logger.warning("database away path=%s error=%s", request.url.path, error)
-    detail = "the database of the record is away; nothing was changed, try again soon"
+    detail = "the database of the record does not answer; nothing was changed, try again soon"
     return problem(503, detail, headers={"Retry-After": "5"})
 
 

@@ -1,10 +1,15 @@
-"""Examples that the API's pages show; tests post the specs and read the answers."""
+"""Examples that the API's pages show. Tests post the specs and check the answers."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-GRID: Final[dict[str, Any]] = {
+from fastapi.openapi.models import Example
+from pydantic import JsonValue
+
+Json = dict[str, JsonValue]
+
+GRID: Final[Json] = {
     "name": "copying with scoRNN",
     "task": {"name": "copying", "delay": 100},
     "model": {"name": "scornn", "hidden_size": 64},
@@ -18,7 +23,7 @@ GRID: Final[dict[str, Any]] = {
     },
 }
 
-ARMS: Final[dict[str, Any]] = {
+ARMS: Final[Json] = {
     "name": "who remembers",
     "task": {"name": "adding", "length": 200},
     "arms": [
@@ -33,12 +38,12 @@ ARMS: Final[dict[str, Any]] = {
     },
 }
 
-SPECS: Final[Any] = {
+SPECS: Final[dict[str, Example]] = {
     "grid": {"summary": "A grid of six points", "value": GRID},
     "arms": {"summary": "Two models at equal size, by TPE", "value": ARMS},
 }
 
-TRIAL_SUMMARY: Final[dict[str, Any]] = {
+TRIAL_SUMMARY: Final[Json] = {
     "number": 3,
     "arm": "scornn",
     "state": "completed",
@@ -62,7 +67,7 @@ TRIAL_SUMMARY: Final[dict[str, Any]] = {
     },
 }
 
-TRIAL: Final[dict[str, Any]] = {
+TRIAL: Final[Json] = {
     **TRIAL_SUMMARY,
     "config": {"task": {"name": "copying", "delay": 100}, "optimizer": {"lr": 0.001}},
     "result": {"outcome": "completed", "value": 0.0031, "best_step": 900, "step": 1000},
@@ -86,7 +91,7 @@ TRIAL: Final[dict[str, Any]] = {
     ],
 }
 
-EXPERIMENT: Final[dict[str, Any]] = {
+EXPERIMENT: Final[Json] = {
     "id": "1m7xnz0qe2nqc",
     "name": "copying with scoRNN",
     "project": "default",
@@ -126,7 +131,7 @@ EXPERIMENT: Final[dict[str, Any]] = {
     },
 }
 
-ANALYSES: Final[Any] = {
+ANALYSES: Final[dict[str, Example]] = {
     "trial": {
         "summary": "Heat maps of a trained trial",
         "value": {"name": "gradient_norms", "experiment": "1m7xnz0qe2nqc", "trial": 3},
@@ -137,7 +142,7 @@ ANALYSES: Final[Any] = {
     },
 }
 
-ANALYSIS: Final[dict[str, Any]] = {
+ANALYSIS: Final[Json] = {
     "id": "3b0c44298fc1c149",
     "name": "hidden_states",
     "experiment": "1m7xnz0qe2nqc",

@@ -1,4 +1,4 @@
-"""What a request may bring: JSON, and not too much of it."""
+"""Limits of a request's body: JSON, and at most one megabyte. Runs in the service's process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from eigensweep.service.api.errors import problem
 
 LARGEST_BODY: Final = 1024 * 1024
 LARGEST_DISCARDED: Final = 64 * LARGEST_BODY
-"""What is still taken from the wire of a body that is refused: most clients write to its end before
-they read, and would see a broken connection in place of the refusal."""
+"""Bytes of a refused body that are read and dropped. Most clients read the answer only after they
+have sent the whole body; without this they would see a broken connection instead."""
 JSON: Final = "application/json"
 
 
 class BodyLimits:
     """Answers 413 to a body over `largest` bytes and 415 to one that is not JSON.
 
-    Bytes are counted as they come, so a request that does not announce its length, or lies about
-    it, is cut off at the limit; nothing is parsed before the last byte is here.
+    Bytes are counted as they arrive, so a missing or wrong Content-Length changes nothing. Nothing
+    is parsed before the last byte has arrived.
     """
 
     def __init__(self, app: ASGIApp, largest: int = LARGEST_BODY) -> None:
@@ -49,7 +49,7 @@ class BodyLimits:
         await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return the whole body, None if it is over the limit; the rest of that is dropped."""
+        """Return the whole body; None if it is over the limit."""
         pieces, size = [], 0
         while size <= LARGEST_DISCARDED:
             message = await receive()

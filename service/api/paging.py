@@ -1,4 +1,4 @@
-"""Cursors: where a page ended, as a string that only this service reads."""
+"""Cursors: where a page of a list ended, as a string. Runs in the service's process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from eigensweep.search_spaces.errors import SpecError
 
+Part = float | int | str
+"""A sorted column's value."""
 
-def encode(sort: str, key: Sequence[Any]) -> str:
+
+def encode(sort: str, key: Sequence[Part]) -> str:
     """Return the cursor of a page sorted by `sort` whose last item has this key.
 
     >>> decode("value", encode("value", [0.5, 7]), (float, int))
@@ -21,7 +23,7 @@ def encode(sort: str, key: Sequence[Any]) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def decode(sort: str, cursor: str | None, kinds: Sequence[type]) -> list[Any] | None:
+def decode(sort: str, cursor: str | None, kinds: Sequence[type]) -> list[Part] | None:
     """Return the key in a cursor, None for no cursor.
 
     Raises:
@@ -32,7 +34,7 @@ def decode(sort: str, cursor: str | None, kinds: Sequence[type]) -> list[Any] | 
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         was_sorted_by: str
-        key: list[Any]
+        key: list[Part]
         was_sorted_by, *key = json.loads(base64.urlsafe_b64decode(padded))
         if was_sorted_by != sort or [type(part) for part in key] != list(kinds):
             raise ValueError(cursor)

@@ -1,33 +1,40 @@
-"""What the API says: the shapes of its answers, and how rows of the record become them."""
+"""The answers of the API, and how they are made of rows of the record.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.direction import Better
+from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.examples import EXPERIMENT, TRIAL, TRIAL_SUMMARY
-from eigensweep.service.record.progress import Progress, progress
+from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
+from eigensweep.workers.shared.messages import Json, Metrics
 from eigensweep.workers.shared.states import ExperimentState, TrialState
 
 Item = TypeVar("Item")
 
 
 class Answer(BaseModel):
-    """A shape of the API."""
+    """A part of an answer."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class Page(Answer, Generic[Item]):
-    """A piece of a list; `next_cursor` asks for the next one."""
+    """A page of a list."""
 
     items: list[Item]
-    next_cursor: str | None = Field(description="Give it as `cursor`; null: this was the last page")
+    next_cursor: str | None = Field(
+        description="Send it as `cursor` to get the next page; null on the last page"
+    )
 
 
 class Metric(Answer):
@@ -39,9 +46,11 @@ class Metric(Answer):
 
 
 class ProgressNow(Answer):
-    """Trials by state, and optimizer steps done of those expected."""
+    """Trials by state, and optimizer steps: done, and to be expected."""
 
-    total: int | None = Field(description="Trials there will be; null while that is unknown")
+    total: int | None = Field(
+        description="How many trials there will be; null while that is unknown"
+    )
     waiting: int
     running: int
     completed: int
@@ -53,7 +62,7 @@ class ProgressNow(Answer):
     invalid: int
     steps_done: int
     steps_total: int | None = Field(
-        description="Expected: a trial that ended early counts as long as it ran"
+        description="Steps to be expected; a trial that ended early counts with the steps it took"
     )
     fraction: float | None = Field(ge=0, le=1)
 
@@ -63,78 +72,82 @@ class ReportNow(Answer):
 
     step: int
     at: datetime
-    metrics: dict[str, float]
+    metrics: Metrics
 
 
 class AttemptNow(Answer):
-    """One start of a trial; more than one where a process was lost."""
+    """One process of a trial. There are several if a process was lost."""
 
     attempt: int
     started_at: datetime
     ended_at: datetime | None
-    reason: str | None = Field(description="Why it was cut short; null: it was not")
+    reason: str | None = Field(description="Why it ended early; null if it did not")
     node: str | None
     pid: int | None
     device: str | None
 
 
 class TrialLinks(Answer):
-    """Where more of a trial is."""
+    """Paths and addresses of a trial."""
 
     self: str
-    mlflow: str | None = Field(description="Its run in MLflow's pages, once there is one")
+    mlflow: str | None = Field(description="Its run on MLflow's pages; null before there is one")
 
 
 class TrialSummary(Answer):
-    """A trial in a list: what it is, how far it is, how it did."""
+    """A trial in a list: its settings, its state, its scores."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [TRIAL_SUMMARY]})
 
     number: int
     arm: str
     state: TrialState
-    params: dict[str, Any] = Field(description="The point: dotted path to value")
-    hash: str | None = Field(description="Names the configuration's results, whatever the seed")
+    params: dict[str, Scalar] = Field(description="What the search chose, by dotted path")
+    hash: str | None = Field(
+        description="Content hash of the configuration, without seed and budget"
+    )
     attempt: int
     value: float | None = Field(description="Best validation value of the experiment's metric")
     best_step: int | None
     step: int
     steps: int
     metrics: dict[str, float | None] = Field(
-        description="Validation metrics at the best step; while it trains, of the newest report"
+        description="Validation metrics at the best step; before the end, of the newest report"
     )
     test: dict[str, float | None] = Field(description="Test metrics at the best step")
-    parameters: dict[str, int] | None = Field(description="Counted `free` and `stored`")
+    parameters: dict[str, int] | None = Field(
+        description="How many parameters the model has: `free` and `stored`"
+    )
     seconds: float | None
-    error: str | None = Field(description="A failed trial's traceback; why a point is invalid")
+    error: str | None = Field(description="Traceback of a failed trial, or why a point is invalid")
     started_at: datetime | None
     ended_at: datetime | None
     links: TrialLinks
 
 
 class TrialNow(TrialSummary):
-    """One configuration with all that is known of it."""
+    """A trial in full."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [TRIAL]})
 
-    config: dict[str, Any] | None = Field(description="The whole configuration; null: invalid")
-    result: dict[str, Any] | None = Field(description="All that the trainer said at its end")
+    config: Json | None = Field(description="The whole configuration; null if the point is invalid")
+    result: Json | None = Field(description="The result as the trainer reported it at the end")
     reports: list[ReportNow]
     attempts: list[AttemptNow]
 
 
 class ExperimentLinks(Answer):
-    """Where more of an experiment is."""
+    """Paths and addresses of an experiment."""
 
     self: str
     trials: str
     events: str
     cancel: str
-    mlflow: str | None = Field(description="Its run in MLflow's pages, once there is one")
+    mlflow: str | None = Field(description="Its run on MLflow's pages; null before there is one")
 
 
 class ExperimentNow(Answer):
-    """An experiment: what was asked, how far it is, what is best so far."""
+    """An experiment: its spec, its progress, its best trial so far."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT]})
 
@@ -146,12 +159,14 @@ class ExperimentNow(Answer):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    spec: dict[str, Any] = Field(description="As posted, defaults filled in: an ExperimentSpec")
-    baseline: float | None = Field(description="What remembering nothing scores on the metric")
+    spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
+    baseline: float | None = Field(
+        description="What a memoryless model scores on the metric; null if unknown"
+    )
     metric: Metric
     progress: ProgressNow
     eta_seconds: float | None = Field(
-        description="From the speed so far; null while unknown and when over"
+        description="Estimated from the speed so far; null while that is unknown, and after the end"
     )
     best: TrialNow | None
     error: str | None
@@ -160,15 +175,15 @@ class ExperimentNow(Answer):
 
 
 class Views:
-    """Turns rows into answers, with links to MLflow's pages at `mlflow_url`."""
+    """Makes answers of rows, with links to MLflow's pages at `mlflow_url`."""
 
     def __init__(self, mlflow_url: str | None) -> None:
         self._mlflow = None if mlflow_url is None else mlflow_url.rstrip("/")
 
     def experiment(self, record: ExperimentRecord) -> ExperimentNow:
-        """Return an experiment as the API tells it."""
+        """Return an experiment in full."""
         row = record.experiment
-        now = progress(row, record.counts, time.time())
+        now = compute_progress(row, record.counts, time.time())
         here = f"/v1/experiments/{row.id}"
         return ExperimentNow(
             id=row.id,
@@ -176,13 +191,13 @@ class Views:
             project=row.project,
             state=row.state,
             priority=row.priority,
-            created_at=_moment(row.created_at),
-            started_at=_maybe_moment(row.started_at),
-            finished_at=_maybe_moment(row.finished_at),
+            created_at=to_datetime(row.created_at),
+            started_at=to_datetime_if_known(row.started_at),
+            finished_at=to_datetime_if_known(row.finished_at),
             spec=row.spec,
             baseline=row.baseline,
             metric=Metric(name=row.metric, unit=row.unit, better=row.better),
-            progress=_progress_now(now),
+            progress=_make_progress(now),
             eta_seconds=now.eta_seconds,
             best=None if record.best is None else self.trial(record.best),
             error=row.error,
@@ -197,23 +212,49 @@ class Views:
         )
 
     def summary(self, record: TrialRecord) -> TrialSummary:
-        """Return a trial as a list tells it."""
-        return TrialSummary(**self._summary(record))
+        """Return a trial as it stands in a list."""
+        row = record.trial
+        result = row.scores
+        newest = record.reports[-1].metrics if record.reports else {}
+        return TrialSummary(
+            number=row.number,
+            arm=row.arm,
+            state=row.state,
+            params=row.params,
+            hash=row.config_hash,
+            attempt=row.attempt,
+            value=row.value,
+            best_step=result.get("best_step"),
+            step=row.step,
+            steps=row.steps,
+            metrics=result.get("valid") or dict(newest),
+            test=result.get("test") or {},
+            parameters=result.get("parameters"),
+            seconds=result.get("seconds"),
+            error=row.error,
+            started_at=to_datetime_if_known(row.started_at),
+            ended_at=to_datetime_if_known(row.ended_at),
+            links=TrialLinks(
+                self=f"/v1/experiments/{row.experiment_id}/trials/{row.number}",
+                mlflow=self.run(row.run_id),
+            ),
+        )
 
     def trial(self, record: TrialRecord) -> TrialNow:
-        """Return a trial as the API tells it."""
+        """Return a trial in full."""
         return TrialNow(
-            **self._summary(record),
+            **dict(self.summary(record)),
             config=record.trial.config,
             result=record.trial.result,
             reports=[
-                ReportNow(step=r.step, at=_moment(r.at), metrics=r.metrics) for r in record.reports
+                ReportNow(step=r.step, at=to_datetime(r.at), metrics=r.metrics)
+                for r in record.reports
             ],
             attempts=[
                 AttemptNow(
                     attempt=a.attempt,
-                    started_at=_moment(a.started_at),
-                    ended_at=_maybe_moment(a.ended_at),
+                    started_at=to_datetime(a.started_at),
+                    ended_at=to_datetime_if_known(a.ended_at),
                     reason=a.reason,
                     node=a.place.get("node"),
                     pid=a.place.get("pid"),
@@ -223,42 +264,14 @@ class Views:
             ],
         )
 
-    def _summary(self, record: TrialRecord) -> dict[str, Any]:
-        row = record.trial
-        result = row.result or {}
-        newest = record.reports[-1].metrics if record.reports else {}
-        return {
-            "number": row.number,
-            "arm": row.arm,
-            "state": row.state,
-            "params": row.params,
-            "hash": row.config_hash,
-            "attempt": row.attempt,
-            "value": row.value,
-            "best_step": result.get("best_step"),
-            "step": row.step,
-            "steps": row.steps,
-            "metrics": result.get("valid") or newest,
-            "test": result.get("test") or {},
-            "parameters": result.get("parameters"),
-            "seconds": result.get("seconds"),
-            "error": row.error,
-            "started_at": _maybe_moment(row.started_at),
-            "ended_at": _maybe_moment(row.ended_at),
-            "links": TrialLinks(
-                self=f"/v1/experiments/{row.experiment_id}/trials/{row.number}",
-                mlflow=self.run(row.run_id),
-            ),
-        }
-
     def run(self, run_id: str | None) -> str | None:
-        """Return where MLflow's pages show a run, None where there is none."""
+        """Return the address of a run on MLflow's pages, None if there is none."""
         if run_id is None or self._mlflow is None:
             return None
         return f"{self._mlflow}/#/runs/{run_id}"  # MLflow finds the run's experiment itself
 
 
-def _progress_now(now: Progress) -> ProgressNow:
+def _make_progress(now: Progress) -> ProgressNow:
     return ProgressNow(
         total=now.total,
         steps_done=now.steps_done,
@@ -268,9 +281,11 @@ def _progress_now(now: Progress) -> ProgressNow:
     )
 
 
-def _moment(seconds: float) -> datetime:
+def to_datetime(seconds: float) -> datetime:
+    """Return the time that is so many seconds after 1970 (UTC)."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _maybe_moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else _moment(seconds)
+def to_datetime_if_known(seconds: float | None) -> datetime | None:
+    """Return the same, None for None."""
+    return None if seconds is None else to_datetime(seconds)

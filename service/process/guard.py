@@ -1,11 +1,11 @@
-"""Watches a process and ends, when that ends in whatever way, all that it has started.
+"""Watches the service's process, and kills what it has started when it ends, for whatever reason.
 
-A script: `guard.py <mark>`, with a pipe from the watched process as standard input, into which
-nothing is ever written. When the process is gone, be it by SIGKILL, so is the pipe's other end.
+A script in a process of its own: `guard.py <mark>`. Its standard input is a pipe from the service,
+into which nothing is written. When the service is gone, even by SIGKILL, the pipe is closed.
 
-What a service has started is known by a mark in its environment, which children inherit. It is
-there from birth, and stays when a parent between them and the service dies. The mark names the home
-folder, so that whoever comes next there can end what a service and its guard, both killed, left.
+What a service has started carries a mark in its environment. Children inherit it, and keep it when
+the process between them and the service dies. The mark contains the home folder. So if a service
+and its guard were both killed, the next service of this home folder can kill what they left.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from uuid import uuid4
 import psutil  # type: ignore[import-untyped]
 
 VARIABLE = "EIGENSWEEP_STARTED_BY"
-LONGEST = 20.0  # seconds that processes may take to be gone
-PAUSE = 0.1  # seconds between two looks
+LONGEST = 20.0  # seconds that killed processes may take to be gone
+PAUSE = 0.1  # seconds between two searches
 
 
 def main(mark: str) -> None:
-    """Wait for the end of standard input, then clear up."""
+    """Wait for the end of standard input, then kill what carries the mark."""
     sys.stdin.read()
-    end(lambda found: found == mark)
+    kill(lambda found: found == mark)
 
 
 def new_mark(home: Path) -> str:
-    """Return a mark that no other service has, of a service in this home folder."""
+    """Return a unique mark for a service in this home folder."""
     return f"{uuid4().hex}:{home.resolve()}"
 
 
 def environment(mark: str) -> dict[str, str]:
-    """Return the variables that mark what is started with them.
+    """Return the environment variables that mark a process.
 
-    The second keeps Ray's agents, when they set their title, from writing over the first.
+    The second one keeps Ray's agents from overwriting the first when they set their title.
     """
     return {VARIABLE: mark, "SPT_NOENV": "1"}
 
 
 def of_home(home: Path, but: str) -> Callable[[str], bool]:
-    """Return whether a mark is of another service in this home folder than the one marked `but`."""
+    """Return a test for marks of this home folder's services, except for the mark `but`."""
     return lambda found: found != but and found.partition(":")[2] == str(home.resolve())
 
 
-def end(matches: Callable[[str], bool]) -> int:
-    """Kill every process but this one whose mark matches; return how many there were.
+def kill(matches: Callable[[str], bool]) -> int:
+    """Kill every process whose mark matches, except this one; return how many there were.
 
-    It looks until twice in a row there is none: a process can be born while others are killed.
+    It ends when two searches in a row find none: a process can start others before it is killed.
     """
     killed: set[tuple[int, float]] = set()
     clean, deadline = 0, time.monotonic() + LONGEST
     while clean < 2 and time.monotonic() < deadline:
-        found = marked(matches)
+        found = find_marked(matches)
         clean = 0 if found else clean + 1
         for process in found:
             with suppress(psutil.NoSuchProcess):
@@ -67,8 +67,8 @@ def end(matches: Callable[[str], bool]) -> int:
     return len(killed)
 
 
-def marked(matches: Callable[[str], bool]) -> list[psutil.Process]:
-    """Return the living processes, but for this one, whose mark matches."""
+def find_marked(matches: Callable[[str], bool]) -> list[psutil.Process]:
+    """Return the living processes whose mark matches, except this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):

@@ -61,7 +61,7 @@ def hold(home: Path) -> Iterator[None]:
         ) from error
     try:
         mark = guard.new_mark(home)
-        if count := guard.end(guard.of_home(home, but=mark)):
+        if count := guard.kill(guard.of_home(home, but=mark)):
             logger.warning("ended what an earlier service left running processes=%d", count)
         command = [sys.executable, "-I", guard.__file__, mark]
         # Its pipe is closed by the end of this process, or below.

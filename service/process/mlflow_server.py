@@ -1,4 +1,4 @@
-"""The MLflow server that the service starts where none is given: a child that lives as it does."""
+"""The MLflow server that the service starts unless it is given one: a child of its process."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ logger = logging.getLogger(__name__)
 
 HOST: Final = "127.0.0.1"
 STOP_SECONDS: Final = 4.0
+"""How long the server may take to end before it is killed."""
 LONGEST_PAUSE: Final = 60.0
+"""Seconds between two starts of a server that ends by itself, at most."""
 QUIET: Final = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # thirteen processes that nobody needs
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # thirteen processes without use here
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
 }
 
 
 class MlflowServer:
-    """An MLflow server on this machine alone, with its database and artifacts in one folder.
+    """An MLflow server for this machine only, with its database and artifacts in one folder.
 
-    MLflow needs none of it: one process answers, no jobs, no telemetry.
+    It is one process, without MLflow's job runners and without telemetry.
     """
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -58,8 +60,11 @@ class MlflowServer:
                 start_new_session=True,  # a group of its own, which Ctrl-C does not reach
             )
 
-    def keep(self) -> None:
-        """Start the server again if it has ended by itself, with pauses that grow."""
+    def restart_if_ended(self) -> None:
+        """Start the server again if it has ended by itself; call it regularly.
+
+        Pauses between starts grow. No retry library waits here: the caller's loop has other work.
+        """
         now = time.monotonic()
         if self._process is None or self._process.poll() is None or now < self._not_before:
             return
@@ -68,24 +73,24 @@ class MlflowServer:
         )
         self._not_before = now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self._tell(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self.start()
 
     def begin_to_stop(self) -> None:
-        """Tell the server to end."""
-        self._tell(signal.SIGTERM)
+        """Send the server the signal to end."""
+        self._signal(signal.SIGTERM)
 
     def stop(self) -> None:
         """End the server and all that it started."""
-        self._tell(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
-        self._tell(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
-    def _tell(self, ending: signal.Signals) -> None:
+    def _signal(self, ending: signal.Signals) -> None:
         """Send a signal to the server and all that it started."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
@@ -93,5 +98,5 @@ class MlflowServer:
 
     @property
     def log(self) -> Path:
-        """What the server says."""
+        """File of what the server prints."""
         return self._folder / "server.log"

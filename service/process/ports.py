@@ -1,4 +1,4 @@
-"""Ports: the one that was asked for, or the next that is free."""
+"""Finds ports: the one that was asked for, or the next free one. Runs in the service's process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 
 from eigensweep.service.settings import StartError
 
-TRIED: Final = 200
+MOST_TRIED: Final = 200
+"""How many ports are tried."""
 
 
 class PortTakenError(StartError):
@@ -21,7 +22,7 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
     Raises:
         PortTakenError: if there is none, or `host` is no address of this machine.
     """
-    last = min(port + TRIED, 65535) if may_move else port
+    last = min(port + MOST_TRIED, 65535) if may_move else port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         for candidate in range(port, last + 1):
@@ -31,8 +32,8 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise
                 continue
-            # Connections inherit it. asyncio sets it only where a socket names its protocol, and
-            # without it an answer's second packet waits 40 ms for the first to be acknowledged.
+            # Connections inherit it. asyncio sets it only if the socket names its protocol. Without
+            # it, the second packet of an answer waits 40 ms until the first is acknowledged.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return listener
     except OSError as error:
@@ -41,8 +42,8 @@ def listen(host: str, port: int, may_move: bool) -> socket.socket:
     raise PortTakenError(f"cannot listen on {host}: {tried} taken; set another port")
 
 
-def free_port(host: str, port: int, may_move: bool) -> int:
-    """Return a port that nobody listens on just now, from `port` on as in `listen`."""
+def find_free_port(host: str, port: int, may_move: bool) -> int:
+    """Return a port that is free now; see `listen`."""
     with listen(host, port, may_move) as found:
         number: int = found.getsockname()[1]
     return number

@@ -118,7 +118,7 @@ def serve(settings: Settings) -> None:
         stopping.is_starting = False
         while not stopping.wait(1.0):
             if mlflow is not None:
-                mlflow.keep()
+                mlflow.restart_if_ended()
             if not http.is_alive():
                 raise ServerEndedError("the HTTP server ended by itself")
         logger.info("stopping")
@@ -158,7 +158,7 @@ def _make_mlflow_server(settings: Settings) -> MlflowServer | None:
     if settings.mlflow_uri is not None:
         return None
     may_move = "mlflow_port" not in settings.model_fields_set
-    port = ports.free_port("127.0.0.1", settings.mlflow_port, may_move)
+    port = ports.find_free_port("127.0.0.1", settings.mlflow_port, may_move)
     if port != settings.mlflow_port:
         logger.info("port %d is taken, MLflow uses %d", settings.mlflow_port, port)
     return MlflowServer(settings.home / "mlflow", port)

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Launcher(Protocol):
     def launch(
         self,
         experiment_id: str,
-        spec: dict[str, Any],
+        spec: SpecJson,
         ledger: Ledger,
         options: Any,
     ) -> Driver:

@@ -149,9 +149,9 @@ def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
 
 def _make_subject(trial: Trial) -> TrialSubject:
     """Return a trial with the place of its checkpoints, those of its source if it was reused."""
-    source = (trial.result or {}).get("reused_from") or {}
-    experiment = source.get("experiment", trial.experiment_id)
-    number = source.get("number", trial.number)
+    source = trial.scores.get("reused_from")
+    experiment = trial.experiment_id if source is None else source["experiment"]
+    number = trial.number if source is None else source["number"]
     assert trial.config is not None
     return TrialSubject(
         experiment=trial.experiment_id,

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, Unpack
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from eigensweep.direction import sign
-from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Trial
+from eigensweep.service.record.tables import (
+    UNRANKED,
+    Attempt,
+    Event,
+    EventDetails,
+    Experiment,
+    KindDetails,
+    Trial,
+)
+from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import (
     ENDED,
     OPEN_TRIALS,
@@ -44,7 +53,7 @@ def remove_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "")
 
 
-def emit(session: Session, experiment: Experiment, kind: str, **data: Any) -> None:
+def emit(session: Session, experiment: Experiment, kind: str, **data: Unpack[EventDetails]) -> None:
     """Add an event to the transaction that makes the change it reports."""
     session.add(
         Event(
@@ -57,11 +66,22 @@ def emit(session: Session, experiment: Experiment, kind: str, **data: Any) -> No
 
 
 def emit_trial(
-    session: Session, experiment: Experiment, trial: Trial, kind: str, **data: Any
+    session: Session,
+    experiment: Experiment,
+    trial: Trial,
+    kind: str,
+    **data: Unpack[KindDetails],
 ) -> None:
     """Add an event of a trial, with its arm, attempt and step, and with `data` of its kind."""
-    about = {"trial": trial.number, "arm": trial.arm, "step": trial.step, "steps": trial.steps}
-    emit(session, experiment, f"trial.{kind}", **about, attempt=trial.attempt, **data)
+    details: EventDetails = {
+        "trial": trial.number,
+        "arm": trial.arm,
+        "step": trial.step,
+        "steps": trial.steps,
+        "attempt": trial.attempt,
+        **data,
+    }
+    emit(session, experiment, f"trial.{kind}", **details)
 
 
 def finish_trial(
@@ -69,7 +89,7 @@ def finish_trial(
     experiment: Experiment,
     trial: Trial,
     outcome: Outcome,
-    result: dict[str, Any] | None = None,
+    result: Json | None = None,
     error: str | None = None,
 ) -> None:
     """Give an open trial its outcome, its result and its place in the ranking."""

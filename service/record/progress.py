@@ -1,4 +1,7 @@
-"""How far an experiment is, and when it will be done: arithmetic on counts alone."""
+"""Computes an experiment's progress and the time it still needs, from counts alone.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,22 @@ EMPTY = StateCount(0, 0, 0)
 
 @dataclass(frozen=True)
 class Progress:
-    """Trials by state, and optimizer steps done of those expected."""
+    """Trials by state, and optimizer steps: done, and to be expected."""
 
     total: int | None
-    """Trials the experiment will have; None while that is unknown."""
+    """How many trials the experiment will have; None while that is unknown."""
     trials: dict[str, int]
     steps_done: int
     steps_total: int | None
-    """Expected: what ended early counts as long as it ran."""
+    """Steps to be expected; a trial that ended early counts with the steps it took."""
     fraction: float | None
     eta_seconds: float | None
-    """None while nothing is known of the speed, and once the experiment is over."""
+    """None while the speed is unknown, and after the end."""
 
 
-def progress(experiment: Experiment, counts: Mapping[str, StateCount], now: float) -> Progress:
+def compute_progress(
+    experiment: Experiment, counts: Mapping[str, StateCount], now: float
+) -> Progress:
     """Return the progress of an experiment whose trials have these counts by state."""
     trials = {str(state): counts.get(state, EMPTY).trials for state in TRIAL_STATES}
     # A reused trial costs nothing here: its steps were done elsewhere.
@@ -66,7 +71,7 @@ def _steps_left(
 
 
 def _typical_steps(experiment: Experiment, counts: Mapping[str, StateCount]) -> float | None:
-    """Return what a trial costs: as those that ended did, before that its budget."""
+    """Return the mean number of steps of a trial: of those that ended, else by the budget."""
     over = {state: count for state, count in counts.items() if state in OUTCOMES}
     if trials := sum(count.trials for count in over.values()):
         return sum(c.step for state, c in over.items() if state != "reused") / trials

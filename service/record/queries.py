@@ -18,7 +18,7 @@ from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experimen
 
 T = TypeVar("T")
 
-Key = Sequence[Any]
+Key = Sequence[float | int | str]
 """Where a page ended: the sorted column's value and what breaks its ties."""
 
 EXPERIMENT_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.exc import IntegrityError
@@ -24,6 +23,7 @@ from eigensweep.service.record.journal import emit, end_experiment
 from eigensweep.service.record.posting import make_row
 from eigensweep.service.record.queries import Queries, count_states
 from eigensweep.service.record.tables import Experiment, Report, Trial
+from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import ENDED, OUTCOMES
 
 
@@ -32,7 +32,7 @@ class Claim:
     """The right to drive an experiment, until the next claim."""
 
     experiment_id: str
-    spec: dict[str, Any]
+    spec: SpecJson
     generation: int
 
 

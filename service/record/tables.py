@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypedDict, cast
 
 from sqlalchemy import (
     JSON,
@@ -21,12 +21,62 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
+from eigensweep.workers.shared.messages import ConfigJson, Json, Metrics, Params, SpecJson
 
 UNRANKED = math.inf
-"""The rank of a trial that has no place in the ranking: after every other."""
+"""The rank of a trial that is not ranked: it comes after all others."""
 
-Json = JSON(none_as_null=True)
+JsonColumn = JSON(none_as_null=True)
 Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class SourceJson(TypedDict):
+    """The trial whose result was taken over."""
+
+    experiment: str
+    number: int
+    run_id: str | None
+
+
+class ResultJson(TypedDict, total=False):
+    """The result of a trial; a number that was not finite is stored as null."""
+
+    outcome: str
+    value: float | None
+    best_step: int | None
+    step: int
+    valid: dict[str, float | None]
+    test: dict[str, float | None]
+    seconds: float
+    parameters: dict[str, int]
+    reused_from: SourceJson | None
+
+
+class KindDetails(TypedDict, total=False):
+    """What an event tells of its kind; which of it depends on the kind."""
+
+    name: str
+    params: Params
+    metrics: Metrics
+    value: float | None
+    reason: str | None
+    error: str | None
+
+
+class EventDetails(KindDetails, total=False):
+    """The same, and for an event of a trial where the trial stands."""
+
+    trial: int
+    arm: str
+    step: int
+    steps: int
+    attempt: int
+
+
+class EventJson(EventDetails):
+    """The data of an event."""
+
+    experiment: str
 
 
 class Base(DeclarativeBase):
@@ -43,7 +93,7 @@ class Base(DeclarativeBase):
 
 
 class Experiment(Base):
-    """One posted experiment: its place in the queue, and what is known of it as a whole."""
+    """One posted experiment: its place in the queue, its state, and its newest driver."""
 
     __tablename__ = "experiments"
     __table_args__ = (
@@ -57,13 +107,13 @@ class Experiment(Base):
     name: Mapped[str] = mapped_column(Text)
     project: Mapped[str] = mapped_column(Text)
     priority: Mapped[int] = mapped_column(Integer)
-    spec: Mapped[dict[str, Any]] = mapped_column(Json)
+    spec: Mapped[SpecJson] = mapped_column(JsonColumn)
     metric: Mapped[str] = mapped_column(Text)
     unit: Mapped[str] = mapped_column(Text)
     better: Mapped[Better] = mapped_column(String(8))
     baseline: Mapped[float | None] = mapped_column(Double)
     trial_steps: Mapped[int | None] = mapped_column(BigInteger)
-    """The budget of a trial where the spec fixes it."""
+    """Optimizer steps of a trial; None if they differ between trials."""
     state: Mapped[str] = mapped_column(String(16), default="queued")
     intent: Mapped[str] = mapped_column(String(8), default="run")
     total: Mapped[int | None] = mapped_column(BigInteger)
@@ -74,16 +124,17 @@ class Experiment(Base):
     started_at: Mapped[float | None] = mapped_column(Double)
     finished_at: Mapped[float | None] = mapped_column(Double)
     generation: Mapped[int] = mapped_column(Integer, default=0)
-    """Raised with each driver that is started; writes of an earlier one are refused."""
+    """Number of the newest driver; writes of an earlier one are refused."""
     claimed_at: Mapped[float | None] = mapped_column(Double)
     claimed_steps: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Steps done when the newest driver was started: speed is measured from there."""
+    """Steps done when the newest driver was started; the speed is measured from there."""
     deaths: Mapped[int] = mapped_column(Integer, default=0)
-    """Drivers that died one after the other without any progress between."""
+    """Drivers that died in a row, without progress between their deaths."""
     progress_mark: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Rung reports and ended trials at the last death; more of them are progress."""
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
     fingerprint: Mapped[str | None] = mapped_column(String(64))
-    """Digest of the posted body, to tell a repeated post from a different one."""
+    """Digest of the posted body; it differs if the same key comes with another body."""
 
 
 class Trial(Base):
@@ -101,13 +152,13 @@ class Trial(Base):
     )
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     arm: Mapped[str] = mapped_column(Text)
-    params: Mapped[dict[str, Any]] = mapped_column(Json)
-    config: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    params: Mapped[Params] = mapped_column(JsonColumn)
+    config: Mapped[ConfigJson | None] = mapped_column(JsonColumn)
     config_hash: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int | None] = mapped_column(BigInteger)
     replicates: Mapped[int | None] = mapped_column(Integer)
     steps: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Its budget."""
+    """Optimizer steps that it may take."""
     state: Mapped[str] = mapped_column(String(16), default="waiting")
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     step: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -115,12 +166,17 @@ class Trial(Base):
     value: Mapped[float | None] = mapped_column(Double)
     rank: Mapped[float] = mapped_column(Double, default=UNRANKED)
     """The value, negated where higher is better, so that the best comes first."""
-    result: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    result: Mapped[Json | None] = mapped_column(JsonColumn)
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
     tracked: Mapped[bool] = mapped_column(Boolean, default=False)
     started_at: Mapped[float | None] = mapped_column(Double)
     ended_at: Mapped[float | None] = mapped_column(Double)
+
+    @property
+    def scores(self) -> ResultJson:
+        """The result as it is stored; empty before there is one."""
+        return cast(ResultJson, self.result or {})
 
 
 def _of_trial() -> ForeignKeyConstraint:
@@ -130,7 +186,7 @@ def _of_trial() -> ForeignKeyConstraint:
 
 
 class Attempt(Base):
-    """One start of a trial: where it ran, and why it ended early if it did."""
+    """One process of a trial: where it ran, and why it ended early, if it did."""
 
     __tablename__ = "attempts"
     __table_args__ = (_of_trial(),)
@@ -142,9 +198,8 @@ class Attempt(Base):
     ended_at: Mapped[float | None] = mapped_column(Double)
     reason: Mapped[str | None] = mapped_column(Text)
     token: Mapped[str] = mapped_column(String(32))
-    """Tells a `begin` whose answer was lost from a second one."""
-    place: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    """Node, pid and device."""
+    """Made by the caller of `begin`: a call repeated after a lost answer starts nothing new."""
+    place: Mapped[Json] = mapped_column(JsonColumn, default=dict)
 
 
 class Report(Base):
@@ -157,12 +212,12 @@ class Report(Base):
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(Integer)
-    metrics: Mapped[dict[str, float]] = mapped_column(Json)
+    metrics: Mapped[Metrics] = mapped_column(JsonColumn)
     at: Mapped[float] = mapped_column(Double)
 
 
 class Event(Base):
-    """Something that happened, in order; written in one transaction with what it tells of."""
+    """Something that happened. It is written in the transaction of the change it reports."""
 
     __tablename__ = "events"
     __table_args__ = (Index(None, "experiment_id", "id"), {"sqlite_autoincrement": True})
@@ -170,5 +225,5 @@ class Event(Base):
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id", ondelete="CASCADE"))
     kind: Mapped[str] = mapped_column(String(40))
-    data: Mapped[dict[str, Any]] = mapped_column(Json)
+    data: Mapped[EventJson] = mapped_column(JsonColumn)
     at: Mapped[float] = mapped_column(Double)

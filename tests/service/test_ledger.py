@@ -343,7 +343,7 @@ class TestRecordLedger:
         ledger.report(0, 1, 20, {"loss": 1.0}, PLACE)
         ledger.report(0, 1, 10, {"loss": 2.0}, PLACE)
         assert record.trial(ledger.experiment_id, 0).trial.step == 20
-        ledger.finish(0, 1, "failed", {"value": None, "step": 15})
+        ledger.finish(0, 1, "failed", Result(step=15))
         assert record.trial(ledger.experiment_id, 0).trial.step == 20
 
     def test_a_ledger_without_patience_raises(self, tmp_path):

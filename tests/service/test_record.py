@@ -18,7 +18,7 @@ from eigensweep.service.record.database import WrongSchemaError, is_away
 from eigensweep.service.record.errors import AlreadyEndedError, IdempotencyKeyReusedError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import NewerRecordError, RecordUnusableError, migrate
-from eigensweep.service.record.progress import progress
+from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base, Experiment
@@ -269,29 +269,29 @@ class TestProgress:
 
     def test_the_time_left_follows_from_steps_done(self):
         counts = {"completed": StateCount(2, 200, 200), "running": StateCount(1, 50, 100)}
-        now = progress(self.experiment(), counts, now=1025.0)
+        now = compute_progress(self.experiment(), counts, now=1025.0)
         assert (now.steps_done, now.steps_total) == (250, 1000)
         assert now.fraction == 0.25
         assert now.eta_seconds == pytest.approx(75.0)
 
     def test_trials_that_ended_early_shorten_what_is_expected(self):
         counts = {"pruned": StateCount(4, 40, 400), "completed": StateCount(1, 100, 100)}
-        now = progress(self.experiment(), counts, now=1010.0)
+        now = compute_progress(self.experiment(), counts, now=1010.0)
         assert now.steps_total == 140 + 5 * 28
 
     def test_steps_done_before_a_restart_do_not_count_as_speed(self):
         counts = {"running": StateCount(10, 500, 1000)}
-        now = progress(self.experiment(claimed_steps=490), counts, now=1010.0)
+        now = compute_progress(self.experiment(claimed_steps=490), counts, now=1010.0)
         assert now.eta_seconds == pytest.approx(500.0)
 
     def test_nothing_is_claimed_of_the_unknown(self):
-        now = progress(self.experiment(total=None), {}, now=1010.0)
+        now = compute_progress(self.experiment(total=None), {}, now=1010.0)
         assert (now.steps_total, now.fraction, now.eta_seconds) == (None, None, None)
-        assert progress(self.experiment(), {}, now=1010.0).eta_seconds is None
+        assert compute_progress(self.experiment(), {}, now=1010.0).eta_seconds is None
 
     def test_a_completed_experiment_is_whole(self):
         counts = {"reused": StateCount(10, 1000, 1000)}
-        now = progress(self.experiment(state="completed"), counts, now=1010.0)
+        now = compute_progress(self.experiment(state="completed"), counts, now=1010.0)
         assert (now.fraction, now.eta_seconds) == (1.0, None)
 
 

@@ -101,7 +101,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    free = [ports.free_port("127.0.0.1", first, True) for first in (28642, 25000)]
+    free = [ports.find_free_port("127.0.0.1", first, True) for first in (28642, 25000)]
     # Ray's sockets lie below it, and a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp", ignore_cleanup_errors=True) as name:
         service = Served(Path(name), *free)
@@ -125,7 +125,9 @@ class TestServe:
         assert "MLflow ended" in served.log()
 
     def test_a_second_service_does_not_share_its_home(self, served):
-        refused = served.command(EIGENSWEEP_PORT=str(ports.free_port("127.0.0.1", 29642, True)))
+        refused = served.command(
+            EIGENSWEEP_PORT=str(ports.find_free_port("127.0.0.1", 29642, True))
+        )
         assert refused.returncode == 2
         assert str(served.process.pid) in refused.stderr
         assert "EIGENSWEEP_HOME" in refused.stderr
@@ -246,7 +248,7 @@ class TestGuard:
         ours.kill()
         ours.wait()
         assert orphan.is_running()
-        assert guard.end(lambda mark: mark == mine) == 1
+        assert guard.kill(lambda mark: mark == mine) == 1
         assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
         assert theirs.poll() is None
         assert stranger.is_running()
@@ -256,7 +258,7 @@ class TestGuard:
         here, mine = sleeper(guard.new_mark(tmp_path)), guard.new_mark(tmp_path)
         elsewhere, own = sleeper(guard.new_mark(tmp_path / "other")), sleeper(mine)
         rest = [self.child(elsewhere), self.child(own)]
-        assert guard.end(guard.of_home(tmp_path, but=mine)) == 2
+        assert guard.kill(guard.of_home(tmp_path, but=mine)) == 2
         assert here.wait(PATIENCE) != 0
         assert [p.poll() for p in (elsewhere, own)] == [None, None]
         for process in rest:

@@ -1,10 +1,13 @@
-"""Ask for analyses, list them, look at one, fetch its files; and what kinds there are."""
+"""Post, list and look at analyses, fetch their files, and list the kinds of analyses.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
@@ -15,8 +18,8 @@ from eigensweep.service.api.examples import ANALYSES as REQUESTS
 from eigensweep.service.api.examples import ANALYSIS
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.routes.catalogue import Listing, Name, about
-from eigensweep.service.api.schemas import Answer, Page
+from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
+from eigensweep.service.api.schemas import Answer, Page, to_datetime, to_datetime_if_known
 from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
 from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
 from eigensweep.workers.analyses import ANALYSES
@@ -36,15 +39,17 @@ FILES: Final = {
 
 
 class AnalysisLinks(Answer):
-    """Where more of an analysis is."""
+    """Paths and addresses of an analysis."""
 
     self: str
-    files: dict[str, str] = Field(description="By name, once it is finished")
-    mlflow: str | None = Field(description="The run in MLflow's pages that has it as artifacts")
+    files: dict[str, str] = Field(description="By name; empty until it is finished")
+    mlflow: str | None = Field(
+        description="The run on MLflow's pages that has its files as artifacts"
+    )
 
 
 class AnalysisNow(Answer):
-    """An analysis: what was asked, and how far it is."""
+    """An analysis: its request, and its state."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [ANALYSIS]})
 
@@ -59,7 +64,7 @@ class AnalysisNow(Answer):
     finished_at: datetime | None
     error: str | None = Field(description="Why it failed")
     mlflow_problem: str | None = Field(
-        description="Why MLflow has not got it; the same request again delivers it"
+        description="Why MLflow does not have it; post the same request again to deliver it"
     )
     links: AnalysisLinks
 
@@ -67,7 +72,7 @@ class AnalysisNow(Answer):
 class AnalysisKindListing(Listing):
     """A kind of analysis in a list."""
 
-    of: Kind = Field(description="What it looks at: a trial, an experiment, or its own matrices")
+    of: Kind = Field(description="What it examines: a trial, an experiment, or matrices of its own")
 
 
 class AnalysisKinds(Answer):
@@ -81,11 +86,11 @@ class AnalysisKindEntry(AnalysisKindListing):
 
     description: str
     result_version: int = Field(description="Raised when its results change")
-    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of its `options`")
+    schema_: JsonSchema = Field(alias="schema", description="JSON Schema of its `options`")
 
 
 class AnalysisQuery(BaseModel):
-    """Which analyses."""
+    """Selects analyses."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,19 +107,24 @@ class AnalysisQuery(BaseModel):
 @router.post(
     "/analyses",
     status_code=201,
-    summary="Ask for an analysis",
+    summary="Post an analysis",
     responses=describe_errors(401, 404, 409, 413, 415, 422, 503)
-    | {200: {"model": AnalysisNow, "description": "Asked for before: it comes back as it stands"}},
+    | {
+        200: {
+            "model": AnalysisNow,
+            "description": "It was posted before; the answer has its present state",
+        }
+    },
 )
 def post_analysis(
     service: TheService,
     request: Annotated[AnalysisRequest, Body(openapi_examples=REQUESTS)],
     response: Response,
 ) -> AnalysisNow:
-    """Check a request and queue it; what cannot be met is refused here.
+    """Check a request and queue it. A request that cannot be met is refused here.
 
-    An analysis is a function of its request, so the same request gives the same one. One that
-    failed, or that MLflow has not got, or whose files were removed, is queued again.
+    The same request gives the same analysis. It is queued again if it failed, if MLflow does not
+    have it, or if its files were removed.
     """
     spec = complete_request(request, service.record, FilePath(service.settings.storage_folder))
     record, is_new = service.analyses.add(spec)
@@ -129,8 +139,9 @@ def post_analysis(
 def list_analyses(
     service: TheService, query: Annotated[AnalysisQuery, Query()]
 ) -> Page[AnalysisNow]:
-    """Return the analyses that were asked for, the newest first."""
+    """Return the analyses, the newest first."""
     after = decode(SORT, query.cursor, (float, str))
+    before = None if after is None else (float(after[0]), str(after[1]))
 
     def matches(each: AnalysisRecord) -> bool:
         return (
@@ -138,7 +149,7 @@ def list_analyses(
             and query.experiment in (None, each.experiment)
             and query.trial in (None, each.trial)
             and (not query.state or each.state in query.state)
-            and (after is None or [each.created_at, each.id] < after)
+            and (before is None or (each.created_at, each.id) < before)
         )
 
     found = service.analyses.list(matches)
@@ -178,8 +189,10 @@ def get_file(
 
 @router.get("/analysis-kinds", summary="List kinds of analyses", responses=describe_errors(401))
 def list_kinds() -> AnalysisKinds:
-    """Return what can be asked for."""
-    items = [AnalysisKindListing(**about(name, type(a)), of=a.of) for name, a in ANALYSES.items()]
+    """Return the kinds of analyses."""
+    items = [
+        AnalysisKindListing(**describe(name, type(a)), of=a.of) for name, a in ANALYSES.items()
+    ]
     return AnalysisKinds(items=items)
 
 
@@ -194,7 +207,7 @@ def get_kind(name: Name) -> AnalysisKindEntry:
     if analysis is None:
         raise NotInCatalogueError("analysis", name, list(ANALYSES))
     return AnalysisKindEntry(
-        **about(name, type(analysis)),
+        **describe(name, type(analysis)),
         of=analysis.of,
         description=type(analysis).__doc__ or "",
         result_version=analysis.result_version,
@@ -212,9 +225,9 @@ def _make_answer(service: Service, record: AnalysisRecord) -> AnalysisNow:
         trial=record.trial,
         options=record.options,
         state=record.state,
-        created_at=datetime.fromtimestamp(record.created_at, UTC),
-        started_at=_moment(record.started_at),
-        finished_at=_moment(record.finished_at),
+        created_at=to_datetime(record.created_at),
+        started_at=to_datetime_if_known(record.started_at),
+        finished_at=to_datetime_if_known(record.finished_at),
         error=record.error,
         mlflow_problem=record.mlflow_problem,
         links=AnalysisLinks(
@@ -223,7 +236,3 @@ def _make_answer(service: Service, record: AnalysisRecord) -> AnalysisNow:
             mlflow=service.views.run(record.mlflow_run),
         ),
     )
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,4 +1,7 @@
-"""The models, tasks and presets that a spec can name, described from the code."""
+"""The models, tasks and presets that a spec can name, described from the code.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import inspect
 import re
 import sys
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field, ValidationError
@@ -19,14 +22,18 @@ from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
 from eigensweep.service.api.schemas import Answer, Metric
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
+from eigensweep.workers.shared.messages import Json
 
 router = APIRouter(tags=["catalogue"])
 
 Name = Annotated[str, Path(max_length=200)]
 
+JsonSchema = dict[str, Any]
+"""A JSON Schema, as pydantic writes it."""
+
 
 class Listing(Answer):
-    """A model or preset in a list."""
+    """A model, task or preset in a list."""
 
     name: str
     summary: str
@@ -73,13 +80,15 @@ class ModelEntry(Listing):
 
     description: str
     result_version: int = Field(description="Raised when its results change")
-    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of `model` in a spec")
+    schema_: JsonSchema = Field(alias="schema", description="JSON Schema of `model` in a spec")
 
 
 class TaskMetric(Metric):
     """A number that a task reports."""
 
-    test_only: bool = Field(description="Scored on test data alone: no search ranks by it")
+    test_only: bool = Field(
+        description="Whether only test data is scored, so that no search can rank by it"
+    )
 
 
 class TaskEntry(TaskListing):
@@ -90,21 +99,21 @@ class TaskEntry(TaskListing):
     metrics: list[TaskMetric] = Field(
         description="The loss first; empty if a field without a default decides them"
     )
-    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of `task` in a spec")
+    schema_: JsonSchema = Field(alias="schema", description="JSON Schema of `task` in a spec")
 
 
 class PresetEntry(Listing):
     """A preset in full."""
 
-    spec: dict[str, Any] = Field(description="An ExperimentSpec, ready to be posted")
-    published: list[dict[str, Any]] = Field(description="The paper's own numbers")
+    spec: Json = Field(description="An ExperimentSpec, ready to be posted")
+    published: list[Json] = Field(description="The paper's own numbers")
 
 
 @router.get("/models", summary="List models", responses=describe_errors(401))
 def list_models() -> Models:
     """Return the models that a spec can name, and the packages whose models could not be loaded."""
-    items = [Listing(**about(name, cls)) for name, cls in MODELS.items()]
-    return Models(items=items, left_out=_left_out(MODELS))
+    items = [Listing(**describe(name, cls)) for name, cls in MODELS.items()]
+    return Models(items=items, left_out=_list_left_out(MODELS))
 
 
 @router.get("/models/{name}", summary="Look at a model", responses=describe_errors(401, 404, 422))
@@ -112,7 +121,7 @@ def get_model(name: Name) -> ModelEntry:
     """Return what a search may vary on a model."""
     cls = _look_up(MODELS, name)
     return ModelEntry(
-        **about(name, cls),
+        **describe(name, cls),
         description=inspect.getdoc(sys.modules[cls.__module__]) or "",
         result_version=cls.result_version,
         schema=_schema(cls.Config),
@@ -123,10 +132,10 @@ def get_model(name: Name) -> ModelEntry:
 def list_tasks() -> Tasks:
     """Return the tasks that a spec can name, and the packages whose tasks could not be loaded."""
     items = [
-        TaskListing(**about(name, cls), baseline=_baseline(_default_config(name, cls)))
+        TaskListing(**describe(name, cls), baseline=_baseline(_default_config(name, cls)))
         for name, cls in TASKS.items()
     ]
-    return Tasks(items=items, left_out=_left_out(TASKS))
+    return Tasks(items=items, left_out=_list_left_out(TASKS))
 
 
 @router.get("/tasks/{name}", summary="Look at a task", responses=describe_errors(401, 404, 422))
@@ -135,7 +144,7 @@ def get_task(name: Name) -> TaskEntry:
     cls = _look_up(TASKS, name)
     config = _default_config(name, cls)
     return TaskEntry(
-        **about(name, cls),
+        **describe(name, cls),
         baseline=_baseline(config),
         description=inspect.getdoc(cls) or "",
         result_version=cls.result_version,
@@ -147,7 +156,7 @@ def get_task(name: Name) -> TaskEntry:
 @router.get("/presets", summary="List presets", responses=describe_errors(401))
 def list_presets() -> Presets:
     """Return the experiments that ship with the project."""
-    return Presets(items=[_preset_listing(name) for name in preset_names()])
+    return Presets(items=[_list_preset(name) for name in preset_names()])
 
 
 @router.get(
@@ -157,13 +166,21 @@ def get_preset(name: Name) -> PresetEntry:
     """Return a preset's spec, ready to be posted, beside the paper's own numbers."""
     spec = load_preset(name)
     return PresetEntry(
-        **_preset_listing(name).model_dump(),
+        **_list_preset(name).model_dump(),
         spec=spec.model_dump(mode="json", exclude_unset=True),
         published=[number.model_dump(exclude_none=True) for number in spec.published],
     )
 
 
-def about(name: str, cls: type) -> dict[str, Any]:
+class About(TypedDict):
+    """The fields of a `Listing`."""
+
+    name: str
+    summary: str
+    source: str | None
+
+
+def describe(name: str, cls: type) -> About:
     """Return a name with the first line of a class's docstring and the paper it cites."""
     words = inspect.getdoc(cls) or ""
     module = inspect.getdoc(sys.modules[cls.__module__]) or ""
@@ -183,7 +200,7 @@ def _look_up(registry: Registry[Any], name: str) -> Any:
     return cls
 
 
-def _left_out(registry: Registry[Any]) -> list[LeftOut]:
+def _list_left_out(registry: Registry[Any]) -> list[LeftOut]:
     return [LeftOut(entry_point=entry, reason=why) for entry, why in registry.problems.items()]
 
 
@@ -203,10 +220,10 @@ def _baseline(config: TaskConfig | None) -> float | None:
 
 
 @cache
-def _schema(config: type[BaseModel]) -> dict[str, Any]:
+def _schema(config: type[BaseModel]) -> JsonSchema:
     return config.model_json_schema()
 
 
-def _preset_listing(name: str) -> Listing:
+def _list_preset(name: str) -> Listing:
     spec: ExperimentSpec = load_preset(name)
     return Listing(name=name, summary=spec.description or spec.name, source=spec.source or None)

@@ -1,4 +1,4 @@
-"""Post, preview, list, look at and cancel experiments."""
+"""Post, preview, list, look at and cancel experiments. Runs in the service's process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from eigensweep.workers.shared.states import ExperimentState
 
 router = APIRouter(tags=["experiments"])
 
-ExperimentId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
+ExperimentId = Annotated[
+    str, Path(min_length=1, max_length=32, description="The id in the answer to the post")
+]
 
 PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=SPECS)]
 
 
 class ExperimentQuery(BaseModel):
-    """Which experiments, and in which order."""
+    """Selects experiments, and their order."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: list[ExperimentState] = Field([], description="Only in these states")
     project: str | None = Field(None, description="Only of this project")
-    name: str | None = Field(None, description="Only with this in their name")
+    name: str | None = Field(None, description="Only if their name contains this, in any case")
     sort: Literal["created_at", "-created_at", "name", "-name"] = "-created_at"
     limit: int = Field(50, ge=1, le=200)
     cursor: str | None = Field(
@@ -44,7 +46,12 @@ class ExperimentQuery(BaseModel):
     status_code=201,
     summary="Post an experiment",
     responses=describe_errors(401, 413, 415, 422, 503)
-    | {200: {"model": ExperimentNow, "description": "Posted before with the same Idempotency-Key"}},
+    | {
+        200: {
+            "model": ExperimentNow,
+            "description": "It was posted before with the same Idempotency-Key",
+        }
+    },
 )
 def post_experiment(
     service: TheService,
@@ -55,11 +62,11 @@ def post_experiment(
         Header(
             min_length=1,
             max_length=255,
-            description="A post that is repeated with the same key and body queues nothing again",
+            description="A second post with the same key and body queues nothing",
         ),
     ] = None,
 ) -> ExperimentNow:
-    """Check a spec and queue it. What could not run is refused here, and nothing is queued."""
+    """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
     check_spec(spec, service.settings.corpora)
     experiment, is_new = service.record.add(spec, idempotency_key)
     service.dispatcher.wake()
@@ -72,11 +79,11 @@ def post_experiment(
 
 @router.post(
     "/experiments/preview",
-    summary="Say what an experiment would do",
+    summary="Preview an experiment",
     responses=describe_errors(401, 413, 415, 422),
 )
 def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
-    """Check a spec as a post does, count its trials and sizes, guess its cost; queue nothing."""
+    """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
     check_spec(spec, service.settings.corpora)
     return preview(spec)
 
@@ -85,7 +92,7 @@ def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
 def list_experiments(
     service: TheService, query: Annotated[ExperimentQuery, Query()]
 ) -> Page[ExperimentNow]:
-    """Return experiments, the newest first unless `sort` says otherwise."""
+    """Return experiments, by default the newest first."""
     kind = float if query.sort.endswith("created_at") else str
     found = service.record.experiments(
         states=query.state,
@@ -109,7 +116,7 @@ def list_experiments(
     responses=describe_errors(401, 404, 422, 503),
 )
 def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
-    """Return an experiment with its progress, the time it still needs and its best trial."""
+    """Return an experiment with its progress, the time it still needs, and its best trial."""
     return service.views.experiment(service.record.experiment(id))
 
 
@@ -120,9 +127,9 @@ def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     responses=describe_errors(401, 404, 409, 422, 503),
 )
 def cancel_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
-    """Cancel a queued experiment at once; let the driver of a running one stop its trials.
+    """Cancel a queued experiment at once; tell the driver of a running one to stop its trials.
 
-    Asked again it changes nothing. One that has completed or failed cannot be cancelled (409).
+    A second call changes nothing. An experiment that has completed or failed is answered 409.
     """
     service.record.cancel(id)
     service.dispatcher.wake()

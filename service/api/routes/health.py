@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether all that it needs is there."""
+"""Tells whether the process lives, and whether all that it needs is there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.models import MODELS
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer
+from eigensweep.tasks import TASKS
 
 router = APIRouter(tags=["health"])
 
 PATIENCE_SECONDS = 3.0
+"""How long MLflow may take to answer."""
 
 
 class Alive(Answer):
@@ -25,15 +28,15 @@ class Alive(Answer):
 
 
 class Check(Answer):
-    """One thing the service needs."""
+    """One thing that the service needs."""
 
     ready: bool
-    detail: str = Field(description="What is wrong; empty: nothing")
+    detail: str = Field(description="What is wrong; empty if nothing is")
     url: str | None = None
 
 
 class Readiness(Answer):
-    """Everything the service needs, by name."""
+    """Everything that the service needs, by name."""
 
     ready: bool
     checks: dict[str, Check]
@@ -41,7 +44,7 @@ class Readiness(Answer):
 
 @router.get("/healthz", summary="Is the process alive?")
 async def healthz() -> Alive:
-    """Answer, and so show that the process lives."""
+    """Return an answer, which shows that the process lives."""
     return Alive()
 
 
@@ -51,7 +54,10 @@ async def healthz() -> Alive:
     responses={503: {"model": Readiness, "description": "Something is not ready, see `checks`"}},
 )
 def readyz(service: TheService, response: Response) -> Readiness:
-    """Look at the database, MLflow and the launcher of drivers, each named; 503 if one is away."""
+    """Check the database, MLflow, the launcher of drivers, and packages; 503 if one is not ready.
+
+    A package that cannot be loaded is named, and does not make the service unready.
+    """
     checks = {name: look(service) for name, look in CHECKS.items()}
     ready = all(check.ready for check in checks.values())
     if not ready:
@@ -86,8 +92,15 @@ def _launcher(service: Service) -> Check:
     return Check(ready=problem is None, detail=problem or words)
 
 
+def _packages(service: Service) -> Check:
+    left_out = MODELS.problems | TASKS.problems
+    words = "; ".join(f"{entry} was left out: {why}" for entry, why in left_out.items())
+    return Check(ready=True, detail=words)  # the service works without them
+
+
 CHECKS: dict[str, Callable[[Service], Check]] = {
     "database": _database,
     "mlflow": _mlflow,
     "launcher": _launcher,
+    "packages": _packages,
 }

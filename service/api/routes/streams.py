@@ -1,4 +1,4 @@
-"""What happens in an experiment, as it happens."""
+"""Streams the events of an experiment. Runs in the service's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eigensweep.service.api.routes.experiments import ExperimentId
 router = APIRouter(tags=["experiments"])
 
 
-def _existing(service: TheService, id: ExperimentId) -> str:
+def _check_id(service: TheService, id: ExperimentId) -> str:
     return service.record.row(id).id
 
 
@@ -27,16 +27,17 @@ def _existing(service: TheService, id: ExperimentId) -> str:
 )
 async def follow(
     service: TheService,
-    id: Annotated[str, Depends(_existing)],
+    id: Annotated[str, Depends(_check_id)],
     last_event_id: Annotated[
-        int, Header(ge=0, le=2**62, description="Go on after this event; default: from the first")
+        int,
+        Header(ge=0, le=2**62, description="Id of the last event that was received; default: none"),
     ] = 0,
 ) -> AsyncIterable[ServerSentEvent]:
-    """Stream server-sent events, those of the past first, until the experiment is over.
+    """Stream server-sent events until the experiment is over; past events come first.
 
     Each has an `id`, a kind in `event` (`experiment.started`, `trial.report`, `trial.completed`,
     ...) and JSON in `data`: `experiment`, `at`, and for a trial `trial`, `arm`, `step`, `steps`,
-    `attempt`, `metrics` or `value`. A comment now and then keeps a quiet connection open.
+    `attempt`, `metrics` or `value`. Comments in between keep a quiet connection open.
     """
     async for event in service.tailer.stream(id, last_event_id):
         yield event

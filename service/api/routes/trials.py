@@ -1,4 +1,4 @@
-"""List an experiment's trials and look at one."""
+"""List an experiment's trials and look at one. Runs in the service's process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ router = APIRouter(tags=["trials"])
 
 
 class TrialQuery(BaseModel):
-    """Which trials, and in which order."""
+    """Selects trials, and their order."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: list[TrialState] = Field([], description="Only in these states")
     arm: str | None = Field(None, description="Only of this arm")
     sort: Literal["number", "-number", "value"] = Field(
-        "number", description="`value`: the ranking, the best first, unranked trials last"
+        "number", description="`value`: the best first, trials without a rank last"
     )
     limit: int = Field(50, ge=1, le=200)
     cursor: str | None = Field(
@@ -41,7 +41,7 @@ class TrialQuery(BaseModel):
 def list_trials(
     service: TheService, id: ExperimentId, query: Annotated[TrialQuery, Query()]
 ) -> Page[TrialSummary]:
-    """Return the trials of an experiment, without their configurations and histories."""
+    """Return the trials of an experiment, without configurations, reports and attempts."""
     by_value = query.sort == "value"
     found = service.record.trials(
         id,
