@@ -31,7 +31,7 @@ class Client(Connection):
         `submit("quickstart", seed=7, **{"training.steps": 50})`.
 
         Raises:
-            InputError: if the file cannot be read or a path leads nowhere.
+            InputError: if the file cannot be read or there is no such path.
             RefusedError: if the service finds something wrong with the spec.
         """
         spec = self.read_spec(source, settings)

@@ -1,6 +1,6 @@
-"""A spec as a person writes it: YAML or JSON, with settings laid over it by dotted path.
+"""Reads specs from YAML or JSON, and replaces single fields by dotted path.
 
-Nothing here knows what a spec may hold; the service says that when it is posted.
+Nothing here knows which fields a spec may have; the service checks that when it is posted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parse(text: str, where: str) -> Any:
     """Return what a YAML (or JSON) text holds.
 
     Raises:
-        InputError: if it is neither, naming `where` it came from and the line.
+        InputError: if it is neither; the message names `where` the text comes from, and the line.
     """
     try:
         return read_text(text)
@@ -63,13 +63,7 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     >>> parse_settings(["training.steps=50", "search.space.optimizer.lr=[1e-3, 1e-4]"])
     {'training.steps': 50, 'search.space.optimizer.lr': [0.001, 0.0001]}
     """
-    parsed = {}
-    for setting in settings:
-        path, equals, value = setting.partition("=")
-        if not equals or not path.strip():
-            raise InputError(f"--set {setting}: write path=value, such as --set training.steps=100")
-        parsed[path.strip()] = parse(value, f"--set {path}")
-    return parsed
+    return _parse_pairs("--set", settings, "path=value, such as --set training.steps=100")
 
 
 SUBJECT = {
@@ -77,7 +71,7 @@ SUBJECT = {
     "trial": "--trial EXPERIMENT/NUMBER",
     "experiment": "--experiment EXPERIMENT",
 }
-"""What an analysis is and is of, which is none of its options."""
+"""What may not be an option of an analysis, and how to give it instead."""
 
 
 def parse_options(options: list[str]) -> dict[str, Any]:
@@ -86,16 +80,20 @@ def parse_options(options: list[str]) -> dict[str, Any]:
     >>> parse_options(["alpha=[0.95, 1]", "norm=frobenius"])
     {'alpha': [0.95, 1], 'norm': 'frobenius'}
     """
+    parsed = _parse_pairs("--option", options, "name=value, such as --option norm=frobenius")
+    for name in parsed:
+        if name in SUBJECT:
+            raise InputError(f"--option {name}=...: give it as {SUBJECT[name]}")
+    return parsed
+
+
+def _parse_pairs(flag: str, texts: list[str], expected: str) -> dict[str, Any]:
     parsed = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals or not name.strip():
-            raise InputError(
-                f"--option {option}: write name=value, such as --option norm=frobenius"
-            )
-        if name.strip() in SUBJECT:
-            raise InputError(f"--option {option}: say it as {SUBJECT[name.strip()]}")
-        parsed[name.strip()] = parse(value, f"--option {name}")
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"{flag} {text}: write {expected}")
+        parsed[key.strip()] = parse(value, f"{flag} {key}")
     return parsed
 
 
@@ -112,9 +110,10 @@ def parse_trial(text: str) -> dict[str, Any]:
 
 
 def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `spec` in which each dotted path holds its value.
+    """Return a copy of `spec` in which the field at each dotted path has its value.
 
-    An arm is named by its name or its place; what follows `space` is one parameter's path.
+    A path names an arm by its name or its number. The rest of a path after `space` is the path of
+    one parameter.
 
     >>> spec = {"arms": [{"name": "lstm", "model": {"name": "lstm"}}], "search": {"space": {}}}
     >>> with_settings(spec, {"arms.lstm.optimizer.lr": 0.1, "search.space.optimizer.lr": [1, 2]})
@@ -123,7 +122,7 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
      'search': {'space': {'optimizer.lr': [1, 2]}}}
 
     Raises:
-        InputError: if a path leads nowhere.
+        InputError: if there is no such path.
     """
     changed = _copy(spec)
     for path, value in settings.items():

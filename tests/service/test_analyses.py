@@ -57,7 +57,7 @@ MISTYPED: list[tuple[tuple[str, ...], str]] = [
     (("spectra", "--trial", "e7/1"), "there is no experiment 'e7'"),
     (("fisher_memory", "--option", "d"), "write name=value"),
     (("fisher_memory", "--option", "d=2"), "options.d"),
-    (("spectra", "--option", "trial=2"), "say it as --trial EXPERIMENT/NUMBER"),
+    (("spectra", "--option", "trial=2"), "give it as --trial EXPERIMENT/NUMBER"),
     (("fisher_memory", "--out", "/dev/null"), "/dev/null: File exists"),
 ]
 
