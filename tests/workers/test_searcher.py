@@ -326,3 +326,40 @@ class TestLostProcesses:
         assert states == ["completed"] * 2 + ["cancelled"] * 2
         assert b.sweep.close() == ("cancelled", "cancelled on request")
         assert [b.told()[n].state for n in (2, 3)] == [TrialState.FAIL] * 2
+
+    def test_the_first_reason_to_cancel_stands(self, tmp_path):
+        b = self.one(tmp_path, retries=3)
+        b.ask()
+        b.sweep.cancel("limits.wall_seconds: 5 seconds are over")
+        b.sweep.cancel("cancelled on request", "failed")
+        assert b.sweep.close() == ("cancelled", "limits.wall_seconds: 5 seconds are over")
+
+
+class TestResults:
+    @pytest.mark.parametrize(("metric", "best"), [("cross_entropy", 1), ("accuracy", 2)])
+    def test_the_best_trial_is_the_completed_one_with_the_best_value(self, tmp_path, metric, best):
+        search = {"method": "grid", "space": {"optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5]}}
+        b = bench(tmp_path, search, objective={"metric": metric})
+        ends = [("completed", 0.5), ("completed", 0.3), ("completed", 0.9)]
+        ends += [("pruned", 0.1), ("pruned", 0.99)]
+        for number, (outcome, value) in enumerate(ends):
+            b.ask()
+            b.sweep.begin(number, 1)
+            b.sweep.end(number, outcome, Result(value=value, step=20))
+        assert b.sweep.best().number == best
+
+    def test_a_trial_that_has_begun_goes_on_although_its_result_stands_elsewhere_by_now(
+        self, tmp_path
+    ):
+        b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2]}})
+        name = b.ask().entry.config_hash
+        b.sweep.begin(0, 1)
+        b.ledger.know(name, Finished(Source("e0", 7, "run7"), Result(value=0.25, step=20)))
+        b.start()
+        job = b.ask()
+        assert (job.entry.number, job.attempt) == (0, 2)
+
+    def test_a_larger_budget_goes_on_from_the_largest_smaller_one(self, tmp_path):
+        b = bench(tmp_path, {"method": "grid", "space": {"training.steps": [10, 20, 30]}})
+        b.run(most=2)
+        assert b.ask().donor == Source("e1", 1)
