@@ -11,7 +11,7 @@ vectors x.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -59,7 +59,10 @@ class LTRNNConfig(NetworkConfig):
         description="Whether the gradient with respect to the states is divided by the number of "
         "steps",
     )
-    readout_bias: bool = Field(False, description="Whether c is trained; otherwise it is zero")
+    readout_bias: bool = Field(
+        False, description="Whether c is trained, starting from zero; otherwise it is zero"
+    )
+    readout_bias_init: ClassVar[Literal["zeros"]] = "zeros"  # type: ignore[misc]  # not a field
     encoder_init: Initial = Field("glorot_uniform", description="Initial U")
 
     @property

@@ -6,7 +6,7 @@ section 2.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,10 @@ class SRNNConfig(FreeConfig):
 
     name: Literal["srnn"] = "srnn"
     activation: Literal["tanh", "relu"] = Field("tanh", description="Nonlinearity")
-    readout_bias: bool = Field(False, description="Whether c is trained; otherwise it is zero")
+    readout_bias: bool = Field(
+        False, description="Whether c is trained, starting from zero; otherwise it is zero"
+    )
+    readout_bias_init: ClassVar[Literal["zeros"]] = "zeros"  # type: ignore[misc]  # not a field
 
     @property
     def trains_readout_bias(self) -> bool:

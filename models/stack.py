@@ -105,10 +105,11 @@ def _check_alike(first: Model, other: Model) -> None:
             f"a stack holds models of one class; these are {type(first).__name__} "
             f"and {type(other).__name__}"
         )
-    one, two = (m.config.model_dump(exclude=set(m.config.initial_only)) for m in (first, other))
+    may_differ = set(type(first.config).model_fields) & first.config.initial_only
+    one, two = (m.config.model_dump(exclude=may_differ) for m in (first, other))
     differing = [name for name in one if one[name] != two[name]]
     if differing:
         raise ValueError(
-            f"models in a stack may differ in {', '.join(sorted(first.config.initial_only))}; "
+            f"models in a stack may differ in {', '.join(sorted(may_differ))}; "
             f"these differ in {', '.join(differing)}"
         )

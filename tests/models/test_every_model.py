@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -144,6 +145,25 @@ def test_chunks_of_the_time_axis_change_nothing(nets, name):
         options = {"activation": model.activation, "readout": readout, "h0": h0}
         whole, pieces = (recur(x, *tensors, chunk=chunk, **options) for chunk in (None, 4))
         torch.testing.assert_close(pieces, whole, atol=1e-13, rtol=0)
+
+
+INITIAL_FIELDS = [
+    (name, field)
+    for name in TRAINED
+    for field in MODELS[name].Config.model_fields
+    if field.endswith("_init")
+]
+
+
+@pytest.mark.parametrize(("name", "field"), INITIAL_FIELDS)
+def test_a_field_of_initial_values_changes_the_model(nets, name, field):
+    extra = {"encoder": "embedding"} if field == "embedding_init" else {}
+    starts = [
+        nets.build(name, **{field: value}, **extra).state_dict()
+        for value in get_args(MODELS[name].Config.model_fields[field].annotation)
+    ]
+    first = starts[0]
+    assert any(not torch.equal(start[key], first[key]) for start in starts[1:] for key in first)
 
 
 @pytest.mark.parametrize("init", ["glorot", "orthogonal", "identity"])

@@ -179,6 +179,23 @@ class TestRemoval:
         arms = ExperimentSpec.from_stored({**content, "arms": [stored]})
         assert arms.arms_ == plain.arms_
 
+    @pytest.mark.parametrize(
+        ("name", "field"),
+        [
+            ("lstm", "encoder_init"),
+            ("gru", "encoder_init"),
+            ("srnn", "readout_bias_init"),
+            ("lt_rnn", "readout_bias_init"),
+        ],
+    )
+    def test_the_fields_without_effect_keep_their_place(self, name, field):
+        config = trial(MODELS[name].Config(hidden_size=8))
+        hashed = config.content_to_hash()["model"]
+        assert hashed[field] == hashing._rules()["founding"]["model"][name][field]
+        stored = config.model_dump(mode="json")
+        stored["model"][field] = hashed[field]
+        assert TrialConfig.from_dict(stored) == config
+
     def test_another_value_of_it_is_refused(self, shrunk):
         stored = trial(MODELS["scornn"].Config(**shrunk)).model_dump(mode="json")
         stored["model"]["old_init"] = "orthogonal"

@@ -68,6 +68,16 @@ def test_a_good_spec_has_no_problems():
             "model.negative_one",
             "scornn has no 'negative_one'; it has .*'negative_ones'.*did you mean 'negative_ones'",
         ),
+        (
+            {"model": {**LSTM, "encoder_init": "orthogonal"}},
+            "model.encoder_init",
+            "lstm has no 'encoder_init'; it has .*'recurrent_init'",
+        ),
+        (
+            {"model": {"name": "srnn", "hidden_size": 8, "readout_bias_init": "zeros"}},
+            "model.readout_bias_init",
+            "srnn has no 'readout_bias_init'; it has .*'readout_bias'",
+        ),
         ({"model": {"name": "scorn"}}, "model.name", "there is no model 'scorn'.*mean 'scornn'"),
         ({"model": {"hidden_size": 3}}, "model.name", "a model is an object with a 'name'"),
         ({"task": {"name": "coping"}}, "task.name", "there is no task 'coping'.*mean 'copying'"),

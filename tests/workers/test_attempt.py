@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from sweeps import spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.shared import code
 from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store
 from eigensweep.workers.shared.code import ForeignCodeError, check_code, own_code
 from eigensweep.workers.shared.messages import Order, Report, Source
@@ -127,6 +129,21 @@ class TestCode:
         command = [sys.executable, "-c", check]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "set()"
+
+    def test_every_file_that_decides_numbers_is_in_the_digest(self, tmp_path, monkeypatch):
+        folder = Path(own_code().folder)
+        copy = tmp_path / folder.name
+        shutil.copytree(
+            folder / "models", copy / "models", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        monkeypatch.setattr(code, "__file__", str(copy / "workers/shared/code.py"))
+        seen = {own_code.__wrapped__().digest}
+        files = [path for path in sorted((copy / "models/recurrence").rglob("*")) if path.is_file()]
+        for path in files:
+            path.write_text(f"{path.read_text()}\n")
+            seen.add(own_code.__wrapped__().digest)
+        assert {path.suffix for path in files} == {".py", ".cpp", ".h", ".cu"}
+        assert len(seen) == len(files) + 1
 
     def test_a_worker_with_other_code_is_refused_with_words(self):
         own = own_code()
