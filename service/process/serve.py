@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from hashlib import sha256
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -238,30 +235,16 @@ class _Http:
 def _run_cluster(settings: Settings) -> Iterator[Launcher]:
     from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
 
-    folder = _empty_ray_folder(settings.home) if settings.ray_address is None else None
     try:
-        cluster = RayCluster.start(settings.ray_address, settings.cpus, temp_dir=folder)
+        cluster = RayCluster.start(
+            settings.ray_address, settings.cpus, temp_dir=settings.home / "ray"
+        )
     except ClusterError as error:
         raise RayUnusableError(str(error)) from error
     try:
         yield cluster
     finally:
         cluster.stop()
-
-
-def _empty_ray_folder(home: Path) -> Path | None:
-    """Empty the folder for Ray and return it; None if another user owns it."""
-    from eigensweep.workers.cluster.ray_cluster import LONGEST_TEMP_DIR
-
-    folder = home / "ray"
-    if len(str(folder)) > LONGEST_TEMP_DIR:
-        folder = Path("/tmp") / f"eigensweep-{sha256(str(folder).encode()).hexdigest()[:12]}"
-    shutil.rmtree(folder, ignore_errors=True)  # left by a service that was killed
-    try:
-        folder.mkdir(mode=0o700)
-    except OSError:
-        return None
-    return folder
 
 
 if __name__ == "__main__":

@@ -196,11 +196,15 @@ class RecordLedger:
 
         self._write(work)
 
-    def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+    def find_finished(
+        self, config_hash: str, seed: int, replicates: int, steps: int
+    ) -> Finished | None:
         ended = [Trial.steps == steps, Trial.result.is_not(None)]
         return self._completed(config_hash, seed, replicates, *ended, first=Trial.ended_at)
 
-    def shorter(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+    def find_shorter(
+        self, config_hash: str, seed: int, replicates: int, steps: int
+    ) -> Finished | None:
         budget = Trial.steps < steps
         return self._completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
 

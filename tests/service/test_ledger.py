@@ -133,9 +133,9 @@ class TestEveryLedger:
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         ledger.set_run(0, "run7")
-        assert ledger.finished("abc", 3, 1, 100) is None
+        assert ledger.find_finished("abc", 3, 1, 100) is None
         ledger.finish(0, 1, "completed", RESULT)
-        found = ledger.finished("abc", 3, 1, 100)
+        found = ledger.find_finished("abc", 3, 1, 100)
         assert found == Finished(Source(ledger.experiment_id, 0, "run7"), RESULT)
         for other in (
             ("abd", 3, 1, 100),
@@ -143,7 +143,7 @@ class TestEveryLedger:
             ("abc", 3, 2, 100),
             ("abc", 3, 1, 99),
         ):
-            assert ledger.finished(*other) is None
+            assert ledger.find_finished(*other) is None
 
     def test_a_longer_budget_finds_the_longest_shorter_one(self, ledger):
         for number, steps in enumerate([20, 60, 100]):
@@ -151,11 +151,11 @@ class TestEveryLedger:
             ledger.open(number, "scornn", {}, config, "abc")
             ledger.begin(number)
             ledger.finish(number, 1, "completed" if steps < 100 else "pruned", RESULT)
-        found = ledger.shorter("abc", 3, 1, 100)
+        found = ledger.find_shorter("abc", 3, 1, 100)
         assert found is not None
         assert found.source.number == 1
-        assert ledger.shorter("abc", 3, 1, 20) is None
-        assert ledger.shorter("abd", 3, 1, 100) is None
+        assert ledger.find_shorter("abc", 3, 1, 20) is None
+        assert ledger.find_shorter("abd", 3, 1, 100) is None
 
     def test_what_is_not_finite_is_stored_as_unknown(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")

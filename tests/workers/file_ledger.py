@@ -119,14 +119,18 @@ class FileLedger:
                 trial.update(state=outcome, result=plain, error=error)
                 content["history"].append(["finish", number, attempt, outcome])
 
-    def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+    def find_finished(
+        self, config_hash: str, seed: int, replicates: int, steps: int
+    ) -> Finished | None:
         elsewhere = self.read("finished_elsewhere").get(config_hash)
         if elsewhere is not None:
             return _read_finished(elsewhere)
         same = self._completed(config_hash, seed, replicates)
         return next((found for budget, found in same if budget == steps), None)
 
-    def shorter(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+    def find_shorter(
+        self, config_hash: str, seed: int, replicates: int, steps: int
+    ) -> Finished | None:
         same = self._completed(config_hash, seed, replicates)
         known = [(budget, found) for budget, found in same if budget < steps]
         return max(known, key=lambda pair: pair[0])[1] if known else None

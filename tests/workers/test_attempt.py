@@ -53,7 +53,7 @@ class TestLongerBudget:
         going_on = order(tmp_path / "two", **longer)
         going_on = replace(going_on, experiment="e2", donor=Source("e1", 3))
         attempt = Attempt(going_on, "cpu")
-        assert attempt.reached == 20
+        assert attempt.reached_step == 20
 
         reports = to_the_end(attempt)
 

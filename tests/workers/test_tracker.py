@@ -30,7 +30,7 @@ class RunsInMemory:
     def get(self, number: Any, seed: Any, name: str, tags: Any, parent: Any = None) -> str:
         return f"run-{number}-{seed}"
 
-    def started(self, run_id: str) -> int:
+    def start_time(self, run_id: str) -> int:
         return 1000
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:

@@ -1,1 +1,1 @@
-"""What the service's process does with Ray: start or join it, and launch drivers."""
+"""What runs in the service's process: it starts or joins Ray, and launches drivers."""

@@ -1,4 +1,4 @@
-"""The Ray that experiments run on: our own, or one that is there; and the drivers in it."""
+"""The Ray cluster that experiments run on, our own or one that we join, and its drivers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ LONGEST_TEMP_DIR = 40
 OBJECT_STORE_BYTES = 128 * 2**20
 
 ANSWER_SECONDS = 20.0
-"""How long a driver may take to say how it is; a busy one counts as running."""
+"""How long a driver may take to answer; one that does not answer in time counts as running."""
 
 KNOCK_SECONDS = 10.0
 
 LINGER_SECONDS = 120.0
-"""How long a driver that is over stays to be asked, before its process ends by itself."""
+"""How long a driver that is over still answers, before its process ends by itself."""
 
 State = Literal["running", "ended", "died"]
 
@@ -51,8 +51,8 @@ class ClusterError(RuntimeError):
     """Ray could not be started or reached."""
 
 
-class Driver:
-    """A process of its own for the driver of one experiment: an actor, asked while it runs."""
+class DriverActor:
+    """The process of one experiment's driver, which also answers how it is."""
 
     def __init__(self) -> None:
         self._state: State = "running"
@@ -66,7 +66,7 @@ class Driver:
             run_experiment(experiment, spec, ledger, options)
             self._state = "ended"
         except BaseException:
-            # Nothing is recorded of it: whoever asks is told, and starts another driver.
+            # Nothing is recorded of it: the service asks for the state, and starts another driver.
             self._error, self._state = traceback.format_exc(), "died"
             logger.exception("driver died experiment=%s", experiment)
         end = threading.Timer(LINGER_SECONDS, os._exit, [0])
@@ -88,7 +88,7 @@ class DriverHandle:
     _over: State | None = None
 
     def state(self) -> State:
-        """Return how the driver is. One that is over is also laid to rest, with its trials."""
+        """Return how the driver is. If it is over, its process and its trials' are ended."""
         if self._over is not None:
             return self._over
         try:
@@ -134,7 +134,7 @@ class RayCluster:
         """Start a Ray of our own, which ends with this process, or join the one at `address`.
 
         Call it in the main thread: Ray's processes die with the thread that started them. Our own
-        has `temp_dir` to itself, and `stop` removes it.
+        has `temp_dir` to itself: it is emptied now, and removed by `stop`.
 
         Raises:
             ClusterError: if Ray does not start or does not answer.
@@ -142,16 +142,15 @@ class RayCluster:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if address is not None:
             _knock(address)
-            with _kept_signal_handlers():
+            with _keep_signal_handlers():
                 _init(address=address)
             return cls(None, owned=False)
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
         # none is given. One for each process: Ray remembers the first.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-        folder = _short_folder(temp_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with _kept_signal_handlers():
+        folder = _make_folder(temp_dir)
+        with _keep_signal_handlers():
             _init(
                 address="local",
                 num_cpus=num_cpus,
@@ -171,7 +170,7 @@ class RayCluster:
             return found
         here = ray.get_runtime_context().get_node_id()
         actor: Any = (
-            ray.remote(Driver)
+            ray.remote(DriverActor)
             .options(
                 name=_name(experiment),
                 namespace=NAMESPACE,
@@ -193,12 +192,12 @@ class RayCluster:
             return None
 
     def stop(self) -> None:
-        """Leave the cluster; our own ends with all its processes, drivers on another go on."""
+        """Leave the cluster. If it is our own, it ends with all processes; else drivers go on."""
         if self._owned:
             for actor in ray.util.list_named_actors(all_namespaces=True):
                 with suppress(ValueError, ray.exceptions.RayError):
                     ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
-        with _kept_signal_handlers():
+        with _keep_signal_handlers():
             ray.shutdown()
         if self._temp_dir is not None:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
@@ -238,28 +237,26 @@ def _init(**settings: Any) -> None:
         ) from error
 
 
-def _short_folder(wanted: Path | str | None) -> Path:
-    """Return a folder for Ray: the one wanted, if its path is short enough, or one under /tmp.
+def _make_folder(wanted: Path | str | None) -> Path:
+    """Return an empty folder for Ray: the one wanted if its path is short enough, or one in /tmp.
 
-    That one follows from the path wanted, so what a killed process left is cleared by the next.
+    The name of that one follows from the path wanted, so the next process finds and clears what a
+    killed one left. If the folder belongs to another user, a fresh one is made.
     """
     base = Path("/tmp" if sys.platform != "win32" else tempfile.gettempdir())
-    if wanted is None:
-        return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
-    folder = Path(wanted).absolute()
-    if len(str(folder)) <= LONGEST_TEMP_DIR:
-        return folder
-    folder = base / f"eigensweep-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:  # somebody else's
-        return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
-    return folder
+    if wanted is not None:
+        folder = Path(wanted).absolute()
+        if len(str(folder)) > LONGEST_TEMP_DIR:
+            folder = base / f"eigensweep-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True)
+            return folder
+    return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
 
 
 @contextmanager
-def _kept_signal_handlers() -> Iterator[None]:
+def _keep_signal_handlers() -> Iterator[None]:
     """Put this process's signal handlers back after Ray has set its own."""
     main = threading.current_thread() is threading.main_thread()
     kinds = (signal.SIGTERM, signal.SIGINT)

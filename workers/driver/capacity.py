@@ -8,23 +8,23 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.shared.messages import Json
 
 
-def bundle(resources: ResourcesConfig) -> dict[str, float]:
+def ray_resources(resources: ResourcesConfig) -> dict[str, float]:
     """Return what one trial occupies, in Ray's words."""
     gpus = {"GPU": resources.gpus} if resources.gpus else {}
     return {"CPU": resources.cpus, **gpus}
 
 
-def room(resources: ResourcesConfig) -> int:
+def count_slots(resources: ResourcesConfig) -> int:
     """Return how many such trials the nodes of this cluster hold at once."""
-    need = bundle(resources)
+    need = ray_resources(resources)
     return sum(
         min(int(node.get(kind, 0) // amount) for kind, amount in need.items()) for node in _nodes()
     )
 
 
-def why_no_room(resources: ResourcesConfig) -> str:
+def explain_no_slot(resources: ResourcesConfig) -> str:
     """Return the words for a person whose trials fit on no node."""
-    need = bundle(resources)
+    need = ray_resources(resources)
     wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in need.items())
     nodes = [", ".join(f"{node.get(kind, 0):g} {kind}" for kind in need) for node in _nodes()]
     return f"resources: a trial needs {wanted}, and no node has that; there are {'; '.join(nodes)}"

@@ -18,7 +18,7 @@ from ray.tune.experiment import Trial
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver.capacity import bundle, room, why_no_room
+from eigensweep.workers.driver.capacity import count_slots, explain_no_slot, ray_resources
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.stopping import StopReason
@@ -108,8 +108,8 @@ class ExperimentDriver:
             self._wait_for_room()
         if (reason := self.why_stop()) is not None:
             self.sweep.cancel(reason)
-        elif self.sweep.has_work() and not room(self.spec.resources):
-            self.sweep.cancel(why_no_room(self.spec.resources), "failed")
+        elif self.sweep.has_work() and not count_slots(self.spec.resources):
+            self.sweep.cancel(explain_no_slot(self.spec.resources), "failed")
         elif self.sweep.has_work():
             LIVE[self.experiment] = self
             try:
@@ -125,7 +125,7 @@ class ExperimentDriver:
         The nodes of a cluster come and go; what waits in the queue should outlive that.
         """
         deadline = time.monotonic() + self.options.room_seconds
-        while not room(self.spec.resources):
+        while not count_slots(self.spec.resources):
             if time.monotonic() >= deadline or self.why_stop() is not None:
                 return
             time.sleep(1)
@@ -162,7 +162,7 @@ class ExperimentDriver:
     def _concurrency(self) -> int:
         """Return how many trials run at once: the least of what is allowed and what fits."""
         resources, limits = self.spec.resources, self.spec.limits
-        bounds = [room(resources), self.options.concurrency, limits.concurrency]
+        bounds = [count_slots(resources), self.options.concurrency, limits.concurrency]
         return max(1, min(bound for bound in bounds if bound is not None))
 
     def _scheduler(self) -> tune.schedulers.TrialScheduler:
@@ -212,7 +212,7 @@ def make_order(experiment: str, spec: ExperimentSpec, options: DriverOptions, jo
         storage=options.storage,
         data_root=options.data_root,
         checkpoint_seconds=options.checkpoint_seconds,
-        resources=bundle(spec.resources),
+        resources=ray_resources(spec.resources),
         code=own_code(),
     )
 

@@ -1,4 +1,4 @@
-"""How Ray Tune meets a sweep: it asks the searcher, tells the recorder, and obeys the stopper.
+"""What Ray Tune calls: a searcher that it asks, a recorder that it tells, a stopper it obeys.
 
 Tune pickles and copies all three, so they hold an experiment's id only; the live sweep is found
 under it in this process. Everything here is called in Tune's loop, one call at a time.
@@ -54,7 +54,7 @@ class ExperimentSearcher(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Json | None = None, error: bool = False
     ) -> None:
-        """Do nothing: the recorder hears the same, with the whole result and the error."""
+        """Do nothing: the recorder is told the same, with the whole result and the error."""
 
     def save(self, checkpoint_path: str) -> None:
         """Write an empty file: Tune's snapshots are never read back."""
@@ -67,9 +67,9 @@ class ExperimentSearcher(Searcher):
 class ExperimentSearch(SearchGenerator):
     """The searcher as Tune asks it: some trials at once, and over when no trial waits.
 
-    What has said that it is over may go on: a trial whose process dies waits again. Tune, which
-    keeps one idle process for the next trial, lets go of it only if no next one is to come; other
-    experiments then have its place while the last trials train.
+    A search that is over may go on later, because a trial whose process dies waits again. Tune
+    keeps one idle process for the next trial and ends it when the search is over, so that other
+    experiments can use its place while the last trials train.
     """
 
     def __init__(self, experiment: str, concurrency: int) -> None:

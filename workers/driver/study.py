@@ -1,8 +1,8 @@
-"""Optuna's side of an experiment: where samplers look back on what was asked and how it ended.
+"""Optuna's side of an experiment: samplers draw points by what was tried and how it ended.
 
-The ledger is the truth and this is its image. `reconcile` brings the image up to date after any
-kill, and draws it anew where it was lost. Optuna's trials are matched by the user attribute
-`number`, which is the ledger's; asks that gave no new trial are told FAIL, which samplers forget.
+Optuna holds a copy of what the ledger holds. `reconcile` brings the copy up to date after a kill,
+and makes it again if it was lost. The user attribute `number` of Optuna's trials is the trial's
+number in the ledger. A draw that gave no new trial ends as FAIL, which samplers ignore.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def open_storage(where: str, experiment: str) -> BaseStorage:
     try:
         return JournalStorage(Journal(path))
     except (ValueError, KeyError, TypeError) as error:
-        logger.warning("journal unreadable, drawn anew path=%s error=%s", path, error)
+        logger.warning("journal unreadable, made again path=%s error=%s", path, error)
         path.rename(path.with_suffix(".broken"))
         return JournalStorage(Journal(path))
 
@@ -159,7 +159,7 @@ class Study:
         self._numbers[number] = draw.optuna_number
 
     def discard(self, draw: Draw) -> None:
-        """Record that a draw gave no new trial. Samplers forget it: the first ask counts."""
+        """Record that a draw gave no new trial, so that samplers ignore it."""
         self._study.tell(draw.optuna_number, state=TrialState.FAIL)
 
     def add(self, entry: TrialEntry) -> None:
@@ -184,10 +184,10 @@ class Study:
         self.tell(entry)
 
     def tell(self, entry: TrialEntry) -> None:
-        """Tell Optuna how a trial ended, once; nothing where it has not.
+        """Tell Optuna how a trial ended, once; do nothing while it is open.
 
-        Diverged is PRUNED at step 0 with the worst value: worse than whatever was pruned, and
-        remembered, where FAIL would be forgotten and tried again.
+        A diverged trial is PRUNED at step 0 with the worst value. Samplers then avoid its region;
+        after a FAIL they would ignore the trial and try the region again.
         """
         if entry.state not in STATES:
             return

@@ -99,7 +99,7 @@ class Sweep:
     def next_job(self) -> Job | None:
         """Return the next trial to be started, None if there is none at the moment.
 
-        What was finished before, here or in another experiment, is taken over on the way.
+        Results that exist already, here or in another experiment, are taken over on the way.
         """
         while self._stopped is None:
             if not self._queue and not self._discover():
@@ -108,7 +108,7 @@ class Sweep:
             if entry.attempt == 0 and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
-            shorter = self._find(self.ledger.shorter, entry)
+            shorter = self._find(self.ledger.find_shorter, entry)
             return Job(entry, entry.attempt + 1, shorter.source if shorter else None)
         return None
 
@@ -253,7 +253,7 @@ class Sweep:
 
     def _reuse(self, entry: TrialEntry) -> bool:
         """Take over a finished result of the same configuration, seeds and budget, if any."""
-        found = self._find(self.ledger.finished, entry)
+        found = self._find(self.ledger.find_finished, entry)
         if found is None:
             return False
         self.end(entry.number, "reused", replace(found.result, reused_from=found.source))

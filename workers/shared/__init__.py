@@ -1,4 +1,6 @@
-"""What drivers, trials and the service share: ledger, checkpoints, results.
+"""What drivers, trials and the service share.
 
-Importing it loads neither torch nor Ray.
+`messages` and `states` are what they say to each other, `ledger` is what a driver needs of the
+record, `checkpoints` keeps what training goes on from, `code` compares what two processes run.
+Importing any of it loads neither torch nor Ray.
 """

@@ -1,4 +1,4 @@
-"""The store of checkpoints and curves: what a killed trial goes on from, and what MLflow is told.
+"""The store of checkpoints and curves: a killed trial goes on from it, and MLflow is sent from it.
 
 One folder for each key, which is `experiment/trial/seed`:
 
@@ -7,9 +7,9 @@ One folder for each key, which is `experiment/trial/seed`:
     head.json       replaced last and in one act: the only commit point
     lock            held for as long as somebody changes the folder
 
-`head.json` names the checkpoints and how much of the curve counts. What lies beyond it was never
-committed and is written over, so a process may die at any byte: the checkpoint and the points that
-belong to it appear together or not at all. Drivers read curves, so torch is imported when needed.
+`head.json` names the checkpoints and how much of the curve counts. What is beyond that was never
+committed and is written over. So a process may die at any byte: the checkpoint and the points that
+belong to it appear together or not at all. torch is imported when needed: drivers read curves only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 from eigensweep.workers.shared.durable_files import (
     StorageError,
-    locked,
+    hold_lock,
     storage_error,
     write_from,
     write_whole,
@@ -120,7 +120,7 @@ class Store:
             StorageError: if the folder cannot be written.
         """
         folder = self._folder(key)
-        with locked(folder):
+        with hold_lock(folder):
             head = self._head(folder)
             _check_attempt(key, head, attempt)
             self._replace_head(folder, replace(head, attempt=attempt))
@@ -145,7 +145,7 @@ class Store:
         """
         folder = self._folder(key)
         checkpoint = _pack(state)
-        with locked(folder):
+        with hold_lock(folder):
             head = self._head(folder)
             _check_attempt(key, head, attempt)
             if head.attempt < attempt:
@@ -183,7 +183,7 @@ class Store:
         folder = self._folder(key)
         if not (folder / "head.json").exists():
             return None
-        with locked(folder):
+        with hold_lock(folder):
             for checkpoint in self._head(folder).checkpoints:
                 content = self._content(folder, checkpoint)
                 if content is not None:
@@ -265,7 +265,7 @@ class Store:
         return None
 
     def _clean(self, folder: Path, head: _Head) -> None:
-        """Remove what `head` does not name. Should it fail, the next commit does it again."""
+        """Remove what `head` does not name. If that fails, the next commit does it."""
         named = {c.file for c in head.checkpoints}
         with suppress(OSError):
             curve = folder / "curve.jsonl"

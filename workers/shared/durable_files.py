@@ -1,13 +1,17 @@
-"""Files written so that a process may die at any byte: whole or not at all, by one at a time."""
+"""Files that a process writes whole or not at all, one process at a time, and may die meanwhile.
+
+The lock is `filelock`'s. What is written and replaced here is ours: no library that is kept up
+syncs the content to the disk before it replaces a file, and cuts an appended file back on failure.
+"""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 LOCK_SECONDS = 60.0
 """How long to wait for another process that changes the same folder; it needs milliseconds."""
@@ -18,33 +22,27 @@ class StorageError(RuntimeError):
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, made if need be. A process that dies, however it dies, lets go.
+def hold_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if need be.
+
+    The lock is the kernel's: it ends with the process that holds it, however that ends.
 
     Raises:
         StorageError: if the folder cannot be made, or another process holds it for a minute.
     """
     path = folder / "lock"
+    lock = FileLock(path, LOCK_SECONDS, poll_interval=0.01, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        lock.acquire()
+    except Timeout:
+        raise StorageError(f"another process has held {path} for {LOCK_SECONDS:.0f} s") from None
     except OSError as error:
         raise storage_error("write", path, error) from error
     try:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                flock(lock, LOCK_EX | LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StorageError(
-                        f"another process has held {path} for {LOCK_SECONDS:.0f} s"
-                    ) from None
-                time.sleep(0.01)
         yield
     finally:
-        os.close(lock)
+        lock.release()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -95,10 +95,14 @@ class Ledger(Protocol):
     ) -> None:
         """Record how the trial ended; the first end counts. A number not finite is unknown."""
 
-    def finished(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+    def find_finished(
+        self, config_hash: str, seed: int, replicates: int, steps: int
+    ) -> Finished | None:
         """Return a `completed` result of the same configuration, seeds and budget, if any."""
 
-    def shorter(self, config_hash: str, seed: int, replicates: int, steps: int) -> Finished | None:
+    def find_shorter(
+        self, config_hash: str, seed: int, replicates: int, steps: int
+    ) -> Finished | None:
         """Return the longest `completed` result of the same with a budget below `steps`, if any."""
 
     def set_run(self, number: int | None, run_id: str) -> None:

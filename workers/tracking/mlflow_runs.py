@@ -1,7 +1,7 @@
 """Runs in MLflow: made once each, found again by their tags. MLflow's client is imported here only.
 
-Every error of MLflow becomes one of two: `AwayError`, which time may heal, and `RefusedError`,
-which it will not.
+Every error of MLflow becomes one of two: `AwayError` if the same request may succeed later, and
+`RefusedError` if it never will.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG = 1000, 100, 500, 5000
 
-HEALING = frozenset(
+TRANSIENT = frozenset(
     {
         "INTERNAL_ERROR",
         "TEMPORARILY_UNAVAILABLE",
@@ -51,7 +51,7 @@ HEALING = frozenset(
         "INVALID_STATE",
     }
 )
-"""Errors of MLflow that may pass: it starts, it is busy, it is behind a proxy, a key is renewed."""
+"""Errors of MLflow that may pass: it is starting or busy, or a proxy or a key is being renewed."""
 
 
 class AwayError(RuntimeError):
@@ -75,7 +75,7 @@ class Runs:
     """The runs of one experiment. For one thread."""
 
     def __init__(self, uri: str, project: str, experiment: str) -> None:
-        """Connect; sends nothing yet. Our own retries are patient, so MLflow's are few."""
+        """Connect, and send nothing yet. The caller tries again, so MLflow's client does not."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -85,7 +85,7 @@ class Runs:
         self._project, self._experiment = project, experiment
         self._project_id: str | None = None
         self._known: dict[tuple[int | None, int | None], str] = {}
-        self._started: dict[str, int] = {}
+        self._start_times: dict[str, int] = {}
         self._sure = False
 
     def get(
@@ -109,8 +109,8 @@ class Runs:
             tags[SEED] = str(seed)
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
-        self._sure = False  # should the answer be lost, the run may be there all the same
-        run = _asked(
+        self._sure = False  # if the answer is lost, the run may exist all the same
+        run = _ask(
             lambda: self._client.create_run(
                 self._project_id or "", int(time.time() * 1000), dict(tags), name
             )
@@ -119,9 +119,9 @@ class Runs:
         self._remember(run)
         return run.info.run_id
 
-    def started(self, run_id: str) -> int:
+    def start_time(self, run_id: str) -> int:
         """Return when a run began, in milliseconds: a timestamp that never changes."""
-        return self._started[run_id]
+        return self._start_times[run_id]
 
     def send(self, run_id: str, content: Content) -> None:
         """Send a content in as few requests as MLflow allows."""
@@ -143,23 +143,23 @@ class Runs:
 
     def end(self, run_id: str, status: str) -> None:
         """Record that a run is over: FINISHED, FAILED or KILLED."""
-        _asked(lambda: self._client.set_terminated(run_id, status))
+        _ask(lambda: self._client.set_terminated(run_id, status))
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:
         """Keep a text as an artifact."""
-        _kept(lambda: self._client.log_text(run_id, text, name), name)
+        _keep_if_possible(lambda: self._client.log_text(run_id, text, name), name)
 
     def keep_file(self, run_id: str, path: Path, folder: str) -> None:
         """Keep a file as an artifact."""
-        _kept(lambda: self._client.log_artifact(run_id, str(path), folder), path.name)
+        _keep_if_possible(lambda: self._client.log_artifact(run_id, str(path), folder), path.name)
 
     def keep_all(self, run_id: str, paths: Iterable[Path], folder: str) -> None:
         """Keep files as artifacts; unlike `keep_file` this raises where one is refused."""
         for path in paths:
-            _asked(partial(self._client.log_artifact, run_id, str(path), folder))
+            _ask(partial(self._client.log_artifact, run_id, str(path), folder))
 
     def _log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
-        _asked(lambda: self._client.log_batch(run_id, metrics, params, tags, synchronous=True))
+        _ask(lambda: self._client.log_batch(run_id, metrics, params, tags, synchronous=True))
 
     def _find(self) -> None:
         """Find the project, made if need be, and every run of the experiment that is there."""
@@ -169,26 +169,26 @@ class Runs:
         wanted = f"tags.`{EXPERIMENT}` = '{self._experiment}'"
         while not self._sure:
             search = partial(self._client.search_runs, max_results=1000, page_token=page)
-            runs = _asked(lambda: search([project], wanted))  # noqa: B023  (called at once)
+            runs = _ask(lambda: search([project], wanted))  # noqa: B023  (called at once)
             for run in runs:
                 self._remember(run)
             page = runs.token
             self._sure = not page
 
     def _project_by_name(self) -> str:
-        found = _asked(lambda: self._client.get_experiment_by_name(self._project))
+        found = _ask(lambda: self._client.get_experiment_by_name(self._project))
         if found is None:
             try:
-                return _asked(
+                return _ask(
                     lambda: self._client.create_experiment(self._project, tags=EXPERIMENT_TAGS)
                 )
             except RefusedError:
                 # Another driver may have made it in the meantime.
-                found = _asked(lambda: self._client.get_experiment_by_name(self._project))
+                found = _ask(lambda: self._client.get_experiment_by_name(self._project))
                 if found is None:
                     raise
         if found.lifecycle_stage == "deleted":
-            _asked(lambda: self._client.restore_experiment(found.experiment_id))
+            _ask(lambda: self._client.restore_experiment(found.experiment_id))
         return found.experiment_id
 
     def _remember(self, run: Run) -> None:
@@ -196,7 +196,7 @@ class Runs:
         number, seed = tags.get(TRIAL), tags.get(SEED)
         key = (None if number is None else int(number), None if seed is None else int(seed))
         self._known.setdefault(key, run.info.run_id)
-        self._started[run.info.run_id] = run.info.start_time
+        self._start_times[run.info.run_id] = run.info.start_time
 
 
 def flatten(tree: Mapping[str, Any], path: str = "") -> Json:
@@ -214,22 +214,22 @@ def flatten(tree: Mapping[str, Any], path: str = "") -> Json:
     return flat
 
 
-def _asked(request: Callable[[], T]) -> T:
+def _ask(request: Callable[[], T]) -> T:
     """Return MLflow's answer, with its errors turned into ours."""
     from mlflow.exceptions import MlflowException
 
     try:
         return request()
     except MlflowException as error:
-        kind = AwayError if error.error_code in HEALING else RefusedError
+        kind = AwayError if error.error_code in TRANSIENT else RefusedError
         raise kind(str(error)) from error
     except OSError as error:  # which the errors of `requests` are
         raise AwayError(str(error)) from error
 
 
-def _kept(request: Callable[[], None], name: str) -> None:
-    """Do without an artifact that the artifact store refuses: the curves matter more."""
+def _keep_if_possible(request: Callable[[], None], name: str) -> None:
+    """Send an artifact; if the artifact store refuses it, go on, as the curves matter more."""
     try:
-        _asked(request)
+        _ask(request)
     except RefusedError as error:
         logger.warning("artifact not kept name=%s error=%s", name, error)

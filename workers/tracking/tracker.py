@@ -1,7 +1,7 @@
-"""What MLflow is told of an experiment: by one thread in its driver, from what the store committed.
+"""One thread of a driver sends its experiment to MLflow, from what the store committed.
 
-Nothing waits for MLflow. Curves are read from the store, so a server that is away is caught up with
-when it is back, and what is sent again (same step, value and timestamp) is the same point there.
+No training waits for MLflow. Curves are read from the store, so a server that was away gets all it
+missed. A point that is sent again (same step, value and timestamp) is the same point there.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Tracker:
         self._thread.start()
 
     def see(self, entry: TrialEntry) -> None:
-        """Take note of a trial as it is now. Returns at once."""
+        """Deliver a trial as it is now, soon. Returns at once."""
         never_begun = entry.state == "waiting" and entry.attempt == 0
         if entry.state != "invalid" and not entry.tracked and not never_begun:
             with self._lock:
                 self._news[entry.number] = entry
 
     def close(self, state: ExperimentEnd, error: str | None, best: TrialEntry | None) -> None:
-        """Take note that the experiment is over; what is not delivered yet still will be."""
+        """Deliver what is left and the experiment's end, soon. Returns at once."""
         self._end = state, error, best
         self._wake.set()
 
@@ -107,6 +107,7 @@ class Tracker:
             raise self._failure
 
     def _work(self) -> None:
+        # A loop of our own: tenacity repeats one call, and this one also looks for what is new.
         pause = PASS_SECONDS
         try:
             while not self._over.is_set():
@@ -180,7 +181,7 @@ class Tracker:
                 content.points += self._store.points(key, line.sent)
             fresh = len(content.points)
             if entry.state not in OPEN_TRIALS:
-                _add_end(content, entry, line, runs.started(line.run_id))
+                _add_end(content, entry, line, runs.start_time(line.run_id))
             runs.send(line.run_id, content)
             line.sent += fresh
             if entry.state not in OPEN_TRIALS:
@@ -228,7 +229,7 @@ class Tracker:
             content.tags["eigensweep.error"] = error
         if best is not None:
             content.tags["eigensweep.best_trial"] = str(best.number)
-            _add_measures(content, best.result, runs.started(parent))
+            _add_measures(content, best.result, runs.start_time(parent))
             runs.keep_text(parent, json.dumps(best.config, indent=2), "best/config.json")
             weights = self._weights(best)
             if weights.exists():

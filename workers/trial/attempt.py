@@ -24,13 +24,13 @@ from eigensweep.workers.trial.training import Training
 logger = logging.getLogger(__name__)
 
 GLANCE_SECONDS = 1.0
-"""How often a training in progress looks whether it is still wanted."""
+"""Seconds of training between two looks whether the trial was cancelled or a commit is due."""
 
 LIVELY_SECONDS = 2.0
 """A commit that costs little is made this often, so that curves in MLflow move."""
 
 COMMIT_SHARE = 0.05
-"""More than this share of the time commits do not take, until `checkpoint_seconds` have passed."""
+"""Commits take at most this share of the time, unless `checkpoint_seconds` have passed."""
 
 
 class NoLongerWanted(Exception):  # noqa: N818  (not an error)
@@ -79,7 +79,7 @@ class Attempt:
                 if replicate.has_diverged(rung):
                     break
         except NoLongerWanted:
-            return Report(self.reached, outcome="cancelled")
+            return Report(self.reached_step, outcome="cancelled")
         self.reported = rung
         diverged = any(r.has_diverged(rung) for r in self.replicates)
         ended = diverged or all(r.has_ended(rung) for r in self.replicates)
@@ -98,7 +98,7 @@ class Attempt:
         return Report(reached, metrics, outcome, result)
 
     @property
-    def reached(self) -> int:
+    def reached_step(self) -> int:
         """Step of the replicate that has come furthest."""
         return max(r.training.step for r in self.replicates)
 

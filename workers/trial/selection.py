@@ -38,7 +38,7 @@ class Selection:
         self.metric = config.objective_metric
         self.loss = config.task.find_metric().name
         self.baseline = baselines.get(self.metric.name)
-        """What remembering nothing scores on the objective's metric, None if that is not known."""
+        """What a memoryless model scores on the objective's metric, None if that is not known."""
         self._baseline_loss = baselines.get(self.loss)
         self._patience = config.training.patience
         self._rule = config.divergence

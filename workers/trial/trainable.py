@@ -76,7 +76,7 @@ class TrialTrainable(tune.Trainable):
             raise  # not this trial's failure: it has a later attempt
         except Exception as error:
             # The one edge where a trial's errors are caught, whatever they are.
-            step = 0 if self.attempt is None else self.attempt.reached
+            step = 0 if self.attempt is None else self.attempt.reached_step
             report = Report(step, outcome="failed", error=describe(error))
         report = replace(report, place=Place(platform.node(), os.getpid(), device))
         done = report.outcome is not None
