@@ -1,4 +1,4 @@
-"""The tasks that can be asked for by name; an installed package adds its own by an entry point."""
+"""The tasks by name. An installed package adds its own tasks through an entry point."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which samples of a recording are speech, by ITU-T P.56, method B.
+"""Find the samples of a recording that are speech, by ITU-T P.56, method B.
 
 Source: ITU-T P.56 (1993), with the filters and the histogram of VOICEBOX's `activlev`, which the
-program of Wisdom et al., NeurIPS 2016 uses; written anew from its description.
+program of Wisdom et al., NeurIPS 2016, uses. Written anew from its description.
 """
 
 from __future__ import annotations
@@ -13,31 +13,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 MARGIN_DB = 15.9
-"""What speech is louder than: its own active level less so much."""
+"""Margin below the active level that still counts as speech, in dB."""
 BINS = 20
+"""Bins of the envelope's histogram."""
 RINGING = 16_384
-"""Samples after which every filter here has died away to less than the last bit at 8 kHz."""
+"""At 8 kHz, the response of every filter here is below the last bit after so many samples."""
 
 Response = Callable[[NDArray[np.complex128]], NDArray[np.complex128]]
-"""A filter's transfer function, of 1/z."""
+"""A filter's transfer function, as a function of 1/z."""
 
 
 def active_samples(wave: NDArray[np.float64], rate: int) -> NDArray[np.bool_] | None:
-    """Return which samples of a recording, (n,), are speech; None if there is no sound at all."""
+    """Return for each sample of a recording, (n,), whether it is speech; None if all are zero.
+
+    `rate` is the number of samples a second.
+    """
     if not wave.any():
         return None
-    sound = filtered(wave, high_pass(rate))
-    envelope = held(filtered(np.abs(sound), smoother(rate)), ceil(0.2 * rate) + 1)
+    sound = apply_filter(wave, high_pass(rate))
+    smooth = apply_filter(np.abs(sound), smoother(rate))
+    envelope = running_maximum(smooth, ceil(0.2 * rate) + 1)
     level = active_level(envelope, float(sound @ sound))
     return envelope > 10 ** ((level - MARGIN_DB) / 20)
 
 
 def active_level(envelope: NDArray[np.float64], energy: float) -> float:
-    """Return the level of speech while it is active, in dB, given its envelope and its energy.
+    """Return the active speech level, in dB, of a recording with this envelope, (n,), and energy.
 
-    For thresholds at powers of two of the squared envelope, each 3.01 dB below the one before, the
-    level is the energy over the samples above the threshold. The one that is 15.9 dB above its
-    threshold is found by linear interpolation. The lowest of twenty bins takes all that is below.
+    The thresholds are powers of two of the squared envelope, each 3.01 dB below the one before. The
+    level at a threshold is the energy, divided by the number of samples above the threshold. Linear
+    interpolation finds the level that is 15.9 dB above its threshold. The lowest of the twenty bins
+    also holds every sample below it.
     """
     _, exponents = np.frexp(envelope**2)
     top = int(exponents.max())
@@ -57,8 +63,8 @@ def active_level(envelope: NDArray[np.float64], energy: float) -> float:
 def high_pass(rate: int) -> Response:
     """Return P.56's filter for the sampling rate: an inverse Chebyshev high pass of order 5.
 
-    It is at -0.25 dB at 200 Hz, at -50 dB in its stop band and at 0 dB at half the sampling rate;
-    the bilinear transform makes it digital, with 200 Hz where they are.
+    Its gain is -0.25 dB at 200 Hz, -50 dB in its stop band and 0 dB at half the sampling rate. The
+    bilinear transform makes it digital and keeps 200 Hz in place.
     """
     order, ripple = 5, sqrt(10**5 - 1)
     stop = 1 / cosh(acosh(ripple / sqrt(10**0.025 - 1)) / order)
@@ -77,25 +83,25 @@ def high_pass(rate: int) -> Response:
 
 
 def smoother(rate: int) -> Response:
-    """Return two first-order averages in a row, of 30 ms each, with a gain of 1 at 0 Hz."""
+    """Return two first-order averages in series, each of 30 ms, with a gain of 1 at 0 Hz."""
     kept = exp(-1 / (0.03 * rate))
     return lambda delay: ((1 - kept) / (1 - kept * delay)) ** 2
 
 
-def filtered(wave: NDArray[np.float64], response: Response) -> NDArray[np.float64]:
-    """Return the recording after a recursive filter that starts at rest.
+def apply_filter(wave: NDArray[np.float64], response: Response) -> NDArray[np.float64]:
+    """Return the recording, (n,), after a recursive filter that starts at rest.
 
-    It is applied to the spectrum, with enough zeros behind for the filter to die away.
+    The filter is applied to the spectrum. Zeros behind the recording leave it time to die away.
     """
     size = 1 << (len(wave) + RINGING - 1).bit_length()
     delay = np.exp(-2j * pi * np.arange(size // 2 + 1) / size)
     return np.fft.irfft(np.fft.rfft(wave, size) * response(delay), size)[: len(wave)]
 
 
-def held(envelope: NDArray[np.float64], length: int) -> NDArray[np.float64]:
-    """Return at each sample the largest of the last `length` ones, itself among them.
+def running_maximum(envelope: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """Return for each sample, (n,), the largest of the last `length` samples, itself included.
 
-    >>> held(np.array([1.0, 3.0, 2.0, 0.0, 0.0]), 3).tolist()
+    >>> running_maximum(np.array([1.0, 3.0, 2.0, 0.0, 0.0]), 3).tolist()
     [1.0, 3.0, 3.0, 3.0, 2.0]
     """
     window = 1

@@ -1,7 +1,7 @@
-"""Adding: the sum of two marked values, asked for after the last step.
+"""Adding: give the sum of two marked values after the last step.
 
-Source: Hochreiter & Schmidhuber 1997, in the form of Helfrich & Ye, AAAI 2020, section 5.1; marks
-placed as in the authors' programs.
+Source: Hochreiter & Schmidhuber 1997, in the form of Helfrich & Ye, AAAI 2020, section 5.1. The
+marks stand where the authors' programs put them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
-from eigensweep.tasks.streams import MAX_SIZE, below, chunks, draw, shuffled, uniform
+from eigensweep.tasks.streams import MAX_SIZE, below, chunks, draw, epoch_order, uniform
 
 
 class AddingConfig(TaskConfig):
-    """What an experiment may set on the adding task."""
+    """The settings of the adding task."""
 
     name: Literal["adding"] = "adding"
     batch_size: int = Field(50, ge=1, le=65_536, description="Sequences in a training batch, B")
     length: int = Field(750, ge=2, le=1_000_000, description="Time steps of a sequence, T")
     variant: Literal["halves", "halves_nnrnn", "uniform"] = Field(
         "halves",
-        description="Where the two marks are: one in each half, split at floor((T-1)/2) as in "
-        "ENRNN; one in each half, split in the middle as in nnRNN; or two places anywhere",
+        description="Where the two marks are. `halves`: one in each half, split at floor((T-1)/2) "
+        "(ENRNN); `halves_nnrnn`: one in each half, split in the middle (nnRNN); `uniform`: "
+        "anywhere",
     )
     train_size: int | None = Field(
         100_000,
         ge=1,
         le=MAX_SIZE,
-        description="Sequences in a training set drawn once and reshuffled every epoch; "
+        description="Sequences of a training set that is drawn once and reshuffled in every epoch; "
         "null: fresh sequences at every step",
     )
     valid_size: int = Field(2_000, ge=1, le=MAX_SIZE, description="Validation sequences")
@@ -67,7 +68,7 @@ class AddingConfig(TaskConfig):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the training set; a last, smaller batch is dropped.
+        """Optimizer steps in one pass over the training set; an incomplete last batch is dropped.
 
         Raises:
             ValueError: if the sequences are fresh at every step.
@@ -85,16 +86,16 @@ class AddingConfig(TaskConfig):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """The MSE of always answering 1: the variance of a sum of two uniform values."""
+        """The MSE of always answering 1, which is the variance of a sum of two uniform values."""
         return {"mse": 1 / 6}
 
 
 class Adding(Task):
     """Add the two marked values of a sequence; every other value is noise.
 
-    What is guaranteed: a sequence is a function of (seed, split, row) alone, and the order of an
-    epoch of (seed, epoch). Validation and test data are the same for every seed. The fixed training
-    set takes no memory: its rows are computed again at each visit.
+    A sequence is a function of (seed, split, row) alone, and the order of an epoch is a function of
+    (seed, epoch) alone. Validation and test data are the same for every seed. A fixed training set
+    takes no memory, since its rows are computed again whenever they are needed.
 
     >>> print(Adding(AddingConfig(length=6)).picture(seed=1))
     values  0.74 0.30 0.15 0.03 0.98 0.51
@@ -113,7 +114,7 @@ class Adding(Task):
             rows = range(step * B, (step + 1) * B)
         else:
             epoch, place = divmod(step, self.config.steps_per_epoch)
-            order = shuffled(f"adding/order/{seed}", epoch, self.config.train_size)
+            order = epoch_order(f"adding/order/{seed}", epoch, self.config.train_size)
             rows = order[place * B : (place + 1) * B]
         return self._sequences(f"adding/train/{seed}", rows)
 
@@ -156,7 +157,7 @@ class Adding(Task):
             case "halves":
                 h = (T - 1) // 2
                 return below(one, h), h + below(two, T - h)
-            case "halves_nnrnn":  # an odd T leaves the middle unmarked
+            case "halves_nnrnn":  # with an odd T the middle is never marked
                 return below(one, T // 2), T - T // 2 + below(two, T // 2)
             case "uniform":
                 first, second = below(one, T), below(two, T - 1)

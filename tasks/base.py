@@ -1,4 +1,4 @@
-"""The contract that every task keeps.
+"""What every task provides: its settings, its batches, its loss and its scores.
 
 Letters in shapes: τ sequence length, B batch size, m input size, p output size. Time comes first.
 """
@@ -20,7 +20,7 @@ from eigensweep.direction import Better
 Split = Literal["valid", "test"]
 
 MAX_POSITIONS = 100_000_000
-"""Most time steps, summed over the sequences, in a training batch."""
+"""Most time steps in a training batch, summed over its sequences."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Shapes:
     output_size: int
     """Number p of outputs."""
     readout: Literal["all", "last"]
-    """Whether every step is read out, or the last one only."""
+    """Whether the model answers at every step, or at the last one only."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a task reports; a task's first metric is its loss."""
+    """A number that a task reports. The first metric of a task is its loss."""
 
     name: str
     unit: str
     better: Better = "lower"
     test_only: bool = False
-    """Whether it is scored on test data alone: no search can rank by it."""
+    """Whether only test data is scored by it, so that no search can rank by it."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,19 @@ class Batch:
     x: Tensor
     """int64 (τ, B) symbols or float32 (τ, B, m) values."""
     y: Tensor
-    """Targets: int64 (τ, B); where only the last step answers int64 (B,) or float32 (B, 1)."""
+    """Targets: int64 (τ, B) or float32 (τ, B, p); int64 (B,) or float32 (B, 1) if only the last
+    step is read out."""
     mask: Tensor | None = None
-    """Which positions the task scores, broadcastable to the targets; None: all."""
+    """bool, broadcastable to the targets: the positions that are scored. None: all of them."""
     starts: Tensor | None = None
-    """bool (B,): rows that begin a new sequence and drop the carried state. None: no state is
-    carried and every batch begins anew."""
+    """bool (B,): rows that begin a new sequence, so that their state starts anew. None: no state
+    passes from one batch to the next."""
     padded_to: int | None = None
-    """Steps that the split's sequences are padded to, where the batch ends with its own longest
-    one and the padding left out is still counted."""
+    """Steps that the split's sequences count as padded to. The batch itself is padded only to its
+    longest sequence. None: no more padding is counted than there is."""
     rows: Tensor | None = None
-    """int64 (B,): which sequences of the split these are, where scores ask for more than y."""
+    """int64 (B,): the numbers of these sequences in the split. Only for scores that need more than
+    y."""
 
     def to(self, device: str) -> Batch:
         """Return the batch on `device`."""
@@ -80,7 +82,7 @@ class Batch:
 
 
 class TaskConfig(BaseModel):
-    """What an experiment may set on every task. What follows from a config needs no corpus."""
+    """The settings that every task has. Everything that follows from them needs no corpus."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -97,12 +99,12 @@ class TaskConfig(BaseModel):
 
     @property
     def shapes(self) -> Shapes:
-        """What a model must know of this task."""
+        """What a model must know of the task."""
         raise NotImplementedError
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metrics, the loss first."""
+        """The metrics; the first one is the loss."""
         raise NotImplementedError
 
     def find_metric(self, name: str | None = None) -> Metric:
@@ -120,14 +122,14 @@ class TaskConfig(BaseModel):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """The names of the metrics that a search can rank by: those of validation data."""
+        """The names of the metrics that a search can rank by: those that validation data has."""
         return tuple(metric.name for metric in self.metrics if not metric.test_only)
 
     def objective_metric(self, name: str | None = None) -> Metric:
         """Return the metric of this name (default: the loss), to rank trials by.
 
         Raises:
-            ValueError: if the task has no such metric, or has it on test data alone.
+            ValueError: if the task has no such metric, or has it for test data only.
         """
         names = self.objectives
         if name is not None and name not in [metric.name for metric in self.metrics]:
@@ -141,63 +143,71 @@ class TaskConfig(BaseModel):
 
     @property
     def sequence_length(self) -> int:
-        """Number τ of time steps in a training batch."""
+        """Number τ of time steps of a training batch."""
         raise NotImplementedError
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the training data."""
+        """Optimizer steps in one epoch: one pass over the training data.
+
+        Raises:
+            ValueError: if the task has no epochs, or none that the config alone tells.
+        """
         raise NotImplementedError
 
     @property
     def default_evaluate_every(self) -> int:
-        """Optimizer steps between evaluations where the spec does not say."""
+        """Optimizer steps between evaluations, if the experiment does not set them."""
         raise NotImplementedError
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What remembering nothing scores on each metric for which the config alone tells."""
+        """The memoryless baseline of each metric for which it follows from the config alone."""
         raise NotImplementedError
 
     def baseline(self, metric: str | None = None) -> float:
-        """Return what remembering nothing scores on `metric` (default: the loss).
+        """Return the memoryless baseline of `metric` (default: the loss).
+
+        It is the score of a model that remembers nothing of the sequence.
 
         Raises:
-            ValueError: if the task has no such metric or no baseline is known for it.
+            ValueError: if the task has no such metric, or its baseline needs the corpus.
         """
         name = self.find_metric(metric).name
         known = self.baselines
         if name not in known:
-            raise ValueError(f"no baseline of '{name}' is known from {self.name}'s config alone")
+            raise ValueError(
+                f"the baseline of '{name}' does not follow from {self.name}'s config alone"
+            )
         return known[name]
 
 
 class Task(ABC):
-    """A source of batches with a loss and scores, built from its config and the data root.
+    """A source of batches, with a loss and scores, built from its config and the data root.
 
-    A batch is a function of (step, seed): the same on any machine and after a restart. Evaluation
-    data is fixed. Nothing is downloaded and no device is chosen here: tensors are on the CPU.
+    A batch is a function of (step, seed), so it is the same on every machine and after a restart.
+    Evaluation data is fixed. A task downloads nothing. Its tensors are on the CPU.
     """
 
     Config: ClassVar[type[TaskConfig]]
     result_version: ClassVar[int] = 1
-    """Raised when a change makes the same config give other batches; enters every trial's hash."""
+    """Raise it when the same config gives other batches. It is part of every trial's hash."""
 
     def __init__(self, config: TaskConfig, data_root: Path | None = None) -> None:
         config.check()
         self.config = config
         self.data_root = data_root
 
-    @classmethod  # noqa: B027 - a generated task needs none
+    @classmethod  # noqa: B027 - tasks without a corpus need none
     def check_corpus(cls, config: TaskConfig, data_root: Path | None) -> None:
-        """Raise CorpusMissingError if a corpus this config needs is not there.
+        """Raise CorpusMissingError if a corpus that this config needs is missing.
 
-        Quick: names and sizes of files are looked at, and at most a list of them is read.
+        It is quick: it looks at names and sizes of files, and reads at most a list of files.
         """
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What remembering nothing scores on each metric for which that is known."""
+        """The memoryless baseline of each metric that has one; this may read the corpus."""
         known = {}
         for metric in self.config.metrics:
             with suppress(ValueError):
@@ -206,19 +216,23 @@ class Task(ABC):
 
     @abstractmethod
     def train_batch(self, step: int, seed: int) -> Batch:
-        """Return the batch of optimizer step `step` (0-based) in the stream of `seed`."""
+        """Return the training batch of optimizer step `step`, counted from 0, for this seed."""
 
     @abstractmethod
     def evaluation(self, split: Split) -> Iterator[Batch]:
-        """Yield the fixed data of a split, in chunks that fit memory, in order."""
+        """Yield the data of a split in batches that fit into memory, always in the same order."""
 
     @abstractmethod
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the scalar training loss: the mean over what the task scores."""
+        """Return the training loss, a scalar: the mean over all scored positions.
+
+        `logits` are what the model returns for `batch.x`: (τ, B, p), or (B, p) if only the last
+        step is read out.
+        """
 
     @abstractmethod
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-        """Return for each metric (sum, count): added over batches, then divided.
+        """Return (sum, count) for each metric; its value is the sum over batches by the count.
 
-        What the batch has nothing for is left out, or has a count of 0.
+        A metric for which the batch has nothing is left out, or has a count of 0.
         """

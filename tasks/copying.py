@@ -19,18 +19,21 @@ from eigensweep.tasks.streams import below, draw
 
 
 class CopyingConfig(RecallConfig):
-    """What an experiment may set on the copying task."""
+    """The settings of the copying task."""
 
     name: Literal["copying"] = "copying"
-    delay: int = Field(2_000, ge=1, le=1_000_000, description="Steps to wait, T")
+    delay: int = Field(2_000, ge=1, le=1_000_000, description="Steps of silence, T")
     train_size: TrainSize = 20_000
     marker: Literal["after_marker", "at_marker"] = Field(
         "after_marker",
         description="Whether the answer starts one step after the marker (ENRNN, scoRNN, nnRNN) "
-        "or at the marker (expRNN, asRNN); a symbol travels S + T steps in both",
+        "or at the marker (expRNN, asRNN); in both, each symbol is asked for S + T steps after "
+        "it was shown",
     )
     input_coding: Literal["one_hot", "scalar"] = Field(
-        "one_hot", description="A symbol as one of K + 2 inputs, or its code as one float"
+        "one_hot",
+        description="A symbol is one of K + 2 inputs (`one_hot`), or its code is the only input "
+        "(`scalar`)",
     )
 
     @property

@@ -1,6 +1,6 @@
-"""The corpora by name: what each is, on which terms it is used, and where it is published.
+"""The corpora by name: what each one is, its licence, and where it is published.
 
-Nothing is downloaded here: the command `eigensweep data` fetches, from the addresses below.
+Nothing is downloaded here. The command `eigensweep data fetch` uses the addresses below.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MNIST_MIRRORS = (
 
 
 @dataclass(frozen=True)
-class Together:
-    """Many small files that are known by one digest of all."""
+class FileGroup:
+    """Many small files that have one digest together."""
 
     folder: str
     """Relative to the data root."""
@@ -43,32 +43,34 @@ class Together:
     """Matches the name of each file, and of no other."""
     count: int
     sha256: str
-    """Of a line for each file in the order of names: its SHA-256, two spaces, folder/name."""
+    """Digest of one line for each file, sorted by name: its SHA-256, two spaces, folder/name."""
 
 
 @dataclass(frozen=True)
 class KnownCorpus:
-    """A corpus as a person meets it."""
+    """What the command line shows of a corpus, and what it needs to fetch and to check it."""
 
     name: str
     title: str
     licence: str
     page: str
-    """Where it is described, or to be had."""
+    """Address of a page that describes it, or from which it can be had."""
     size: int | None
-    """Bytes of what is used, None if that is not known."""
+    """Bytes of the files that are used; None if not known."""
     folder: str
-    """Where it is put, relative to the data root."""
+    """Its folder, relative to the data root."""
     find: Callable[[Path], Path]
-    """Returns its folder under a data root, or raises CorpusMissingError; reads no contents."""
+    """Returns its folder under a data root, or raises CorpusMissingError. Reads no file."""
     verify: Callable[[Path], None]
-    """Raises CorpusMissingError unless it is there as it was published; reads everything."""
-    contents: Corpus | Together | None = None
-    """By which it is recognised, None if it cannot be."""
+    """Raises CorpusMissingError unless its files are exactly those that were published. Reads all
+    of them."""
+    contents: Corpus | FileGroup | None = None
+    """The files by which it is recognised; None if it cannot be."""
     ways: tuple[tuple[str, ...], ...] = ()
-    """Each way to fetch it: addresses that together give the whole. Empty: it is never fetched."""
+    """The ways to fetch it. Each way is a list of addresses that together give all files. Empty: it
+    is never fetched."""
     how: str = ""
-    """How to get a corpus that is not fetched."""
+    """How a person gets a corpus that is never fetched."""
 
 
 def _of_files(corpus: Corpus, title: str, licence: str, *ways: tuple[str, ...]) -> KnownCorpus:
@@ -91,7 +93,7 @@ def _find_speech(name: str, data_root: Path, digest: str | None = None) -> Path:
     return Path(commonpath([path.parent for part in paths.values() for path in part]))
 
 
-def _read_speech(name: str, data_root: Path, digest: str | None = None) -> None:
+def _verify_speech(name: str, data_root: Path, digest: str | None = None) -> None:
     read_recordings(find_recordings(name, digest, data_root))
 
 
@@ -101,7 +103,7 @@ CORPORA: dict[str, KnownCorpus] = {
         _of_files(
             treebank.CORPUS,
             "Penn Treebank, Mikolov's preparation",
-            "text of the Linguistic Data Consortium; for research, not to be passed on",
+            "text of the Linguistic Data Consortium; for research only, do not redistribute",
             ("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",),
             tuple(f"{PTB_MIRROR}/{name}" for name in treebank.CORPUS.files),
         ),
@@ -119,8 +121,8 @@ CORPORA: dict[str, KnownCorpus] = {
             size=8_442_626,
             folder=FSDD_FOLDERS[0],
             find=partial(_find_speech, "fsdd"),
-            verify=partial(_read_speech, "fsdd"),
-            contents=Together(
+            verify=partial(_verify_speech, "fsdd"),
+            contents=FileGroup(
                 folder=FSDD_FOLDERS[0],
                 names=re.compile(rf"\d_({'|'.join(FSDD_SPEAKERS)})_1?\d\.wav"),
                 count=1_200,
@@ -136,17 +138,18 @@ CORPORA: dict[str, KnownCorpus] = {
             size=None,
             folder="timit",
             find=partial(_find_speech, "timit"),
-            verify=partial(_read_speech, "timit"),
+            verify=partial(_verify_speech, "timit"),
             how="order LDC93S1 from the Linguistic Data Consortium, "
             "https://catalog.ldc.upenn.edu/LDC93S1, and put its folders TRAIN and TEST, or links "
-            "to them, into 'timit' under the data root; any case, SPHERE or RIFF will do",
+            "to them, into the folder 'timit' under the data root; names in upper or lower case, "
+            "files as SPHERE or RIFF",
         ),
     )
 }
 
 
 def all_under(data_root: Path) -> dict[str, KnownCorpus]:
-    """Return the known corpora, and after them the folders of recordings with a manifest."""
+    """Return the known corpora, followed by the folders of recordings that have a manifest."""
     own = {}
     for manifest in sorted(data_root.glob(f"*/{MANIFEST}")):
         name = manifest.parent.name
@@ -158,11 +161,11 @@ def all_under(data_root: Path) -> dict[str, KnownCorpus]:
 def _own(name: str, digest: str) -> KnownCorpus:
     return KnownCorpus(
         name=name,
-        title=f"recordings of your own, digest {digest}",
+        title=f"your own recordings, digest {digest}",
         licence="yours",
         page="",
         size=None,
         folder=name,
         find=partial(_find_speech, name, digest=digest),
-        verify=partial(_read_speech, name, digest=digest),
+        verify=partial(_verify_speech, name, digest=digest),
     )

@@ -1,7 +1,7 @@
-"""Corpora under the data root: where a file is expected, and whether it is the right one.
+"""Find the files of a corpus under the data root, and check that they are the right ones.
 
 Nothing is downloaded here. The data root is a folder with one folder for each corpus. A file may
-be there in another form, packed for instance; its contents are the same to the byte.
+also be there in another form, such as a gzip file, if that form holds the same bytes.
 """
 
 from __future__ import annotations
@@ -15,61 +15,67 @@ from pathlib import Path
 
 
 class CorpusMissingError(ValueError):
-    """A corpus is not there; says what was tried and what to put where."""
+    """A corpus is missing. The message says which path was tried and how to get the files."""
 
 
 class CorpusMismatchError(CorpusMissingError):
-    """A file has the corpus's name and other contents."""
+    """A file has the expected name, but other contents."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A way in which a file may be there."""
+    """One form in which a file may be stored."""
 
     path: str
     """Relative to the data root."""
     size: int | None = None
     """Bytes; None if they vary."""
     decode: Callable[[bytes], bytes] = bytes
-    """Gives the contents; raises ValueError with what is wrong, said of the file."""
+    """Turns stored bytes into the contents. The message of its ValueError follows the file's name:
+    "is damaged"."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a corpus: the size of each one's contents in bytes, and their SHA-256."""
+    """The files of a corpus."""
 
     folder: str
     files: Mapping[str, tuple[int, str]]
+    """Name to the size of the contents in bytes and their SHA-256."""
     origin: str
     """Where a person gets the files."""
     other_forms: Mapping[str, tuple[Form, ...]] = field(default_factory=dict)
-    """For a file's name, what will do as well where there is no such file in `folder`."""
+    """Name to the forms that are accepted if `folder` has no such file."""
 
     def check(self, data_root: Path | None) -> None:
-        """Raise CorpusMissingError unless every file is there at its size. Quick: reads nothing."""
+        """Raise CorpusMissingError unless every file is there with its size. Reads no file."""
         for name in self.files:
             self._find(name, data_root)
 
     def find(self, data_root: Path | None) -> Path:
-        """Return the folder of the first file; raises as `check` does."""
+        """Return the folder of the first file.
+
+        Raises:
+            CorpusMissingError: as `check` does.
+        """
         self.check(data_root)
         return self._find(next(iter(self.files)), data_root)[0].parent
 
     def verify(self, data_root: Path | None) -> None:
-        """Raise CorpusMissingError unless every file is there with the very contents. Reads all."""
+        """Raise CorpusMissingError unless every file has the expected contents. Reads all files."""
         for name in self.files:
             self.read(name, data_root)
 
     @property
     def size(self) -> int:
-        """Bytes of all contents."""
+        """Bytes of all files together."""
         return sum(size for size, _ in self.files.values())
 
     def read(self, name: str, data_root: Path | None) -> bytes:
-        """Return the contents of a file; their digest is checked once in a process.
+        """Return the contents of a file. A process checks their digest once.
 
         Raises:
-            CorpusMissingError: if the file is not there, or is another one than expected.
+            CorpusMissingError: if the file is missing, or has other contents than expected.
         """
         path, decode = self._find(name, data_root)
         try:
@@ -92,7 +98,7 @@ class Corpus:
     def _find(self, name: str, data_root: Path | None) -> tuple[Path, Callable[[bytes], bytes]]:
         if data_root is None:
             raise CorpusMissingError(
-                f"the corpus '{self.folder}' is needed and no data root is set "
+                f"the corpus '{self.folder}' is needed, but no data root is set "
                 f"(EIGENSWEEP_DATA_ROOT). {self._instruction(None)}"
             )
         plain = Form(f"{self.folder}/{name}", self.files[name][0])
@@ -121,11 +127,11 @@ class Corpus:
         )
 
 
-def unpacked(content: bytes) -> bytes:
-    """Return what a gzip file holds.
+def unpack(content: bytes) -> bytes:
+    """Return the contents of a gzip file.
 
     Raises:
-        ValueError: if it is not a whole gzip file.
+        ValueError: if it is not a complete gzip file.
     """
     try:
         return gzip.decompress(content)

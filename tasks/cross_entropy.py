@@ -1,4 +1,4 @@
-"""Cross-entropy with its gradient in one pass: half the time of PyTorch's two for few classes."""
+"""Cross-entropy and its gradient in one pass: half the time of PyTorch's two for few classes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from torch import Tensor
 Reduction = Literal["mean", "sum"]
 
 NARROW = 32.0
-"""Range of logits within which one shift for all keeps exp precise; else each row has its own."""
+"""If all logits lie within this range, one shift for all keeps exp precise. Otherwise each row has
+its own shift."""
 
 
 def cross_entropy(
     logits: Tensor, y: Tensor, mask: Tensor | None = None, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Return -log softmax(logits)[y], nats, its mean or sum over what `mask` scores: a scalar.
+    """Return the mean or the sum of -log softmax(logits)[y], in nats, over the scored positions.
 
-    logits are (..., p) and y, int64 class numbers, (...); `mask`, bool, is broadcastable to y and
-    None scores everything. What is not scored has no effect, even where it is not finite. Only
-    first derivatives are available. With nothing to score the mean is NaN.
+    `logits` are (..., p); y is (...), int64 class numbers; `mask` is bool and broadcastable to y,
+    and None scores every position. Logits at other positions have no effect, even if they are not
+    finite. The mean over no positions is NaN. Only first derivatives are available.
 
     Raises:
-        ValueError: if the shapes do not fit one another.
+        ValueError: if the shapes of logits and y do not match.
 
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3])).item()
     1.3862943649291992
@@ -31,8 +32,8 @@ def cross_entropy(
     p = logits.shape[-1] if logits.dim() else 0
     if logits.shape != (*y.shape, p) or p == 0:
         raise ValueError(
-            f"logits are one row of classes for each target; they are {tuple(logits.shape)} "
-            f"for targets {tuple(y.shape)}"
+            f"expected logits of shape {(*y.shape, 'p')} for targets {tuple(y.shape)}; they are "
+            f"{tuple(logits.shape)}"
         )
     if mask is not None:
         mask = mask.expand_as(y).flatten().unsqueeze(0)
@@ -48,7 +49,7 @@ def _apply(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """(loss, its gradient) of lanes: logits (M, N, p), y and mask (M, N), loss (M,)."""
+    """The loss of each lane and its gradient: logits (M, N, p), y and mask (M, N), loss (M,)."""
 
     @staticmethod
     def forward(
@@ -88,13 +89,13 @@ class _CrossEntropy(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        outputs = _apply(*_folded(info.batch_size, in_dims, args))
+        outputs = _apply(*_fold_lanes(info.batch_size, in_dims, args))
         size = info.batch_size
         return tuple(o.reshape(size, -1, *o.shape[1:]) for o in outputs), (0, 0)
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient of lanes of losses, times what reaches each loss. Depends on the logits."""
+    """The gradient of each lane's loss by its logits, times the gradient that reaches the loss."""
 
     @staticmethod
     def forward(logits: Tensor, gradient: Tensor, g: Tensor) -> Tensor:
@@ -107,33 +108,33 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
-            "eigensweep.tasks.cross_entropy has first derivatives only; take second ones through "
+            "eigensweep.tasks.cross_entropy has first derivatives only; for second derivatives use "
             "torch.nn.functional.cross_entropy"
         )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        output = _Gradient.apply(*_folded(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
+        output = _Gradient.apply(*_fold_lanes(info.batch_size, in_dims, args))  # type: ignore[no-untyped-call]
         return output.reshape(info.batch_size, -1, *output.shape[1:]), 0
 
 
-def _folded(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments with the mapped axis folded into the lanes."""
+def _fold_lanes(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments of a vmapped call with the mapped axis folded into the lanes."""
 
-    def folded(arg: Any, dim: int | None) -> Any:
+    def fold(arg: Any, dim: int | None) -> Any:
         if not isinstance(arg, Tensor):
             return arg
         arg = arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
         return arg.flatten(0, 1)
 
-    return list(map(folded, args, in_dims))
+    return list(map(fold, args, in_dims))
 
 
 def _shift(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what is taken from logits before exp: the largest of all, or of each row.
+    """Return what is subtracted from the logits before exp: the largest of all, or of each row.
 
-    The largest of all costs a tenth of the other. But it needs a look at its value, which only a
-    CPU has at hand, and rows that are not scored would have a say in it.
+    The largest of all takes a tenth of the time. It is used only on a CPU, since its value must be
+    read, and only without a mask, since rows that are not scored would change it.
     """
     if mask is None and logits.device.type == "cpu" and logits.numel():
         low, high = logits.aminmax()

@@ -1,7 +1,7 @@
 """Denoise: recall symbols that are scattered among blanks, in their order.
 
 Source: the program of Jing et al., Gated orthogonal recurrent units, 2017. *Departure*: places are
-drawn without replacement, so that no symbol is lost, and the marker has an input of its own.
+drawn without replacement, so that no symbol is lost, and the marker has its own input symbol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eigensweep.tasks.streams import below, draw
 
 
 class DenoiseConfig(RecallConfig):
-    """What an experiment may set on the denoise task."""
+    """The settings of the denoise task."""
 
     name: Literal["denoise"] = "denoise"
     batch_size: BatchSize = 128
@@ -25,9 +25,10 @@ class DenoiseConfig(RecallConfig):
 
 
 class Denoise(Recall):
-    """Recall `symbols` symbols that came up among blanks, starting one step after a marker.
+    """Recall `symbols` symbols that were scattered among blanks, starting one step after a marker.
 
-    The symbols stand at S different steps of the first T+S-1, any set of them equally likely.
+    The symbols stand at S different steps among the first T+S-1. All sets of steps are equally
+    likely.
 
     >>> print(Denoise(DenoiseConfig(delay=6, symbols=3)).picture(seed=1))
     input   . . 4 3 . . . 6 : . . .

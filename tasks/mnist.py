@@ -1,4 +1,4 @@
-"""MNIST: its four files, in whichever form they are there, and the reader of their format."""
+"""MNIST: its four files, the forms they may be stored in, and a reader of their format."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eigensweep.tasks.corpus import Corpus, Form, unpacked
+from eigensweep.tasks.corpus import Corpus, Form, unpack
 
 PIXELS, CLASSES = 28 * 28, 10
 NUMBERS = {"train": 60_000, "test": 10_000}
-"""Images of the two published parts."""
+"""Number of images in each of the two published parts."""
 FOLDERS = ("mnist", "MNIST/raw", "mnist/MNIST/raw")
-"""Where the files may be: in a folder of their own, or as torchvision leaves them."""
+"""Where the files may be: in their own folder, or where torchvision puts them."""
 
 
 def forms(name: str) -> tuple[Form, ...]:
-    """Return the ways in which a file may be there, packed ones last.
+    """Return the forms in which a file may be stored, gzip files last.
 
     >>> [form.path for form in forms("t10k-labels-idx1-ubyte")][:2]
     ['mnist/t10k-labels-idx1-ubyte', 'mnist/t10k-labels.idx1-ubyte']
     """
     spellings = (name, name.replace("-idx", ".idx"))
     paths = [f"{folder}/{spelling}" for folder in FOLDERS for spelling in spellings]
-    packed = [Form(f"{path}.gz", None, unpacked) for path in paths]
+    packed = [Form(f"{path}.gz", None, unpack) for path in paths]
     return (*(Form(path) for path in paths), *packed)
 
 
@@ -53,26 +53,26 @@ CORPUS = Corpus(
     folder="mnist",
     files=FILES,
     origin="they are at https://ossci-datasets.s3.amazonaws.com/mnist/, each with .gz at its end, "
-    "and may stay packed; torchvision's folder MNIST/raw will do as well",
+    "and may stay packed; torchvision's folder MNIST/raw works as well",
     other_forms={name: forms(name) for name in FILES},
 )
 
 
 class Images(NamedTuple):
-    """Images and what they show; whole numbers, as in the files."""
+    """Images with their labels, as whole numbers."""
 
     pixels: NDArray[np.uint8]
-    """(N, 784), row after row of the image, 0 to 255."""
+    """(N, 784): the rows of each image one after another, 0 to 255."""
     labels: NDArray[np.uint8]
     """(N,), 0 to 9."""
 
 
 @lru_cache(maxsize=2)
 def read_images(data_root: Path | None) -> dict[str, Images]:
-    """Return the parts `train` and `test`, read once in a process.
+    """Return the parts `train` and `test`; a process reads them once.
 
     Raises:
-        CorpusMissingError: if the corpus is not there, or is another one than expected.
+        CorpusMissingError: if a file is missing, or has other contents than expected.
     """
 
     def part(prefix: str) -> Images:
@@ -84,10 +84,10 @@ def read_images(data_root: Path | None) -> dict[str, Images]:
 
 
 def read_idx(content: bytes, axes: int) -> NDArray[np.uint8]:
-    """Return the array of an IDX file of unsigned bytes, read-only.
+    """Return the array of an IDX file of unsigned bytes; it is read-only.
 
     Raises:
-        ValueError: if it is no such file, or holds less or more than its header says.
+        ValueError: if it is no such file, or is longer or shorter than its header says.
     """
     magic, expected = int.from_bytes(content[:4], "big"), 0x0800 + axes
     if magic != expected:

@@ -1,7 +1,7 @@
-"""Pixel MNIST: see a digit one pixel at a time, then name it; pixels in order, or permuted.
+"""Pixel MNIST: read an image one pixel at a time, in order or permuted, and name its digit.
 
-Source: Le, Jaitly & Hinton 2015, with the permutations and splits of later programs: that of
-Helfrich, Willmott & Ye, ICML 2018, and most others (92916, `heldout_5000`, `none`), and that of
+Source: Le, Jaitly & Hinton 2015, with the permutations and splits of later programs: those of
+Helfrich, Willmott & Ye, ICML 2018, and most others (92916, `heldout_5000`, `none`), and those of
 Kerg et al., NeurIPS 2019 (1234, `nnrnn`, fixed order).
 """
 
@@ -23,47 +23,51 @@ from eigensweep.tasks import mnist
 from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
 from eigensweep.tasks.cross_entropy import cross_entropy
 from eigensweep.tasks.mnist import CLASSES, PIXELS, Images
-from eigensweep.tasks.streams import chunks, shuffled
+from eigensweep.tasks.streams import chunks, epoch_order
 
 Permutation = Literal["none", 92916, 1234]
 SplitRule = Literal["heldout_5000", "none", "nnrnn"]
 HELD_OUT: dict[SplitRule, int] = {"heldout_5000": 5_000, "none": 0, "nnrnn": 10_000}
-"""Training images that are set apart for validation."""
+"""Number of training images that are set apart for validation."""
 
 
 class PixelMnistConfig(TaskConfig):
-    """What an experiment may set on pixel MNIST."""
+    """The settings of pixel MNIST."""
 
     name: Literal["pixel_mnist"] = "pixel_mnist"
     batch_size: int = Field(
-        128, ge=1, le=60_000, description="Images in a training batch, B; an epoch's last has fewer"
+        128,
+        ge=1,
+        le=60_000,
+        description="Images in a training batch, B; the last one of an epoch may have fewer",
     )
     permutation: Permutation = Field(
         92916,
-        description="Order of the pixels, one for all images: `none`: row by row; else the seed "
-        "of a permutation, 92916 (scoRNN, expRNN, asRNN) or 1234 (nnRNN)",
+        description="Order of the pixels, the same for all images. `none`: row by row; a number: "
+        "the seed of a permutation, 92916 (scoRNN, expRNN, asRNN) or 1234 (nnRNN)",
     )
     split: SplitRule = Field(
         "heldout_5000",
-        description="Validation images: `heldout_5000`: the first 5,000 of the training images; "
-        "`nnrnn`: 10,000 drawn from them (nnRNN); `none`: the test images, as in papers that "
-        "report their best test accuracy (expRNN, asRNN)",
+        description="Validation images. `heldout_5000`: the first 5,000 of the training images; "
+        "`nnrnn`: 10,000 of them, drawn at random (nnRNN); `none`: the test images, as in papers "
+        "that report their best test accuracy (expRNN, asRNN)",
     )
     order: Literal["reshuffled", "fixed"] = Field(
-        "reshuffled", description="Order of the training images: drawn every epoch, or never"
+        "reshuffled",
+        description="Order of the training images: drawn anew in every epoch, or always the same",
     )
 
     def check(self) -> None:
         super().check()
         if self.batch_size > self.train_size:
             raise ValueError(
-                f"pixel_mnist with split '{self.split}' has {self.train_size} training images; "
-                f"'batch_size' is {self.batch_size}"
+                f"pixel_mnist with split '{self.split}' needs 'batch_size' of at most "
+                f"{self.train_size}, its number of training images; it is {self.batch_size}"
             )
 
     @property
     def train_size(self) -> int:
-        """Images that are trained on."""
+        """Number of images to train on."""
         return mnist.NUMBERS["train"] - HELD_OUT[self.split]
 
     @property
@@ -88,16 +92,17 @@ class PixelMnistConfig(TaskConfig):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What chance scores: ten classes, equally likely."""
+        """The scores of guessing among ten equally likely classes."""
         return {"cross_entropy": log(CLASSES), "accuracy": 1 / CLASSES}
 
 
 class PixelMnist(Task):
-    """Name the digit of an image after its 784 pixels have gone by, one at a step.
+    """Name the digit of an image after seeing its 784 pixels, one at each step.
 
-    Step i shows pixel `order[i]` of the image, between 0 and 1. The permutation is the paper's and
-    no seed's; the seed draws the order of the images in each epoch. Images stay whole numbers, one
-    byte a pixel, until their batch is made. In the picture the sequence is laid out as an image.
+    Step i shows pixel `order[i]` of the image, between 0 and 1. The permutation is that of a paper
+    and does not depend on the seed. The seed draws the order of the images in each epoch. Images
+    are kept as whole numbers, one byte for each pixel, until their batch is made. The picture shows
+    an image, and beside it its sequence laid out in rows of 28.
 
     >>> seven = np.zeros((28, 28), np.uint8)
     >>> seven[4:7, 6:22] = seven[4:24, 19:22] = 255
@@ -117,7 +122,7 @@ class PixelMnist(Task):
     def __init__(self, config: PixelMnistConfig, data_root: Path | None = None) -> None:
         super().__init__(config, data_root)
         self.order = pixel_order(config.permutation)
-        self.train_rows, self.valid_rows = divided(config.split)
+        self.train_rows, self.valid_rows = split_rows(config.split)
 
     @classmethod
     def check_corpus(cls, config: TaskConfig, data_root: Path | None) -> None:
@@ -129,7 +134,7 @@ class PixelMnist(Task):
         epoch, place = divmod(step, self.config.steps_per_epoch)
         taken: NDArray[np.int64] | slice = slice(place * B, (place + 1) * B)
         if self.config.order == "reshuffled":
-            taken = shuffled(f"pixel_mnist/order/{seed}", epoch, len(rows))[taken]
+            taken = epoch_order(f"pixel_mnist/order/{seed}", epoch, len(rows))[taken]
         return self._batch(self._images("train"), rows[taken])
 
     def evaluation(self, split: Split) -> Iterator[Batch]:
@@ -150,7 +155,7 @@ class PixelMnist(Task):
         }
 
     def picture(self, image: NDArray[np.uint8]) -> str:
-        """Return an image, (28, 28), beside the sequence that it becomes, row after row."""
+        """Return an image, (28, 28), drawn beside its sequence in rows of 28."""
         seen = image.flatten()[self.order].reshape(image.shape)
         pairs = zip(in_dots(image), in_dots(seen), strict=True)
         return "\n".join(f"{left}  {right}" for left, right in pairs)
@@ -160,14 +165,14 @@ class PixelMnist(Task):
 
     def _batch(self, images: Images, rows: NDArray[np.int64]) -> Batch:
         pixels = images.pixels[rows].T[self.order]
-        # Times 1/255 would change the last bit of half of the levels.
+        # Multiplying by 1/255 would change the last bit of half of the levels.
         x = np.divide(pixels, np.float32(255), dtype=np.float32)[..., None]
         y = images.labels[rows].astype(np.int64)
         return Batch(torch.from_numpy(x), torch.from_numpy(y))
 
 
 def pixel_order(permutation: Permutation) -> NDArray[np.int64]:
-    """Return which pixel each step shows. NumPy keeps the streams of RandomState frozen.
+    """Return the pixel that each step shows, (784,). NumPy never changes RandomState's numbers.
 
     >>> pixel_order(92916)[:12].tolist()
     [319, 576, 323, 107, 355, 716, 197, 20, 625, 60, 443, 620]
@@ -177,20 +182,20 @@ def pixel_order(permutation: Permutation) -> NDArray[np.int64]:
     return RandomState(permutation).permutation(PIXELS).astype(np.int64)
 
 
-def divided(split: SplitRule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of the training images to train on, and of those to validate on."""
+def split_rows(split: SplitRule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the row numbers of the training images to train on, and of those to validate on."""
     number, held_out = mnist.NUMBERS["train"], HELD_OUT[split]
     if split != "nnrnn":
         rows = np.arange(number)
         return rows[held_out:], rows[:held_out]
     generator = RandomState(1234)
-    generator.permutation(PIXELS)  # nnRNN draws the pixels' order first, and we do so always
+    generator.permutation(PIXELS)  # nnRNN draws the order of the pixels first, so we draw it, too
     rows = generator.permutation(number).astype(np.int64)
     return rows[:-held_out], rows[-held_out:]
 
 
 def in_dots(image: NDArray[np.uint8]) -> list[str]:
-    """Return an image as lines of Braille signs of 4 by 2 pixels; a dot is a bright pixel.
+    """Return an image as lines of Braille signs, one for 4 by 2 pixels; a dot is a bright pixel.
 
     >>> in_dots(255 * np.eye(4, dtype=np.uint8))
     ['⠑⢄']

@@ -2,8 +2,8 @@
 
 Source: the corpus as prepared by Mikolov, read character by character as in Helfrich & Ye, AAAI
 2020 (`raw`), like the character files of Kerg et al., NeurIPS 2019 (`tokens`), or line by line as
-in Mhammedi et al., ICML 2017 (`sentences`). Their bits per character do not compare: `tokens` has
-1.7% fewer symbols than `raw` for the same text.
+in Mhammedi et al., ICML 2017 (`sentences`). Do not compare bits per character between them: for the
+same text `tokens` has 1.7% fewer symbols than `raw`.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from eigensweep.tasks import treebank
 from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
 from eigensweep.tasks.cross_entropy import cross_entropy
 from eigensweep.tasks.lines import Lines
-from eigensweep.tasks.streams import shuffled
+from eigensweep.tasks.streams import epoch_order
 from eigensweep.tasks.treebank import Reading
 
 
 class PtbCharsConfig(TaskConfig):
-    """What an experiment may set on characters of the Penn Treebank."""
+    """The settings of the characters of the Penn Treebank."""
 
     name: Literal["ptb_chars"] = "ptb_chars"
     batch_size: int = Field(
         128,
         ge=1,
         le=65_536,
-        description="Lanes B that the training text is cut into; in `sentences`, lines of a batch",
+        description="Number of lanes B that the training text is cut into; with reading "
+        "`sentences`, lines in a training batch",
     )
     eval_batch_size: int = Field(
-        10, ge=1, le=10_000, description="The same of validation and test text"
+        10, ge=1, le=10_000, description="The same for the validation and test texts"
     )
     bptt: int = Field(
         150,
         ge=1,
         le=1_000_000,
-        description="Steps that gradients flow back; states flow on. `sentences` takes whole "
-        f"lines: always {treebank.LONGEST_LINE}, the longest",
+        description="Steps of a batch; states pass on to the next batch, gradients do not. With "
+        f"reading `sentences` it is always {treebank.LONGEST_LINE}, the length of the longest line",
     )
     reading: Reading = Field(
         "tokens",
-        description="`raw`: every character of the word files (ENRNN); `tokens`: lines stripped, "
-        "`_` for a space, `<eos>` after each line (nnRNN, asRNN); `sentences`: each line by "
-        "itself, without its end (oRNN)",
+        description="How the text becomes symbols. `raw`: every character of the word files "
+        "(ENRNN); `tokens`: lines stripped of outer spaces, `_` for a space, `<eos>` after each "
+        "line (nnRNN, asRNN); `sentences`: each line by itself, without its end (oRNN)",
     )
 
     @model_validator(mode="before")
@@ -67,8 +68,8 @@ class PtbCharsConfig(TaskConfig):
         if self.reading == "sentences":
             if self.bptt != treebank.LONGEST_LINE:
                 raise ValueError(
-                    "ptb_chars takes whole lines with reading 'sentences': 'bptt' is "
-                    f"{treebank.LONGEST_LINE} or left out; it is {self.bptt}"
+                    "ptb_chars with reading 'sentences' takes whole lines and needs 'bptt' of "
+                    f"{treebank.LONGEST_LINE}; leave it out. It is {self.bptt}"
                 )
             return
         longest = self._rows("train") - 1
@@ -107,7 +108,7 @@ class PtbCharsConfig(TaskConfig):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What the training text's symbol frequencies score on the validation text."""
+        """The scores of the training text's symbol frequencies on the validation text."""
         bits = treebank.UNIGRAM_BITS[self.reading]
         return {
             "cross_entropy": bits * log(2),
@@ -116,7 +117,7 @@ class PtbCharsConfig(TaskConfig):
         }
 
     def lanes(self, split: str) -> int:
-        """Return how many lanes a split is cut into, or how many of its lines are in a batch."""
+        """Return the number of lanes that a split is cut into, or of lines in its batches."""
         return self.batch_size if split == "train" else self.eval_batch_size
 
     def _rows(self, split: str) -> int:
@@ -126,20 +127,20 @@ class PtbCharsConfig(TaskConfig):
 class PtbChars(Task):
     r"""Predict the next character of Wall Street Journal text.
 
-    `raw` and `tokens`: a split is one stream, cut into lanes of equal length that run side by side;
-    what is left over is dropped. A piece is `bptt` steps of all lanes, the last one of a pass
-    shorter, and each piece goes on where the one before ended. `starts` is true in the first piece
-    of an epoch and of an evaluation. The order is the corpus's own, so the seed changes nothing. In
-    the picture `_` is a space and `¶` the end of a line.
+    `raw` and `tokens`: a split is one stream of symbols. It is cut into lanes of equal length that
+    run side by side, and the rest of the stream is dropped. A batch is a piece of all lanes, `bptt`
+    steps long (the last piece is shorter), and it goes on where the piece before ended. `starts` is
+    true in the first piece of an epoch or of an evaluation. The seed changes nothing, since the
+    order is that of the corpus. In the picture `_` is a space and `¶` the end of a line.
 
     >>> task = PtbChars(PtbCharsConfig(batch_size=2, bptt=3))
     >>> print(task.picture(" the cat \n sat \n"))
     lane 0  the > he_  _c > ca
     lane 1  t¶s > ¶sa  at > t¶
 
-    `sentences`: each line is a sequence of its own. A batch has lines of like length, padded and
-    masked (`·`); in each epoch every line comes up once, and the seed draws which lines meet and in
-    which order batches come. Evaluation goes from the shortest line to the longest.
+    `sentences`: each line is a sequence of its own. A batch has lines of similar length, padded and
+    masked (`·`). In each epoch every line is used once. The seed draws which lines form a batch,
+    and the order of the batches. Evaluation goes from the shortest line to the longest.
 
     >>> task = PtbChars(PtbCharsConfig(batch_size=2, reading="sentences"))
     >>> print(task.picture(" the cat \n sat \n"))
@@ -155,13 +156,13 @@ class PtbChars(Task):
         treebank.CORPUS.check(data_root)
 
     def train_batch(self, step: int, seed: int) -> Batch:
-        """Return the batch of one step: x (τ, B) symbols, y (τ, B) the symbols that follow."""
+        """Return the batch of one step: x (τ, B) symbols, y (τ, B) the next symbols."""
         epoch, place = divmod(step, self.config.steps_per_epoch)
         if self.config.reading != "sentences":
             return self._piece(self._lanes("train"), place)
         lines, B = read_lines(self.data_root)["train"], self.config.batch_size
-        rows = lines.by_length(shuffled(f"ptb_chars/lines/{seed}", epoch, len(lines)))
-        places = shuffled(f"ptb_chars/batches/{seed}", epoch, self.config.steps_per_epoch)
+        rows = lines.by_length(epoch_order(f"ptb_chars/lines/{seed}", epoch, len(lines)))
+        places = epoch_order(f"ptb_chars/batches/{seed}", epoch, self.config.steps_per_epoch)
         return lines.batch(rows[places[place] * B :][:B])
 
     def evaluation(self, split: Split) -> Iterator[Batch]:
@@ -191,7 +192,7 @@ class PtbChars(Task):
         }
 
     def picture(self, text: str) -> str:
-        """Return `text` as it is read, each lane's input and target, piece by piece."""
+        """Return the input and the target of each lane for this text, piece by piece."""
         written = treebank.characters(text.encode(), self.config.reading).decode()
         signs = np.array([ord(sign) for sign in written.replace(" ", "_").replace("\n", "¶")])
         if self.config.reading == "sentences":
@@ -223,17 +224,17 @@ class PtbChars(Task):
 
 
 def in_lanes(stream: NDArray[np.integer], count: int) -> NDArray[np.integer]:
-    """Return the stream as (rows, lanes): each lane a stretch of it, the rest dropped."""
+    """Cut a stream into `count` lanes, (rows, lanes); the rest of the stream is dropped."""
     rows = len(stream) // count
     return stream[: rows * count].reshape(count, rows).T
 
 
 @lru_cache(maxsize=2)
 def read_lines(data_root: Path | None) -> dict[str, Lines]:
-    """Return the lines of each split.
+    """Return the lines of each split; a process reads them once.
 
     Raises:
-        CorpusMissingError: if the corpus is not there, or is another one than expected.
+        CorpusMissingError: if a file is missing, or has other contents than expected.
     """
     streams = treebank.read_streams(data_root, "sentences")
     return {split: Lines.of(stream, treebank.LINE_END) for split, stream in streams.items()}

@@ -1,7 +1,7 @@
-"""What copying, variable copying and denoise share: a string is seen, and recalled much later.
+"""The common part of copying, variable copying and denoise: a string is recalled much later.
 
-Codes: blank 0, symbols 1 to K, marker K + 1. Of τ = T + 2S steps every one has a target, a blank
-or a symbol; the marker is never one.
+Codes: 0 is the blank, 1 to K are the symbols, K + 1 is the marker. A sequence has τ = T + 2S steps.
+The target of a step is the blank or a symbol, and never the marker.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from eigensweep.tasks.cross_entropy import cross_entropy
 from eigensweep.tasks.streams import MAX_SIZE, chunks
 
 BatchSize = Annotated[int, Field(ge=1, le=65_536, description="Sequences in a training batch, B")]
-Symbols = Annotated[int, Field(ge=1, le=10_000, description="Symbols to recall, S")]
-Alphabet = Annotated[int, Field(ge=2, le=10_000, description="Different symbols, K")]
+Symbols = Annotated[int, Field(ge=1, le=10_000, description="Number of symbols to recall, S")]
+Alphabet = Annotated[int, Field(ge=2, le=10_000, description="Number of different symbols, K")]
 TrainSize = Annotated[
     int | None,
     Field(
         ge=1,
         le=MAX_SIZE,
-        description="Strings in a training set drawn once and taken in order, over and over; "
-        "null: fresh strings at every step",
+        description="Strings of a training set that is drawn once and used again and again in the "
+        "same order; null: fresh strings at every step",
     ),
 ]
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 
 
 class RecallConfig(TaskConfig):
-    """What an experiment may set on each of these tasks."""
+    """The settings that these tasks have in common."""
 
     batch_size: BatchSize = 20
-    delay: int = Field(200, ge=1, le=1_000_000, description="Steps to wait, T")
+    delay: int = Field(200, ge=1, le=1_000_000, description="Steps of silence, T")
     symbols: Symbols = 10
     alphabet: Alphabet = 8
     train_size: TrainSize = None
@@ -66,7 +66,7 @@ class RecallConfig(TaskConfig):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in which every training string comes up; the last one may wrap around.
+        """Optimizer steps until every training string was used; the last batch may wrap around.
 
         Raises:
             ValueError: if the strings are fresh at every step.
@@ -84,9 +84,9 @@ class RecallConfig(TaskConfig):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What a model scores that knows where the answer stands and forgets every symbol.
+        """The scores of a model that knows where the answer stands, but forgets every symbol.
 
-        It is sure of each blank and spreads its guess evenly over the K symbols.
+        It predicts each blank with certainty, and each of the K symbols with probability 1 / K.
         """
         S, K, steps = self.symbols, self.alphabet, self.sequence_length
         return {
@@ -97,11 +97,10 @@ class RecallConfig(TaskConfig):
 
 
 class Recall(Task):
-    """Every position is scored, blanks too; `recall_accuracy` looks at the S symbols alone.
+    """Every position is scored, also the blanks; `recall_accuracy` counts the S symbols only.
 
-    What is guaranteed: a sequence is a function of (seed, split, row) alone; row r of the training
-    stream comes up at step r // B, modulo `train_size`. Validation and test data are the same for
-    every seed.
+    A sequence is a function of (seed, split, row) alone. Step k uses the rows k B to k B + B - 1 of
+    the training stream, modulo `train_size`. Validation and test data are the same for every seed.
     """
 
     config: RecallConfig
@@ -110,7 +109,7 @@ class Recall(Task):
     def sequences(
         self, stream: str, rows: Sequence[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the codes shown and the codes asked for, each (τ, B), of rows of a stream."""
+        """Return inputs and targets as codes, each (τ, B), for these rows of a stream."""
 
     def train_batch(self, step: int, seed: int) -> Batch:
         """Return the batch of one step: x (τ, B) symbols, y (τ, B) class numbers."""
@@ -138,7 +137,7 @@ class Recall(Task):
         }
 
     def picture(self, seed: int) -> str:
-        """Return the first training sequence of `seed`, drawn as text: blank `.`, marker `:`."""
+        """Return the first training sequence of `seed` as text; `.` is a blank, `:` the marker."""
         signs = {0: ".", self.config.alphabet + 1: ":"}
         x, y = self.sequences(f"{self.config.name}/train/{seed}", [0])
         drawn = {

@@ -1,8 +1,9 @@
-"""Corpora of speech under the data root: TIMIT, spoken digits, or any folder with a manifest.
+"""Find and read corpora of speech: TIMIT, spoken digits, or any folder with a manifest.
 
 Source: the parts of TIMIT are those of Wisdom et al., NeurIPS 2016, which Helfrich & Ye, AAAI 2020,
-take over: 462 speakers to train on, 50 to validate on, 24 to test on (the core test set), each with
-eight sentences; the two that all speakers say are left out. Nothing is downloaded here.
+also use: 462 speakers to train on, 50 to validate on, and 24 to test on (the core test set). There
+are eight sentences of each speaker; the two sentences that all speakers say are left out. Nothing
+is downloaded here.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 MANIFEST = "manifest.txt"
 LONGEST_SECONDS = 60
+"""Longest recording that is accepted."""
 COUNTS: dict[str, dict[Part, int]] = {
     "timit": {"train": 3_696, "valid": 400, "test": 192},
     "fsdd": {"train": 600, "valid": 300, "test": 300},
 }
-"""Recordings of each part, for the corpora that are known."""
+"""Number of recordings in each part of the corpora that have a fixed division."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -54,36 +56,38 @@ FSDD_FOLDERS = ("fsdd/recordings", "speech/recordings", "free-spoken-digit-datas
 FSDD_SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
 FSDD_DIGEST = "1d4e78283c4eafdd1d6d226ee767a6f0cf5d05c4536d620d541f57246b395503"
 FSDD_ORIGIN = (
-    "`eigensweep data fetch fsdd` gets it; by hand, put the folder 'recordings' of "
+    "`eigensweep data fetch fsdd` gets it. To do it by hand, put the folder 'recordings' of "
     "https://github.com/Jakobovski/free-spoken-digit-dataset into a "
     "folder 'fsdd' under the data root; recordings 0 to 19 of each digit and speaker are used"
 )
 
 
 @dataclass(frozen=True)
-class Listed:
-    """Where the recordings of each part are, in order, and what they are expected to be."""
+class RecordingList:
+    """The files of the recordings of each part, in order, and the digests they must have."""
 
     paths: dict[Part, list[Path]]
     origin: str
+    """How a person gets the corpus, for error messages."""
     sha256: dict[Path, str] | None = None
-    """Of each file, where it is known."""
+    """The digest of each file; None if not known."""
     together: str | None = None
-    """The SHA-256 of the lines that `sha256sum` prints of all files in the order of names."""
+    """SHA-256 of what `sha256sum` prints for all files, sorted by name; None if not known."""
 
 
-def find_recordings(corpus: str, digest: str | None, data_root: Path | None) -> Listed:
-    """Return where a corpus's recordings are: of `timit`, `fsdd`, or of a folder of that name.
+def find_recordings(corpus: str, digest: str | None, data_root: Path | None) -> RecordingList:
+    """Return the files of a corpus: `timit`, `fsdd`, or the name of a folder with a manifest.
 
-    No recording is read. A folder has a manifest: lines of a part (train, valid, test), a SHA-256
-    and a path inside the folder. `digest` is the SHA-256 of the manifest.
+    No recording is read. Each line of a manifest has a part (train, valid or test), a SHA-256 and a
+    path inside the folder. `digest` is the SHA-256 of the manifest.
 
     Raises:
-        CorpusMissingError: if it is not there, not complete, or not the one that is asked for.
+        CorpusMissingError: if the corpus is missing or incomplete, or the manifest has another
+            digest.
     """
     if data_root is None:
         raise CorpusMissingError(
-            f"the corpus '{corpus}' is needed and no data root is set (EIGENSWEEP_DATA_ROOT)"
+            f"the corpus '{corpus}' is needed, but no data root is set (EIGENSWEEP_DATA_ROOT)"
         )
     if corpus == "timit":
         return _timit(data_root)
@@ -92,11 +96,12 @@ def find_recordings(corpus: str, digest: str | None, data_root: Path | None) -> 
     return _folder(corpus, digest, data_root)
 
 
-def read_recordings(listed: Listed) -> dict[Part, list[NDArray[np.int16]]]:
-    """Return the samples of every recording, at 8 kHz.
+def read_recordings(listed: RecordingList) -> dict[Part, list[NDArray[np.int16]]]:
+    """Return the samples of every recording, each (n,), at 8 kHz.
 
     Raises:
-        CorpusMismatchError: if a file cannot be read, or is another one than expected.
+        CorpusMismatchError: if a file cannot be read, is too long, or has other contents than
+            expected.
     """
     found: dict[Part, list[NDArray[np.int16]]] = {}
     digests: dict[Path, str] = {}
@@ -126,14 +131,14 @@ def read_recordings(listed: Listed) -> dict[Part, list[NDArray[np.int16]]]:
         together = hashlib.sha256(lines.encode()).hexdigest()
         if together != listed.together:
             raise CorpusMismatchError(
-                f"the recordings in {path.parent} have SHA-256 {together} together; expected "
+                f"the recordings in {path.parent} together have SHA-256 {together}; expected "
                 f"{listed.together}. {listed.origin}"
             )
     return found
 
 
-def _timit(data_root: Path) -> Listed:
-    """Return TIMIT's recordings, sorted by speaker and sentence; names may be in either case."""
+def _timit(data_root: Path) -> RecordingList:
+    """Return TIMIT's files, sorted by speaker and sentence; names may be in upper or lower case."""
     root = _inside(data_root, "timit")
     root = _inside(root, "timit") or root
     train, test = _inside(root, "train"), _inside(root, "test")
@@ -153,13 +158,13 @@ def _timit(data_root: Path) -> Listed:
                 f"{root} has {len(found[part]):,} sentences to {_verb(part)}; expected "
                 f"{expected:,}. {TIMIT_ORIGIN}"
             )
-    return Listed(found, TIMIT_ORIGIN)
+    return RecordingList(found, TIMIT_ORIGIN)
 
 
 def _sentences(folder: Path, speakers: frozenset[str] | None) -> list[Path]:
-    """Return a file of each sentence of these speakers, None: of all, sorted by both.
+    """Return one file for each sentence of these speakers (None: of all), sorted by both.
 
-    Of a sentence that is there in two files the first one by name is taken.
+    If a sentence has two files, the first one by name is used.
     """
     found: dict[tuple[str, str], Path] = {}
     for region in _matching(folder, r"dr[1-8]"):
@@ -179,14 +184,14 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def _inside(folder: Path | None, name: str) -> Path | None:
-    """Return the folder of that name in another, in whichever case, None if there is none."""
+    """Return the folder of this name, in upper or lower case, inside another; None if missing."""
     if folder is None:
         return None
     return next((path for path in _matching(folder, re.escape(name)) if path.is_dir()), None)
 
 
-def _fsdd(data_root: Path) -> Listed:
-    """Return the spoken digits: of 20 recordings of each, 0-4 test, 5-9 validate, 10-19 train."""
+def _fsdd(data_root: Path) -> RecordingList:
+    """Return the spoken digits: recordings 0-4 to test, 5-9 to validate, 10-19 to train."""
     folder = next((f for name in FSDD_FOLDERS if (f := data_root / name).is_dir()), None)
     if folder is None:
         raise CorpusMissingError(f"there is no {data_root / FSDD_FOLDERS[0]}. {FSDD_ORIGIN}")
@@ -199,15 +204,15 @@ def _fsdd(data_root: Path) -> Listed:
         missing = [name for name in names if name not in there]
         if missing:
             raise CorpusMissingError(
-                f"{folder} lacks {missing[0]} and {len(missing) - 1} more of the recordings to "
-                f"{_verb(part)}. {FSDD_ORIGIN}"
+                f"{folder} lacks {len(missing)} of the {len(names)} recordings to {_verb(part)}, "
+                f"such as {missing[0]}. {FSDD_ORIGIN}"
             )
         paths[part] = [folder / name for name in names]
-    return Listed(paths, FSDD_ORIGIN, together=FSDD_DIGEST)
+    return RecordingList(paths, FSDD_ORIGIN, together=FSDD_DIGEST)
 
 
-def _folder(name: str, digest: str | None, data_root: Path) -> Listed:
-    """Return what the manifest of a folder lists, in its order."""
+def _folder(name: str, digest: str | None, data_root: Path) -> RecordingList:
+    """Return the files that the manifest of a folder lists, in its order."""
     manifest = data_root / name / MANIFEST
     origin = (
         f"a folder of recordings has a '{MANIFEST}' with lines such as "
@@ -220,8 +225,8 @@ def _folder(name: str, digest: str | None, data_root: Path) -> Listed:
     if digest != found:
         given = "none is given" if digest is None else f"it is {digest}"
         raise CorpusMismatchError(
-            f"results on '{name}' belong to the very recordings that {manifest} lists: 'digest' "
-            f"must be its SHA-256, {found}; {given}"
+            f"'digest' must be {found}, the SHA-256 of {manifest}, so that results belong to these "
+            f"recordings; {given}"
         )
     paths: dict[Part, list[Path]] = {part: [] for part in PARTS}
     sha256: dict[Path, str] = {}
@@ -229,12 +234,12 @@ def _folder(name: str, digest: str | None, data_root: Path) -> Listed:
         if not line.strip():
             continue
         words = line.split(maxsplit=2)
-        refused = _refused(words)
-        if refused is not None:
-            raise CorpusMismatchError(f"{manifest}, line {number}: {refused}; {origin}")
+        problem = _find_problem(words)
+        if problem is not None:
+            raise CorpusMismatchError(f"{manifest}, line {number}: {problem}; {origin}")
         path = data_root / name / words[2].strip()
         if path in sha256:
-            raise CorpusMismatchError(f"{manifest}, line {number}: '{words[2]}' is there twice")
+            raise CorpusMismatchError(f"{manifest}, line {number}: '{words[2]}' is listed twice")
         if not path.is_file():
             raise CorpusMissingError(f"{manifest}, line {number}: there is no {path}")
         sha256[path] = words[1].lower()
@@ -242,18 +247,18 @@ def _folder(name: str, digest: str | None, data_root: Path) -> Listed:
     for part in PARTS:
         if not paths[part]:
             raise CorpusMismatchError(f"{manifest} lists no recording to {_verb(part)}; {origin}")
-    return Listed(paths, origin, sha256)
+    return RecordingList(paths, origin, sha256)
 
 
-def _refused(words: list[str]) -> str | None:
-    """Return what is wrong with a manifest's line, None if nothing is."""
+def _find_problem(words: list[str]) -> str | None:
+    """Return what is wrong with a line of a manifest; None if nothing is."""
     if len(words) != 3:
         return "expected a part, a SHA-256 and a path"
     part, sha256, path = words
     if part not in PARTS:
-        return f"'{part}' is none of the parts {', '.join(PARTS)}"
+        return f"'{part}' is not one of the parts {', '.join(PARTS)}"
     if not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        return f"'{sha256}' is no SHA-256 of 64 hex digits"
+        return f"'{sha256}' is not a SHA-256 of 64 hex digits"
     if Path(path).is_absolute() or ".." in Path(path).parts:
         return f"'{path}' leads out of the folder"
     return None

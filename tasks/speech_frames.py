@@ -1,7 +1,7 @@
-"""Speech, one frame of log magnitudes after another: predict the next one.
+"""Speech as frames of log magnitudes: predict the next frame.
 
-Source: Helfrich & Ye, AAAI 2020, section 5.3, on TIMIT, with frames, parts and padding as in the
-program of Wisdom et al., NeurIPS 2016, that it follows.
+Source: Helfrich & Ye, AAAI 2020, section 5.3, on TIMIT. Frames, parts and padding are those of the
+program of Wisdom et al., NeurIPS 2016, which they follow.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
 from eigensweep.tasks.spectra import (
     BINS,
     SILENCE_DB,
-    as_written,
     frame_count,
-    predicted,
+    replace_magnitudes,
     spectrum,
+    to_int16,
     waveform,
 )
 from eigensweep.tasks.speech_corpora import (
@@ -36,7 +36,7 @@ from eigensweep.tasks.speech_corpora import (
 )
 from eigensweep.tasks.speech_files import RATE
 from eigensweep.tasks.speech_scores import speech_scores
-from eigensweep.tasks.streams import chunks, shuffled
+from eigensweep.tasks.streams import chunks, epoch_order
 from eigensweep.tasks.utterances import Mask, Utterances, divisor, squared_error
 
 Normalisation = Literal["padded_mean", "valid_mean", "batch_padded_mean"]
@@ -46,10 +46,12 @@ LOSSES: dict[Normalisation, Metric] = {
     "batch_padded_mean": Metric("batch_padded_mse", "dB²"),
 }
 LONGEST = {"timit": frame_count(8 * RATE), "fsdd": 146}
-"""Frames of the longest training recording; of TIMIT a bound."""
+"""Frames of the longest training recording; for TIMIT an upper bound."""
 FSDD_FRAMES = {"valid": 9_297, "longest": 86}
+"""Frames of the validation recordings of the spoken digits: of all together, and of the longest."""
 FSDD_BASELINE: dict[Mask, float] = {"lengths": 195.151492, "lengths-1": 191.444943}
-"""What the mean training frame scores on the validation recordings of the spoken digits."""
+"""Mean squared error of always answering the mean training frame, on the validation recordings of
+the spoken digits."""
 SCORES = (
     Metric("seg_snr", "dB", "higher", test_only=True),
     Metric("seg_snr_parabola", "dB", "higher", test_only=True),
@@ -58,61 +60,68 @@ SCORES = (
     Metric("pesq_lqo", "score", "higher", test_only=True),
 )
 MISSING = {"seg_snr": "seg_snr_missing", "stoi": "stoi_missing", "pesq_lqo": "pesq_missing"}
-"""A score and the share of the recordings that have none."""
+"""A score, and the metric that gives the fraction of the recordings without this score."""
 
 
 class SpeechFramesConfig(TaskConfig):
-    """What an experiment may set on frames of speech."""
+    """The settings of frames of speech."""
 
     name: Literal["speech_frames"] = "speech_frames"
     batch_size: int = Field(
-        28, ge=1, le=65_536, description="Recordings in a training batch, B; the rest is dropped"
+        28,
+        ge=1,
+        le=65_536,
+        description="Recordings in a training batch, B; in each epoch an incomplete last batch is "
+        "dropped",
     )
     corpus: str = Field(
         "timit",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$",
-        description="`timit`; `fsdd`, spoken digits that are free; or the name of a folder under "
-        "the data root with WAV files and a `manifest.txt`",
+        description="`timit`; `fsdd`, free spoken digits; or the name of a folder under the data "
+        "root that has WAV files and a `manifest.txt`",
     )
     digest: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of a folder's manifest, which the results belong to; of no other "
-        "corpus",
+        description="SHA-256 of the manifest, required for a folder, so that results belong to "
+        "these recordings; not allowed for `timit` and `fsdd`",
     )
     normalisation: Normalisation = Field(
         "padded_mean",
-        description="What the loss divides by: all frames, padded to the longest recording of the "
-        "part (uRNN, ENRNN); the scored ones alone (expRNN); or all, padded to the batch's longest",
+        description="What the sum of squared errors is divided by. `padded_mean`: all frames, "
+        "each recording padded to the longest of its part (uRNN, ENRNN); `valid_mean`: the scored "
+        "frames only (expRNN); `batch_padded_mean`: all frames, each recording padded to the "
+        "longest of its batch",
     )
     mask: Mask = Field(
         "lengths",
-        description="What is scored: every frame of a recording, its last one against the silence "
-        "behind it (uRNN); or all but that",
+        description="Which frames are scored. `lengths`: every frame of a recording, the last one "
+        "against the silence after it (uRNN); `lengths-1`: all but the last one",
     )
     pad_frames: int | None = Field(
         None,
         ge=4,
         le=1_000_000,
-        description="Frames that validation and test recordings are padded to; default: the "
-        "longest one's. uRNN takes those of the longest in TIMIT's TEST",
+        description="Number of frames that validation and test recordings are padded to; default: "
+        "the number of the longest one. uRNN takes that of the longest recording in TIMIT's TEST",
     )
 
     def check(self) -> None:
         super().check()
         if self.corpus in COUNTS and self.digest is not None:
             raise ValueError(
-                f"speech_frames takes 'digest' for a folder with a manifest, not for {self.corpus}"
+                f"speech_frames takes 'digest' for a folder with a manifest only; leave it out for "
+                f"{self.corpus}"
             )
         if self.corpus in COUNTS:
-            self.fill_a_batch(COUNTS[self.corpus]["train"])
+            self.check_batch_size(COUNTS[self.corpus]["train"])
 
-    def fill_a_batch(self, recordings: int) -> None:
-        """Raise ValueError if so many training recordings are less than one batch."""
+    def check_batch_size(self, recordings: int) -> None:
+        """Raise ValueError if there are too few training recordings for one batch."""
         if recordings < self.batch_size:
             raise ValueError(
-                f"speech_frames on {self.corpus} has {recordings} training recordings; "
-                f"'batch_size' is {self.batch_size}"
+                f"speech_frames on {self.corpus} needs 'batch_size' of at most {recordings}, its "
+                f"number of training recordings; it is {self.batch_size}"
             )
 
     @property
@@ -128,20 +137,20 @@ class SpeechFramesConfig(TaskConfig):
 
     @property
     def sequence_length(self) -> int:
-        """Frames of the longest training recording, or a bound where the corpus must be read."""
+        """Frames of the longest training recording, or an upper bound if that needs the corpus."""
         return LONGEST.get(self.corpus, frame_count(LONGEST_SECONDS * RATE))
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the training recordings; a smaller batch is dropped.
+        """Optimizer steps in one epoch; an incomplete last batch is dropped.
 
         Raises:
-            ValueError: if the corpus is a folder, which must be read to be counted.
+            ValueError: if the corpus is a folder, whose recordings are not counted here.
         """
         if self.corpus not in COUNTS:
             raise ValueError(
-                f"the recordings of the folder '{self.corpus}' are not counted before they are "
-                "read; give the budget as 'training.steps'"
+                f"the number of recordings in the folder '{self.corpus}' is not known before they "
+                "are read; give the budget as 'training.steps'"
             )
         return COUNTS[self.corpus]["train"] // self.batch_size
 
@@ -151,7 +160,7 @@ class SpeechFramesConfig(TaskConfig):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What the mean training frame scores, if the corpus is one that everybody can have."""
+        """The scores of always answering the mean training frame; only known here for `fsdd`."""
         if self.corpus != "fsdd":
             return {}
         error, frames = FSDD_BASELINE[self.mask], FSDD_FRAMES["valid"]
@@ -162,21 +171,21 @@ class SpeechFramesConfig(TaskConfig):
 
 
 class Speech(NamedTuple):
-    """A corpus in memory: TIMIT takes 0.4 GB."""
+    """A corpus in memory; TIMIT takes 0.4 GB."""
 
     frames: dict[Part, Utterances]
     test: list[NDArray[np.int16]]
-    """The samples of the test recordings, at 8 kHz."""
+    """The samples of each test recording, (n,), at 8 kHz."""
 
 
 class SpeechFrames(Task):
     """Predict the next frame of speech: 129 log magnitudes of 32 ms, in dB.
 
-    A batch has whole recordings, padded at the end to its longest one; what padding there would be
-    to the longest of all is only counted. The seed draws the order of the recordings in each epoch.
-    Test batches also score what is heard when each predicted frame has taken the place of the true
-    one, with the true phases; recordings that cannot be scored are left out, and their share told.
-    In the picture `_` is silence, and what is scored is marked.
+    A batch has whole recordings, padded at the end to its longest one. Padding up to the longest
+    recording of the part is counted, but not made. The seed draws the order of the recordings in
+    each epoch. For test batches, waveforms are made from the predicted magnitudes and the true
+    phases, and are scored, too. Recordings that cannot be scored are left out, and the excluded
+    fraction is reported. In the picture `_` is silence, and `+` marks the frames that are scored.
 
     >>> print(SpeechFrames(SpeechFramesConfig()).picture([4, 6]))
     recording 0  input   0 1 2 3 _ _
@@ -194,31 +203,31 @@ class SpeechFrames(Task):
     def check_corpus(cls, config: TaskConfig, data_root: Path | None) -> None:
         assert isinstance(config, SpeechFramesConfig)
         listed = find_recordings(config.corpus, config.digest, data_root)
-        config.fill_a_batch(len(listed.paths["train"]))
+        config.check_batch_size(len(listed.paths["train"]))
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What the mean training frame scores on the validation recordings."""
+        """The scores of always answering the mean training frame, on the validation recordings."""
         known = self.config.baselines
         if known:
             return known
         parts, mask = self._speech.frames, self.config.mask
         valid = parts["valid"]
         error = valid.mean_error(mask, parts["train"].mean_target(mask))
-        padded = len(valid) * self._padded_to("valid")
-        return {"mse": error, "padded_mse": error * valid.scored(mask) / padded}
+        padded = len(valid) * self._padded_length("valid")
+        return {"mse": error, "padded_mse": error * valid.scored_frames(mask) / padded}
 
     def train_batch(self, step: int, seed: int) -> Batch:
         """Return the batch of one step: x and y (τ, B, 129) dB, mask (τ, B, 1)."""
         train, B = self._speech.frames["train"], self.config.batch_size
-        self.config.fill_a_batch(len(train))
+        self.config.check_batch_size(len(train))
         epoch, place = divmod(step, len(train) // B)
-        order = shuffled(f"speech_frames/order/{seed}", epoch, len(train))
+        order = epoch_order(f"speech_frames/order/{seed}", epoch, len(train))
         rows = order[place * B : (place + 1) * B]
-        return train.batch(rows, self.config.mask, self._padded_to("train"))
+        return train.batch(rows, self.config.mask, self._padded_length("train"))
 
     def evaluation(self, split: Split) -> Iterator[Batch]:
-        recordings, padded_to = self._speech.frames[split], self._padded_to(split)
+        recordings, padded_to = self._speech.frames[split], self._padded_length(split)
         rows = recordings.by_length()
         for chunk in chunks(len(rows), recordings.longest, positions=50_000):
             yield recordings.batch(rows[chunk], self.config.mask, padded_to, split == "test")
@@ -231,10 +240,10 @@ class SpeechFrames(Task):
         total = squared_error(logits, batch)
         errors = [m.name for m in self.config.metrics if not m.test_only]
         found = {name: (total, int(divisor(name, batch))) for name in errors}
-        return found if batch.rows is None else found | self._heard(logits, batch.rows)
+        return found if batch.rows is None else found | self._score_waveforms(logits, batch.rows)
 
     def picture(self, lengths: Sequence[int]) -> str:
-        """Return recordings of so many frames as they are in a batch; a frame is its number."""
+        """Return a batch of recordings with these lengths as text; a frame is its number."""
         numbered = Utterances.silent(lengths, bins=1)
         for begin, length in zip(numbered.begins, lengths, strict=True):
             numbered.frames[begin : begin + length, 0] = range(length)
@@ -256,26 +265,27 @@ class SpeechFrames(Task):
     def _speech(self) -> Speech:
         return read_speech(self.config.corpus, self.config.digest, self.data_root)
 
-    def _padded_to(self, part: Part) -> int:
+    def _padded_length(self, part: Part) -> int:
         longest = self._speech.frames[part].longest
         if part == "train" or self.config.pad_frames is None:
             return longest
         if self.config.pad_frames < longest:
             raise ValueError(
                 f"speech_frames on {self.config.corpus} needs 'pad_frames' of at least {longest}, "
-                f"the longest recording to {part}; it is {self.config.pad_frames}"
+                f"the frames of the longest {part} recording; it is {self.config.pad_frames}"
             )
         return self.config.pad_frames
 
-    def _heard(self, logits: Tensor, rows: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """Return the scores of the waveforms, and the shares of the recordings without."""
+    def _score_waveforms(self, logits: Tensor, rows: Tensor) -> dict[str, tuple[Tensor, int]]:
+        """Return the scores of the predicted waveforms, and the fractions without a score."""
         predictions = logits.detach().transpose(0, 1).cpu().numpy()
         found: dict[str, list[float | None]] = {}
-        for row, told in zip(rows.tolist(), predictions, strict=True):
+        for row, prediction in zip(rows.tolist(), predictions, strict=True):
             true = spectrum(self._speech.test[row])
-            said = predicted(true, told)
-            estimate = as_written(waveform(said)) if np.isfinite(said).all() else None
-            for name, score in speech_scores(as_written(waveform(true)), estimate).items():
+            predicted = replace_magnitudes(true, prediction)
+            is_finite = np.isfinite(predicted).all()
+            estimate = to_int16(waveform(predicted)) if is_finite else None
+            for name, score in speech_scores(to_int16(waveform(true)), estimate).items():
                 found.setdefault(name, []).append(score)
         scores: dict[str, tuple[Tensor, int]] = {}
         for name, values in found.items():
@@ -289,10 +299,10 @@ class SpeechFrames(Task):
 
 @lru_cache(maxsize=2)
 def read_speech(corpus: str, digest: str | None, data_root: Path | None) -> Speech:
-    """Return a corpus, read once in a process.
+    """Return a corpus; a process reads it once.
 
     Raises:
-        CorpusMissingError: if the corpus is not there, or is another one than expected.
+        CorpusMissingError: if a file is missing, or has other contents than expected.
     """
     recordings = read_recordings(find_recordings(corpus, digest, data_root))
     frames = {part: Utterances.of(samples) for part, samples in recordings.items()}

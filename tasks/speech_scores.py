@@ -1,7 +1,7 @@
-"""How much a recording sounds like another one: segmental signal-to-noise ratio, STOI, PESQ.
+"""Scores of how similar two recordings sound: segmental signal-to-noise ratio, STOI and PESQ.
 
-STOI and PESQ come from the packages `pystoi` and `pesq`, the extra `speech`; without them there are
-no such scores. A score that cannot be told, of too short a recording for instance, is None.
+STOI and PESQ need the packages `pystoi` and `pesq` (the extra `speech`) and are left out without
+them. A score that cannot be computed, for example since the recording is too short, is None.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 SEGMENT = 80
 """Samples of a segment: 10 ms."""
 LIMIT_DB = 100.0
-"""What a segment without any error scores; one with nothing but error scores minus that."""
+"""Score of a segment without any error; a silent segment with an error has minus this score."""
 STOI_SECONDS = 0.39
-"""What is shorter has less than the 30 frames of STOI."""
+"""A shorter recording has fewer than the 30 frames that STOI needs."""
 STOI_MISSING = 1e-5
-"""What `pystoi` returns, with a warning, of less than 30 frames that are not silent."""
+"""`pystoi` returns this, with a warning, if fewer than 30 frames are not silent."""
 Fit = Literal["linear", "parabola"]
 Number = TypeVar("Number", bound=np.generic)
 
@@ -37,9 +37,10 @@ Number = TypeVar("Number", bound=np.generic)
 def speech_scores(
     reference: NDArray[np.int16], estimate: NDArray[np.int16] | None
 ) -> dict[str, float | None]:
-    """Return each score of an estimate, both (n,) at 8 kHz; None: it cannot be told.
+    """Return each score of an estimate; None for a score that cannot be computed.
 
-    Without an estimate all are None. A score whose package is not installed is not there.
+    Both recordings are (n,), at 8 kHz. Without an estimate every score is None. A score whose
+    package is not installed is left out.
     """
     names = ["seg_snr", "seg_snr_parabola"]
     names += ["stoi"] if package("pystoi") else []
@@ -60,16 +61,17 @@ def speech_scores(
 def seg_snr(
     reference: NDArray[np.int16], estimate: NDArray[np.int16], fit: Fit = "linear"
 ) -> float | None:
-    """Return the segmental signal-to-noise ratio, in dB; None if nothing in it is speech.
+    """Return the segmental signal-to-noise ratio, in dB; None if no segment is speech.
 
-    It is the mean over segments of 10 ms of which more than half is speech. The estimate may lie up
-    to a sample early or late: a segment's error is the least one between three places, with the
-    estimate interpolated (`linear`), or with a `parabola` through the three errors.
+    It is the mean over all segments of 10 ms that are speech for more than half of their length.
+    The estimate may be up to one sample early or late. So the error of a segment is the smallest
+    over these shifts: the estimate is interpolated between samples (`linear`), or a `parabola` is
+    laid through the errors at the three shifts.
 
-    Source: VOICEBOX's `snrseg`, as it is since 2018 (`linear`) and was before; written anew.
+    Source: VOICEBOX's `snrseg`, since 2018 (`linear`) and before (`parabola`); written anew.
 
     Raises:
-        ValueError: if the two are not equally long.
+        ValueError: if the recordings are not equally long.
     """
     if len(reference) != len(estimate):
         raise ValueError(
@@ -102,7 +104,11 @@ def least_errors(
     neighbours: tuple[NDArray[np.float64], NDArray[np.float64]],
     fit: Fit,
 ) -> NDArray[np.float64]:
-    """Return each segment's least error energy, (segments,); all else is (segments, 80)."""
+    """Return the smallest error energy of each segment, (segments,).
+
+    `r` is the reference, `s` the estimate, and `neighbours` are the estimate one sample later and
+    earlier; each is (segments, 80).
+    """
     here = ((s - r) ** 2).sum(1)
     if fit == "linear":
         found = [here]
@@ -120,9 +126,9 @@ def least_errors(
 
 
 def stoi(reference: NDArray[np.int16], estimate: NDArray[np.int16]) -> float | None:
-    """Return the short-time objective intelligibility, about 0 to 1; None of too little speech.
+    """Return the short-time objective intelligibility, about 0 to 1; None for too little speech.
 
-    Source: Taal et al. 2011, not the extended measure.
+    Source: Taal et al. 2011; not the extended measure.
     """
     if not reference.any() or len(reference) < STOI_SECONDS * RATE:
         return None
@@ -135,9 +141,9 @@ def stoi(reference: NDArray[np.int16], estimate: NDArray[np.int16]) -> float | N
 
 
 def pesq_lqo(reference: NDArray[np.int16], estimate: NDArray[np.int16]) -> float | None:
-    """Return the narrow-band PESQ score as listeners would give it, 1 to 4.55 (ITU-T P.862.1).
+    """Return the narrow-band PESQ score on the listeners' scale, 1 to 4.55 (ITU-T P.862.1).
 
-    None of less than a quarter of a second, or where no utterance is found.
+    It is None for less than a quarter of a second, or if no utterance is found.
     """
     if not reference.any() or not estimate.any():
         return None
@@ -149,7 +155,7 @@ def pesq_lqo(reference: NDArray[np.int16], estimate: NDArray[np.int16]) -> float
 
 
 def pesq_raw(lqo: float) -> float:
-    """Return the score before P.862.1 maps it, -0.5 to 4.5, as P.862 itself gives it.
+    """Return the score of P.862, -0.5 to 4.5, before P.862.1 maps it to the listeners' scale.
 
     >>> round(pesq_raw(4.548638), 3)
     4.5
@@ -159,7 +165,7 @@ def pesq_raw(lqo: float) -> float:
 
 @cache
 def package(name: str) -> ModuleType | None:
-    """Return a package, None where it is not installed; that is said once."""
+    """Return a package; None if it is not installed, with one warning in the log."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,6 +1,6 @@
 """The Penn Treebank as characters: its files, and the three ways in which papers read them.
 
-Mikolov's corpus exists as word files and as character files, of the same text: either will do.
+Mikolov's corpus exists as word files and as character files with the same text. Either is accepted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Reading = Literal["raw", "tokens", "sentences"]
 
 
 def words_of(text: bytes) -> bytes:
-    r"""Return the text of a word file, given that of the character file.
+    r"""Return the text of the word file that belongs to the text of a character file.
 
     >>> words_of(b"t h e _ c a t \ns a t \n ")
     b' the cat \n sat \n'
     """
-    *lines, _ = text.split(b"\n")  # the last line is a lone space
+    *lines, _ = text.split(b"\n")  # the last line is a single space
     return b"".join(b" " + line.replace(b" ", b"").replace(b"_", b" ") + b" \n" for line in lines)
 
 
@@ -45,7 +45,7 @@ CORPUS = Corpus(
     },
     origin="they are in simple-examples/data of "
     "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz; "
-    "the character files there, ptb.char.*.txt, will do as well",
+    "the character files there, ptb.char.*.txt, work as well",
     other_forms={
         "ptb.train.txt": (Form("ptb/ptb.char.train.txt", 10_034_964, words_of),),
         "ptb.valid.txt": (Form("ptb/ptb.char.valid.txt", 786_084, words_of),),
@@ -53,29 +53,34 @@ CORPUS = Corpus(
     },
 )
 
-# Counts of the corpus, so that no config needs it to be there.
+# Counts of the corpus, so that a config can be checked without it.
 COUNTS: dict[Reading, dict[str, int]] = {
     "raw": {"train": 5_101_618, "valid": 399_782, "test": 449_945},
     "tokens": {"train": 5_017_483, "valid": 393_043, "test": 442_424},
     "sentences": {"train": 4_975_414, "valid": 389_672, "test": 438_662},
 }
-"""Characters of each split; of `sentences`, those that are predicted: all but a line's first."""
+"""Characters of each split. For `sentences` only those that are predicted: all but the first one of
+each line."""
 LINES = {"train": 42_068, "valid": 3_370, "test": 3_761}
+"""Lines of each split."""
 LINE_END = 255
+"""Ends each line of a stream of `sentences`; it is no symbol."""
 LONGEST_LINE = 518
-"""Characters to predict in the longest line of the training text."""
+"""Number of characters to predict in the longest line of the training text."""
 SYMBOLS: dict[Reading, int] = {"raw": 50, "tokens": 50, "sentences": 49}
+"""Number of different symbols."""
 UNIGRAM_BITS: dict[Reading, float] = {"raw": 4.305157, "tokens": 4.336216, "sentences": 4.301906}
-"""Cross-entropy of the validation split under the frequencies of the training split."""
+"""Cross-entropy, in bits, of the validation text under the training text's symbol frequencies."""
 MAJORITY: dict[Reading, float] = {"raw": 0.184501, "tokens": 0.170516, "sentences": 0.171991}
-"""Share of the most frequent symbol, the space, in the validation split."""
+"""Share of the most frequent symbol, the space, in the validation text."""
 
 
 def characters(text: bytes, reading: Reading) -> bytes:
-    r"""Return a word file's text as a reading has it, one byte a symbol.
+    r"""Return a word file's text in this reading, one byte for each symbol.
 
-    In `tokens` a newline is `<eos>`; Mikolov's character files end in a line of one space, which
-    gives one more of them. In `sentences` it ends a line and is no symbol.
+    In `tokens` a newline stands for `<eos>`. There is one more of them at the end, since Mikolov's
+    character files end with a line of one space. In `sentences` a newline ends a line and is no
+    symbol.
 
     >>> characters(b" the cat \n sat \n", "tokens")
     b'the_cat\nsat\n\n'
@@ -92,12 +97,12 @@ def characters(text: bytes, reading: Reading) -> bytes:
 
 @lru_cache(maxsize=4)
 def read_streams(data_root: Path | None, reading: Reading) -> dict[str, NDArray[np.uint8]]:
-    """Return each split as symbol ids, numbered in the order of their first appearance in train.
+    """Return each split as symbol numbers, in the order of their first use in the training text.
 
-    In `sentences` LINE_END follows each line, which is no symbol.
+    In `sentences` each line is followed by `LINE_END`. A process reads the files once.
 
     Raises:
-        CorpusMissingError: if the corpus is not there, or is another one than expected.
+        CorpusMissingError: if a file is missing, or has other contents than expected.
     """
     texts = {
         split: np.frombuffer(

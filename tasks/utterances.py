@@ -1,4 +1,4 @@
-"""Recordings of unequal length as frames, side by side in one batch: padded at the end, masked."""
+"""Batches of recordings of unequal length: padded at the end, with a mask over the padding."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from eigensweep.tasks.base import Batch
 from eigensweep.tasks.spectra import BINS, SILENCE_DB, frame_count, log_magnitudes, spectrum
 
 Mask = Literal["lengths", "lengths-1"]
+"""Which frames are scored: every frame of a recording, or all but the last one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Utterances:
-    """Recordings whose frames are to be predicted, each one from those before it."""
+    """Recordings as frames. Each frame is to be predicted from the frames before it."""
 
     frames: NDArray[np.float32]
-    """(all frames + 1, p): log magnitudes, end to end. The last row is silence, and so is the first
-    frame of each recording: behind the end of every recording lies silence."""
+    """(all frames + 1, p): the log magnitudes of all recordings, one after another. The last row
+    and the first frame of each recording are silence, so silence follows every recording."""
     lengths: NDArray[np.int64]
-    """Frames of each recording."""
+    """Number of frames of each recording."""
     begins: NDArray[np.int64]
-    """Where in `frames` each recording begins."""
+    """Index into `frames` of the first frame of each recording."""
 
     @classmethod
     def of(cls, recordings: Sequence[NDArray[np.int16]]) -> Utterances:
-        """Return recordings as frames of log magnitudes."""
+        """Return recordings, given as samples, as frames of log magnitudes."""
         lengths = [frame_count(len(samples)) for samples in recordings]
         utterances = cls.silent(lengths, BINS)
         for samples, begin, length in zip(recordings, utterances.begins, lengths, strict=True):
@@ -40,7 +41,7 @@ class Utterances:
 
     @classmethod
     def silent(cls, lengths: Sequence[int], bins: int) -> Utterances:
-        """Return silence of as many frames in each recording, to be filled."""
+        """Return silent recordings with these numbers of frames, to be filled in."""
         each = np.array(lengths, np.int64)
         frames = np.full((each.sum() + 1, bins), SILENCE_DB, np.float32)
         return cls(frames, each, each.cumsum() - each)
@@ -50,11 +51,11 @@ class Utterances:
 
     @property
     def longest(self) -> int:
-        """Frames of the longest recording."""
+        """Number of frames of the longest recording."""
         return int(self.lengths.max())
 
     def by_length(self) -> NDArray[np.int64]:
-        """Return the numbers of all recordings, the shortest first."""
+        """Return the row numbers of all recordings, the shortest first."""
         return np.argsort(self.lengths, kind="stable")
 
     def batch(
@@ -64,10 +65,10 @@ class Utterances:
         padded_to: int | None = None,
         with_rows: bool = False,
     ) -> Batch:
-        """Return recordings side by side: x and y (τ, B, p), mask (τ, B, 1).
+        """Return these recordings side by side: x and y (τ, B, p), mask (τ, B, 1).
 
-        τ is the length of the longest one, and y one frame ahead of x. The target of a recording's
-        last frame is the silence behind it, which `lengths` scores and `lengths-1` does not.
+        τ is the length of the longest one, and y is one frame ahead of x. The target of a
+        recording's last frame is the silence after it; `lengths` scores it, `lengths-1` does not.
         """
         lengths = self.lengths[rows]
         step = np.arange(lengths.max() + 1)[:, None]
@@ -83,39 +84,39 @@ class Utterances:
         )
 
     def pairs(self, mask: Mask) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield x and y of each recording, where it is scored: (frames, p)."""
+        """Yield x and y of each recording, each (scored frames, p)."""
         for begin, length in zip(self.begins, self.lengths, strict=True):
             end = begin + (length if mask == "lengths" else length - 1)
             yield self.frames[begin:end], self.frames[begin + 1 : end + 1]
 
     def mean_target(self, mask: Mask) -> NDArray[np.float64]:
-        """Return the mean of what is to be predicted, (p,)."""
+        """Return the mean over all targets, (p,)."""
         total = sum(y.sum(0, dtype=np.float64) for _, y in self.pairs(mask))
-        return total / self.scored(mask)
+        return total / self.scored_frames(mask)
 
     def mean_error(self, mask: Mask, answer: NDArray[np.float64]) -> float:
         """Return the mean squared error of always answering `answer`, (p,)."""
         total = sum(float(((y - answer) ** 2).sum()) for _, y in self.pairs(mask))
-        return total / self.scored(mask) / self.frames.shape[1]
+        return total / self.scored_frames(mask) / self.frames.shape[1]
 
     def repeating_error(self, mask: Mask) -> float:
-        """Return the mean squared error of answering with the frame that is seen."""
+        """Return the mean squared error of repeating each input frame as the answer."""
         total = sum(float(np.square(y - x, dtype=np.float64).sum()) for x, y in self.pairs(mask))
-        return total / self.scored(mask) / self.frames.shape[1]
+        return total / self.scored_frames(mask) / self.frames.shape[1]
 
-    def scored(self, mask: Mask) -> int:
-        """Return how many frames are scored."""
+    def scored_frames(self, mask: Mask) -> int:
+        """Return the number of frames that are scored."""
         return int(self.lengths.sum()) - (0 if mask == "lengths" else len(self))
 
 
 def squared_error(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the sum of the squared errors of all scored frames."""
+    """Return the sum of the squared errors over all scored frames."""
     assert batch.mask is not None
     return torch.where(batch.mask, logits - batch.y, 0.0).square().sum()
 
 
 def divisor(metric: str, batch: Batch) -> Tensor | int:
-    """Return how many numbers a mean squared error is a mean over."""
+    """Return by how many numbers a sum of squared errors is divided for this metric."""
     steps, B, bins = batch.y.shape
     if metric == "padded_mse":
         return B * (batch.padded_to or steps) * bins

@@ -1,8 +1,8 @@
 """Variable-length copying: the marker comes at a random step, so that counting does not help.
 
 Source: Henaff, Szlam & LeCun, ICML 2016, sections 3.1.3 and 4.2; layout as in the program of
-Mhammedi et al., ICML 2017. Henaff et al. take far fewer steps here than for copying; their number
-is lost in the text that we have, so the default delay is from memory.
+Mhammedi et al., ICML 2017. Henaff et al. take far fewer steps here than for copying. The number is
+missing in our copy of the text, so the default delay may differ from theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eigensweep.tasks.streams import below, draw
 
 
 class VariableCopyingConfig(RecallConfig):
-    """What an experiment may set on variable-length copying."""
+    """The settings of variable-length copying."""
 
     name: Literal["variable_copying"] = "variable_copying"
     delay: int = Field(
@@ -28,23 +28,24 @@ class VariableCopyingConfig(RecallConfig):
     )
     baseline_kind: Literal["place_known", "step_only"] = Field(
         "place_known",
-        description="Whether the baseline knows where the answer stands, as if it had kept the "
-        "marker's step alone; or the step number and that step's input, and nothing else",
+        description="What the memoryless baseline knows. `place_known`: where the answer stands, "
+        "as if it remembered the marker's step; `step_only`: the number and the input of the "
+        "current step",
     )
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What the best model scores on each metric that knows what `baseline_kind` says.
+        """The scores of the best model that knows only what `baseline_kind` says.
 
-        At a step with a blank before it, the answer stands there with probability q, which the
-        step number tells; the symbol is guessed.
+        For `step_only`: if the input of a step is a blank, the answer stands there with a
+        probability q that depends on the number of the step. The symbol is guessed.
         """
         if self.baseline_kind == "place_known":
             return super().baselines
         K, steps = self.alphabet, self.sequence_length
         blank, q = self._blank_and_answer()
         surprise = _entropy(q) + q * log(K)
-        doubt = np.minimum(q, 1 - q / K)  # the share of wrong answers of the better guess
+        doubt = np.minimum(q, 1 - q / K)  # share of wrong answers of the better guess
         return {
             "cross_entropy": float(blank @ surprise) / steps,
             "recall_accuracy": 1 / K,
@@ -52,10 +53,10 @@ class VariableCopyingConfig(RecallConfig):
         }
 
     def _blank_and_answer(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return of each step t >= S the probability of a blank, and of an answer at a blank."""
+        """Return for each step t >= S the probability of a blank, and of an answer at a blank."""
         S, T = self.symbols, self.delay
         t = np.arange(S, T + 2 * S)
-        first, last = S + 1, S + T - 1  # of the marker's steps
+        first, last = S + 1, S + T - 1  # first and last possible step of the marker
         markers = last - first + 1 - ((first <= t) & (t <= last))
         answers = np.minimum(t - 1, last) - np.maximum(t - S, first) + 1
         q = np.clip(answers, 0, None) / np.maximum(markers, 1)
@@ -63,9 +64,9 @@ class VariableCopyingConfig(RecallConfig):
 
 
 class VariableCopying(Recall):
-    """Recall `symbols` symbols, starting one step after a marker that comes at any moment.
+    """Recall `symbols` symbols, starting one step after a marker that comes at a random step.
 
-    The marker stands at a step of S+1 to S+T-1, drawn for each sequence; at least one blank is
+    The step of the marker is drawn for each sequence, from S+1 to S+T-1. At least one blank stands
     before it, and blanks follow the answer.
 
     >>> task = VariableCopying(VariableCopyingConfig(delay=5, symbols=2))
@@ -97,7 +98,7 @@ class VariableCopying(Recall):
 
 
 def _entropy(q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the entropy of a choice of two, in nats; 0 where it is sure."""
+    """Return the entropy, in nats, of a choice between two, made with probability q."""
     sure = (q == 0) | (q == 1)
     q = np.where(sure, 0.5, q)
     return np.where(sure, 0.0, -q * np.log(q) - (1 - q) * np.log(1 - q))

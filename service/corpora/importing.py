@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 
 from eigensweep.service.corpora.offered_files import Offered, UnreadableError, find_files
-from eigensweep.tasks.corpora import KnownCorpus, Together
+from eigensweep.tasks.corpora import FileGroup, KnownCorpus
 from eigensweep.tasks.corpus import Corpus, CorpusMissingError
 from eigensweep.workers import StorageError, write_whole
 
@@ -40,7 +40,7 @@ class Importer:
         """The places of files that were offered and are there already."""
         self.refused: list[str] = []
         """What is wrong with files that have the name of a file of a corpus."""
-        self._wholes = [c for c in corpora if isinstance(c.contents, Together)]
+        self._wholes = [c for c in corpora if isinstance(c.contents, FileGroup)]
         self._corpora = [c.contents for c in corpora if isinstance(c.contents, Corpus)]
         self._digests = {
             digest: (corpus, name)
@@ -121,7 +121,7 @@ class Importer:
 
     def _collect(self, offered: Offered, parts: dict[str, dict[str, bytes]]) -> None:
         for corpus in self._wholes:
-            assert isinstance(corpus.contents, Together)
+            assert isinstance(corpus.contents, FileGroup)
             if offered.size <= MAX_RECORDING_BYTES and corpus.contents.names.fullmatch(
                 offered.name
             ):
@@ -130,7 +130,7 @@ class Importer:
     def _finish(self, corpus: KnownCorpus, files: dict[str, bytes], origin: Path) -> None:
         """Copy a corpus of many files if all of them were collected."""
         whole = corpus.contents
-        assert isinstance(whole, Together)
+        assert isinstance(whole, FileGroup)
         if not files:
             return
         if len(files) != whole.count:

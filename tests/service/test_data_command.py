@@ -29,8 +29,8 @@ from eigensweep.service.command.cli import app
 from eigensweep.service.corpora import fetching
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import corpora
-from eigensweep.tasks.corpora import KnownCorpus, Together
-from eigensweep.tasks.corpus import Corpus, CorpusMissingError, Form, unpacked
+from eigensweep.tasks.corpora import FileGroup, KnownCorpus
+from eigensweep.tasks.corpus import Corpus, CorpusMissingError, Form, unpack
 from eigensweep.workers import StorageError
 
 pytestmark = pytest.mark.usefixtures("_no_environment")
@@ -49,7 +49,7 @@ LETTERS = Corpus(
     origin="they are nowhere",
     other_forms={
         "a.txt": (
-            Form("letters/a.txt.gz", None, unpacked),
+            Form("letters/a.txt.gz", None, unpack),
             Form("letters/loud.txt", len(FILES["a.txt"]), bytes.lower),
         )
     },
@@ -84,7 +84,7 @@ TOGETHER = make_letters(
     folder="tones",
     find=check_tones,
     verify=check_tones,
-    contents=Together("tones", re.compile(r"\d\.wav"), len(TONES), digest(LINES.encode())),
+    contents=FileGroup("tones", re.compile(r"\d\.wav"), len(TONES), digest(LINES.encode())),
 )
 LICENSED = make_letters(
     name="paid",

@@ -179,9 +179,18 @@ def test_a_field_out_of_range_is_refused_by_name(make, config, field):
         (AddingConfig(train_size=49), "'train_size' of at least 'batch_size' \\(50\\)"),
         (CopyingConfig(delay=999_980, batch_size=101), "'batch_size' of at most 100; it is 101"),
         (PtbCharsConfig(bptt=39_199), "'bptt' of at most 39198; it is 39199"),
-        (PtbCharsConfig(reading="sentences", bptt=50), "'bptt' is 518 or left out; it is 50"),
-        (PixelMnistConfig(batch_size=55_001), "55000 training images; 'batch_size' is 55001"),
-        (SpeechFramesConfig(batch_size=3_697), "3696 training recordings; 'batch_size' is 3697"),
+        (
+            PtbCharsConfig(reading="sentences", bptt=50),
+            "of 518; leave it out. It is 50",
+        ),
+        (
+            PixelMnistConfig(batch_size=55_001),
+            "at most 55000, its number of training images; it is 55001",
+        ),
+        (
+            SpeechFramesConfig(batch_size=3_697),
+            "of training recordings; it is 3697",
+        ),
     ],
 )
 def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(config, words):

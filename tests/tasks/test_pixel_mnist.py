@@ -10,7 +10,7 @@ import torch
 from eigensweep.tasks import mnist
 from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
 from eigensweep.tasks.mnist import NUMBERS, read_idx, read_images
-from eigensweep.tasks.pixel_mnist import PixelMnist, PixelMnistConfig, divided, pixel_order
+from eigensweep.tasks.pixel_mnist import PixelMnist, PixelMnistConfig, pixel_order, split_rows
 
 PERMUTATIONS = {  # first entries, and SHA-256 as little-endian int64
     92916: (
@@ -41,16 +41,16 @@ class TestOrders:
         assert sha256(pixel_order(seed)) == digest
 
     def test_the_split_of_nnrnn_goes_on_with_the_stream_of_its_permutation(self):
-        train, valid = divided("nnrnn")
+        train, valid = split_rows("nnrnn")
         assert (len(train), len(valid)) == (50_000, 10_000)
         assert train[:6].tolist() == [8550, 21862, 695, 39481, 32467, 48691]
         digest = "a61fc6d778d7f090d12dd82ab7dd987bfc709a4c4253398d1e4629d979279c18"
         assert sha256(np.concatenate([train, valid])) == digest
 
     def test_the_other_splits_hold_out_the_first_images_or_none(self):
-        train, valid = divided("heldout_5000")
+        train, valid = split_rows("heldout_5000")
         assert (train[[0, -1]].tolist(), valid[[0, -1]].tolist()) == ([5_000, 59_999], [0, 4_999])
-        train, valid = divided("none")
+        train, valid = split_rows("none")
         assert (train[[0, -1]].tolist(), len(valid)) == ([0, 59_999], 0)
 
     @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ class TestBatches:
     def test_a_fixed_order_is_the_split_s_own_for_ever(self, small_corpora):
         config = PixelMnistConfig(batch_size=30, order="fixed", split="nnrnn", permutation="none")
         task = PixelMnist(config, small_corpora)
-        train, _ = divided("nnrnn")
+        train, _ = split_rows("nnrnn")
         file = contents(small_corpora, IMAGES)
         shown = [(255 * np.array(row)).round().tolist() for row in self.digits(task, [0])]
         assert shown == [list(file[16 + 784 * image :][:784]) for image in train]

@@ -11,7 +11,13 @@ from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import speech_frames, speech_scores
-from eigensweep.tasks.spectra import as_written, log_magnitudes, predicted, spectrum, waveform
+from eigensweep.tasks.spectra import (
+    log_magnitudes,
+    replace_magnitudes,
+    spectrum,
+    to_int16,
+    waveform,
+)
 from eigensweep.tasks.speech_frames import FSDD_BASELINE, SpeechFrames, SpeechFramesConfig
 from eigensweep.tasks.utterances import Utterances
 from eigensweep.workers.trial.evaluation import evaluate
@@ -89,12 +95,14 @@ class TestSpectra:
     def test_a_perfect_prediction_is_heard_as_the_recording_itself(self):
         true = spectrum(triangle(2_000))
         told = 10 * np.log10(np.abs(true[1:]) ** 2 + 1e-300)
-        np.testing.assert_allclose(waveform(predicted(true, told)), waveform(true), atol=1e-12)
+        np.testing.assert_allclose(
+            waveform(replace_magnitudes(true, told)), waveform(true), atol=1e-12
+        )
 
     def test_a_prediction_gives_the_magnitude_of_the_next_frame_and_nothing_else(self):
         true = np.fft.rfft(np.random.default_rng(0).standard_normal((8, 256)))
         told = np.random.default_rng(1).uniform(-50, 20, (len(true) + 3, 129))
-        said = predicted(true, told)
+        said = replace_magnitudes(true, told)
         assert (said[0] == true[0]).all()
         for t in range(len(true) - 1):
             np.testing.assert_allclose(np.abs(said[t + 1]), 10 ** (told[t] / 20), rtol=1e-12)
@@ -103,8 +111,8 @@ class TestSpectra:
             )
 
     def test_only_what_is_too_loud_for_a_file_is_scaled(self):
-        assert as_written(np.array([0.25, -0.99999])).tolist() == [8_191, -32_766]
-        assert as_written(np.array([0.25, -2.0, 0.0])).tolist() == [4_095, -32_767, 0]
+        assert to_int16(np.array([0.25, -0.99999])).tolist() == [8_191, -32_766]
+        assert to_int16(np.array([0.25, -2.0, 0.0])).tolist() == [4_095, -32_767, 0]
 
 
 class TestTensors:
@@ -155,7 +163,7 @@ class TestTensors:
 
     def test_a_budget_in_epochs_needs_a_corpus_that_is_known(self):
         config = SpeechFramesConfig(corpus="voices", digest="0" * 64)
-        with pytest.raises(ValueError, match=r"'voices' are not counted.*'training.steps'"):
+        with pytest.raises(ValueError, match=r"'voices' is not known.*'training.steps'"):
             _ = config.steps_per_epoch
         assert SpeechFramesConfig().steps_per_epoch == 132
         assert SpeechFramesConfig(corpus="fsdd").steps_per_epoch == 21
@@ -166,13 +174,13 @@ class TestTensors:
             lambda: SpeechFrames.check_corpus(task.config, tmp_path),
             lambda: task.train_batch(0, 0),
         ):
-            with pytest.raises(ValueError, match="voices has 9 training recordings; 'batch_size'"):
+            with pytest.raises(ValueError, match="voices needs 'batch_size' of at most 9"):
                 refuse()
 
     def test_padding_to_less_than_the_longest_recording_is_refused(self, speech):
         task = speech(pad_frames=30)
         list(task.evaluation("valid"))
-        with pytest.raises(ValueError, match=r"of at least 36, the longest .* test; it is 30"):
+        with pytest.raises(ValueError, match=r"at least 36, .* longest test recording; it is 30"):
             list(task.evaluation("test"))
 
 
@@ -274,7 +282,7 @@ class TestBaseline:
         assert valid.repeating_error("lengths") == pytest.approx(found, rel=1e-6)
 
     def test_of_a_folder_it_is_not_known_before_it_is_read(self):
-        with pytest.raises(ValueError, match="no baseline of 'padded_mse' is known"):
+        with pytest.raises(ValueError, match="baseline of 'padded_mse' does not follow"):
             SpeechFramesConfig().baseline()
 
     @pytest.mark.data
@@ -284,7 +292,7 @@ class TestBaseline:
         parts = speech_frames.read_speech("fsdd", None, data_root).frames
         found = parts["valid"].mean_error(mask, parts["train"].mean_target(mask))
         assert task.config.baselines["mse"] == pytest.approx(found, abs=1e-6)
-        scored = parts["valid"].scored(mask) / (300 * 86)
+        scored = parts["valid"].scored_frames(mask) / (300 * 86)
         assert task.config.baseline("padded_mse") == pytest.approx(found * scored, abs=1e-6)
 
 
@@ -319,12 +327,12 @@ class TestWhatIsHeard:
         evaluate(Repeating(), speech(), "test")
         for row, (reference, estimate) in zip((1, 0, 2), heard, strict=True):
             true = spectrum(_samples(tmp_path, "test")[row])
-            assert np.array_equal(reference, as_written(waveform(true)))
+            assert np.array_equal(reference, to_int16(waveform(true)))
             said = true.copy()
             seen = log_magnitudes(true).astype(float)
             for t in range(len(true) - 1):
                 said[t + 1] = 10 ** (seen[t] / 20) * np.exp(1j * np.angle(true[t + 1]))
-            assert np.array_equal(estimate, as_written(waveform(said)))
+            assert np.array_equal(estimate, to_int16(waveform(said)))
 
     def test_a_prediction_that_is_not_finite_has_no_scores(self, speech):
         task = speech()
@@ -360,7 +368,7 @@ def test_the_corpus_is_read_once_in_a_process(speech, monkeypatch):
 
 
 def test_a_digest_belongs_to_a_folder_alone():
-    with pytest.raises(ValueError, match="takes 'digest' for a folder with a manifest, not for"):
+    with pytest.raises(ValueError, match="takes 'digest' for a folder with a manifest only"):
         SpeechFramesConfig(corpus="timit", digest="0" * 64).check()
 
 

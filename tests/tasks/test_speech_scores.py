@@ -11,9 +11,9 @@ from eigensweep.tasks import speech_scores
 from eigensweep.tasks.active_speech import (
     active_level,
     active_samples,
-    filtered,
-    held,
+    apply_filter,
     high_pass,
+    running_maximum,
     smoother,
 )
 from eigensweep.tasks.speech_scores import pesq_lqo, pesq_raw, seg_snr, stoi
@@ -48,7 +48,7 @@ def filtered_by_hand(numerator, denominator, wave):
 
 def active_by_hand(wave, rate):
     """P.56, method B, one sample at a time; its high pass is tested by itself."""
-    sound = filtered(wave, high_pass(rate))
+    sound = apply_filter(wave, high_pass(rate))
     g = exp(-1 / (0.03 * rate))
     first = second = 0.0
     envelope = []
@@ -131,7 +131,7 @@ class TestActiveSpeech:
         sections = signal.cheby2(5, 50, warped, "highpass", output="sos")
         wave = np.random.default_rng(0).standard_normal(5_000)
         np.testing.assert_allclose(
-            filtered(wave, high_pass(8_000)), signal.sosfilt(sections, wave), rtol=0, atol=1e-12
+            apply_filter(wave, high_pass(8_000)), signal.sosfilt(sections, wave), rtol=0, atol=1e-12
         )
 
     def test_the_smoother_is_two_averages_one_after_the_other(self):
@@ -139,7 +139,7 @@ class TestActiveSpeech:
         g = exp(-1 / 240)
         once = filtered_by_hand([1 - g], [1, -g], wave)
         twice = filtered_by_hand([1 - g], [1, -g], once)
-        np.testing.assert_allclose(filtered(wave, smoother(8_000)), twice, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(apply_filter(wave, smoother(8_000)), twice, rtol=0, atol=1e-14)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_active_samples_are_those_of_the_description(self, seed):
@@ -150,8 +150,8 @@ class TestActiveSpeech:
         found = active_samples(wave, 8_000)
         assert found.tolist() == expected
         assert 0.3 < found.mean() < 0.8
-        sound = filtered(wave, high_pass(8_000))
-        envelope = held(filtered(np.abs(sound), smoother(8_000)), 1_601)
+        sound = apply_filter(wave, high_pass(8_000))
+        envelope = running_maximum(apply_filter(np.abs(sound), smoother(8_000)), 1_601)
         assert active_level(envelope, float(sound @ sound)) == pytest.approx(level, rel=1e-12)
 
     def test_the_level_is_that_of_the_speech_and_not_of_the_pauses(self):

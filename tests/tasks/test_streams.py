@@ -2,7 +2,7 @@ import hashlib
 
 import numpy as np
 
-from eigensweep.tasks.streams import below, chunks, draw, shuffled, uniform
+from eigensweep.tasks.streams import below, chunks, draw, epoch_order, uniform
 
 
 class TestDraw:
@@ -52,10 +52,10 @@ def test_integers_below_a_bound_are_all_equally_frequent():
 
 class TestOrderOfAnEpoch:
     def test_it_holds_each_row_once(self):
-        np.testing.assert_array_equal(np.sort(shuffled("order/1", 3, 1000)), np.arange(1000))
+        np.testing.assert_array_equal(np.sort(epoch_order("order/1", 3, 1000)), np.arange(1000))
 
     def test_it_changes_with_the_epoch_and_with_the_seed(self):
-        orders = {tuple(shuffled(f"order/{s}", e, 50)) for s in range(4) for e in range(4)}
+        orders = {tuple(epoch_order(f"order/{s}", e, 50)) for s in range(4) for e in range(4)}
         assert len(orders) == 16
 
 

@@ -298,7 +298,7 @@ class TestSizeStudy:
 
     def test_a_metric_the_task_has_not_is_refused(self, sizes):
         analysis = ANALYSES["size_study"]
-        with pytest.raises(ValueError, match="the task has mse"):
+        with pytest.raises(ValueError, match="adding has no metric 'accuracy'; it has mse"):
             analysis.check(analysis.Options.model_validate({"metric": "accuracy"}), sizes)
 
     def test_a_name_like_a_formula_is_drawn_as_it_is(self, sizes, folders):

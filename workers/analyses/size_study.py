@@ -305,11 +305,7 @@ def _parameter(options: SizeStudyOptions, subject: ExperimentSubject) -> str:
 
 
 def _metric(options: SizeStudyOptions, subject: ExperimentSubject) -> Metric:
-    known = {metric.name: metric for metric in subject.trials[0].trial_config.task.metrics}
-    name = options.metric or subject.metric
-    if name not in known:
-        raise ValueError(f"'metric' is '{name}'; the task has {', '.join(known)}")
-    return known[name]
+    return subject.trials[0].trial_config.task.find_metric(options.metric or subject.metric)
 
 
 def _keys(trial: TrialSubject) -> list[str]:
