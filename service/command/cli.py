@@ -34,14 +34,12 @@ from eigensweep.service.client.spec_file import (
 )
 from eigensweep.service.command import data as data_command
 from eigensweep.service.command import summaries, terminal
-
-FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
+from eigensweep.service.command.options import BAD_INPUT, FAILURE, INTERRUPTED, AsJson
 
 Url = Annotated[
     str | None,
     typer.Option("--url", envvar="EIGENSWEEP_URL", help="Address of the service."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Source = Annotated[
     str,
     typer.Argument(help="A YAML or JSON file, '-' for standard input, or a preset's name."),

@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from eigensweep.service.command import terminal
+from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson
 
 if TYPE_CHECKING:
     from eigensweep.service.corpora.fetching import OnProgress
@@ -32,12 +33,8 @@ if TYPE_CHECKING:
 CorpusRow = dict[str, Any]
 """What is said about a corpus: corpus, state, bytes, licence, where, title, problem."""
 
-FAILURE, BAD_INPUT = 1, 2
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[CORPUS]...", help="Corpora; default: all.")
-]
-Wanted = Annotated[list[str], typer.Argument(metavar="CORPUS...", help="Corpora, such as mnist.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="CORPUS", help="Corpora; default: all.")]
+Wanted = Annotated[list[str], typer.Argument(metavar="CORPUS", help="Corpora, such as mnist.")]
 Source = Annotated[Path, typer.Argument(metavar="PATH", help="A file, a folder or an archive.")]
 
 data = typer.Typer(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell, format_value
 from eigensweep.service.command.terminal import count_trials, format_duration
 from eigensweep.workers.shared.states import OUTCOMES
-
-Json = Mapping[str, Any]
 
 
 def format_yaml(content: Any) -> str:
@@ -20,7 +19,7 @@ def format_yaml(content: Any) -> str:
     return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)).rstrip()
 
 
-def format_experiment(experiment: Json) -> str:
+def format_experiment(experiment: JsonObject) -> str:
     """Return an experiment in a few lines."""
     metric = experiment.get("metric") or {}
     best, baseline = experiment.get("best"), experiment.get("baseline")
@@ -47,7 +46,7 @@ def format_experiment(experiment: Json) -> str:
     return "\n".join(f"{head:<12}{words}" for head, words in rows)
 
 
-def make_list_row(experiment: Json) -> Sequence[Any]:
+def make_list_row(experiment: JsonObject) -> Sequence[Any]:
     """Return an experiment's row in the list."""
     progress, best = experiment["progress"], experiment.get("best")
     ended = sum(progress.get(state) or 0 for state in OUTCOMES)
@@ -62,7 +61,7 @@ def make_list_row(experiment: Json) -> Sequence[Any]:
     )
 
 
-def format_preview(content: Json) -> str:
+def format_preview(content: JsonObject) -> str:
     """Return a preview: how many trials of which sizes, the first ones, an estimate of the cost."""
     replicates = f", {content['replicates']} replicates each" if content["replicates"] > 1 else ""
     unlimited = content["trials"] is None
@@ -106,16 +105,16 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _format_sizes(arm: Json) -> str:
+def _format_sizes(arm: JsonObject) -> str:
     ends = dict.fromkeys((arm["smallest_parameters"], arm["largest_parameters"]))
     return " to ".join(format_cell("parameters", end) for end in ends)
 
 
-def _format_axes(arm: Json) -> str:
+def _format_axes(arm: JsonObject) -> str:
     return "; ".join(f"{axis['path']}: {axis['values']}" for axis in arm["axes"]) or "nothing"
 
 
-def format_catalogue_entry(kind: str, content: Json) -> str:
+def format_catalogue_entry(kind: str, content: JsonObject) -> str:
     """Return one model, task or preset in full; a preset as the YAML that `submit` takes."""
     if kind == "presets":
         return format_yaml(content["spec"])
@@ -126,7 +125,7 @@ def format_catalogue_entry(kind: str, content: Json) -> str:
     return "\n".join([*about, "", align_columns(heads, rows)])
 
 
-def describe_field(name: str, schema: Json) -> tuple[str, str, str, str]:
+def describe_field(name: str, schema: JsonObject) -> tuple[str, str, str, str]:
     """Return a field's row: name, type with its range, default, description.
 
     >>> schema = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None}
@@ -147,7 +146,7 @@ def describe_field(name: str, schema: Json) -> tuple[str, str, str, str]:
     return name, " ".join([kind, ", ".join(bounds)]).strip(), text, schema.get("description", "")
 
 
-def format_analysis(analysis: Json, paths: Sequence[Path]) -> str:
+def format_analysis(analysis: JsonObject, paths: Sequence[Path]) -> str:
     """Return how an analysis ended, the places of its files, and the link of its run."""
     subject = [
         str(analysis[part]) for part in ("experiment", "trial") if analysis[part] is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eigensweep.service.client import Event, Experiment, ServiceAwayError
+from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell, format_value
 from eigensweep.service.client.trial_table import COLUMNS, TrialTable
 
@@ -44,7 +45,7 @@ def follow(experiment: Experiment, screen: Console) -> None:
 
 
 def _follow_live(experiment: Experiment, screen: Console) -> None:
-    running: list[dict[str, Any]] = []
+    running: list[JsonObject] = []
     with Live(board(experiment.content, running), console=screen, auto_refresh=False) as live:
         for _ in experiment.poll(pause=0.5):
             with contextlib.suppress(ServiceAwayError):
@@ -82,7 +83,7 @@ def format_event(event: Event) -> str:
     return " ".join(str(word) for word in words if word is not None)
 
 
-def board(experiment: Mapping[str, Any], running: Sequence[Mapping[str, Any]]) -> RenderableType:
+def board(experiment: JsonObject, running: Sequence[JsonObject]) -> RenderableType:
     """Return an experiment's progress with a bar for each running trial."""
     bars = Table.grid(padding=(0, 2))
     progress = experiment["progress"]
@@ -104,7 +105,7 @@ def board(experiment: Mapping[str, Any], running: Sequence[Mapping[str, Any]]) -
     return Group(bars, Text(standing(experiment)))
 
 
-def standing(experiment: Mapping[str, Any]) -> str:
+def standing(experiment: JsonObject) -> str:
     """Return the state of an experiment and its best trial so far as one line."""
     best, state = experiment.get("best"), experiment["state"]
     if best is None:
@@ -116,7 +117,7 @@ def standing(experiment: Mapping[str, Any]) -> str:
     return f"{words} (trial {best['number']}, {best['arm']} {settings})"
 
 
-def count_trials(progress: Mapping[str, Any]) -> str:
+def count_trials(progress: JsonObject) -> str:
     """Return how many trials there are in each state.
 
     >>> count_trials({"total": 9, "waiting": 0, "running": 2, "completed": 4, "fraction": 0.5})
