@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
+from equations import EquationTests, check, encode, sigmoid
 from numpy.linalg import eigvals, inv
 
 CASES = {
@@ -44,18 +44,6 @@ ACTIVATIONS = {
     "spectral_rnn": "relu",
     "ornn": "leaky_relu",
 }
-INPUTS = {
-    "symbols": {"input_kind": "symbols", "readout": "all"},
-    "values": {"input_kind": "values", "readout": "last"},
-}
-EMBEDDINGS = {
-    "embedding of width n": {"encoder": "embedding"},
-    "narrow embedding": {"encoder": "embedding", "embedding_size": 4},
-}
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
 
 
 def modrelu(z, b):
@@ -202,11 +190,7 @@ def run(p, config, shapes, x):
     for j in range(batch):
         h, c = p.get("h0", np.zeros(n)), np.zeros(n)
         for t in range(steps):
-            x_t = x[t, j]
-            if shapes.input_kind == "symbols":
-                x_t = np.eye(shapes.input_size)[x_t]
-            if "embedding" in p:
-                x_t = sum(x_t[k] * p["embedding"][k] for k in range(shapes.input_size))
+            x_t = encode(p, shapes, x[t, j])
             seen = None
             if config.name == "lstm":
                 h, c = lstm_step(p, config, U, x_t, h, c)
@@ -220,54 +204,13 @@ def run(p, config, shapes, x):
     return (logits[-1] if shapes.readout == "last" else logits), states
 
 
-def check(nets, shapes, fields):
-    model = nets.generic(**{"hidden_size": 7, **fields}, shapes=shapes)
-    x = nets.input(shapes, steps=5, batch=2).to(
-        torch.int64 if shapes.input_kind == "symbols" else torch.float64
-    )
-    parameters = {k: v.detach().numpy().copy() for k, v in model.state_dict().items()}
-    logits, _ = model(x)
-    expected, states = run(parameters, model.config, shapes, x.numpy())
-    np.testing.assert_allclose(logits.detach(), expected, atol=1e-10)
-    np.testing.assert_allclose(model.states(x).detach(), states, atol=1e-10)
-    return model, x, parameters
-
-
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
-class TestEquations:
-    @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
-    def test_states_and_logits_are_the_papers_to_ten_digits(self, nets, fields, inputs):
-        check(nets, nets.shapes(**inputs), fields)
-
-    @pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS)
-    def test_an_embedding_stands_before_the_input_matrix(self, nets, fields, embedding):
-        check(nets, nets.shapes(), {**fields, **embedding})
-
-    def test_gradients_agree_with_differences_of_the_numpy_loops(self, nets, fields):
-        shapes = nets.shapes(input_size=3, output_size=2)
-        model, x, parameters = check(nets, shapes, fields)
-        weights = torch.randn(5, 2, 2, dtype=torch.float64)
-        (model(x)[0] * weights).sum().backward()
-
-        def loss():
-            return (run(parameters, model.config, shapes, x.numpy())[0] * weights.numpy()).sum()
-
-        for name, parameter in model.named_parameters():
-            entries = parameters[name].reshape(-1)
-            picked = range(0, len(entries), max(1, len(entries) // 12))
-            for i in picked:
-                value, step = entries[i], 1e-6
-                entries[i] = value + step
-                above = loss()
-                entries[i] = value - step
-                slope = (above - loss()) / (2 * step)
-                entries[i] = value
-                found = parameter.grad.reshape(-1)[i].item()
-                assert found == pytest.approx(slope, abs=2e-7, rel=1e-6), f"{name}[{i}]"
+class TestEquations(EquationTests):
+    run = staticmethod(run)
 
 
 @pytest.mark.parametrize("switched", [False, True])
 def test_the_numpy_loops_cover_enrnn_before_and_after_its_switch(nets, switched):
     model = nets.generic("enrnn", scale=1.0 if switched else 0.01, hidden_size=7)
     assert bool(model.switched) is switched
-    check(nets, nets.shapes(), {"name": "enrnn", "scale": 1.0 if switched else 0.01})
+    check(run, nets, nets.shapes(), {"name": "enrnn", "scale": 1.0 if switched else 0.01})
