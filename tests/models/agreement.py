@@ -1,6 +1,48 @@
-"""How tests compare the tensors of a fast recurrence with those of a readable one."""
+"""What the tests of fast recurrences share: sizes, backends, and how results are compared."""
 
+from contextlib import contextmanager
+
+import pytest
 import torch
+
+from eigensweep.models.recurrence.native.library import load_library
+
+SIZES = {  # τ, B, n, m, p
+    "odd": (9, 5, 19, 4, 3),
+    "all one": (1, 1, 1, 1, 1),
+    "one sequence": (7, 1, 17, 3, 2),
+    "whole vectors": (6, 14, 32, 16, 16),
+    "many rows": (4, 31, 7, 2, 40),
+}
+
+
+def choose_backend(request, *sources):
+    """Return the backend that a fixture asks for; skip its tests if there is no compiler."""
+    if request.param == "native" and None in map(load_library, sources):
+        pytest.skip("no C++ compiler here")
+    return request.param
+
+
+@contextmanager
+def more_threads():
+    """Let PyTorch and compiled steps use two threads more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def run_lanes(lane, x, leaves, shared):
+    """Return the results of two lanes stacked by `torch.vmap`, and of each lane alone.
+
+    `shared` says that both lanes get one x.
+    """
+    dims = (None if shared else 0,) + (0,) * len(leaves)
+    stacked = torch.vmap(lane, in_dims=dims)(x, *leaves)
+    alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
+    return list(stacked), [torch.stack(pair) for pair in zip(*alone, strict=True)]
 
 
 def assert_close(actual, expected, tolerance=1e-12):

@@ -1,8 +1,16 @@
 """The fast complex and GORU recurrences against the readable ones, on each backend."""
 
+import agreement
 import pytest
 import torch
-from agreement import assert_close, assert_close_where_finite, spoil
+from agreement import (
+    assert_close,
+    assert_close_where_finite,
+    choose_backend,
+    more_threads,
+    run_lanes,
+    spoil,
+)
 
 from eigensweep.models.recurrence import complex as fast
 from eigensweep.models.recurrence import complex_reference as readable
@@ -11,14 +19,9 @@ from eigensweep.models.recurrence.goru import goru
 from eigensweep.models.recurrence.goru_reference import goru_states
 from eigensweep.models.recurrence.native import gated
 from eigensweep.models.recurrence.native import paired as pairs
-from eigensweep.models.recurrence.native.library import load_library
 
-SIZES = {  # τ, B, n, m, p
-    "odd": (9, 5, 19, 4, 3),
-    "all one": (1, 1, 1, 1, 1),
-    "one sequence": (7, 1, 17, 3, 2),
-    "whole vectors": (6, 14, 32, 16, 16),
-    "many rows": (4, 31, 7, 2, 40),
+SIZES = {
+    **agreement.SIZES,  # τ, B, n, m, p
     "wide": (3, 17, 135, 5, 2),
 }
 CELLS = [*readable.FORMS, "goru"]
@@ -26,9 +29,7 @@ CELLS = [*readable.FORMS, "goru"]
 
 @pytest.fixture(params=["torch", "native"])
 def backend(request):
-    if request.param == "native" and None in map(load_library, (gated.SOURCE, pairs.SOURCE)):
-        pytest.skip("no C++ compiler here")
-    return request.param
+    return choose_backend(request, gated.SOURCE, pairs.SOURCE)
 
 
 def draw(cell, sizes, inputs="symbols", dtype=torch.float64, lanes=()):
@@ -141,12 +142,8 @@ class TestEachBackend:
     def test_threads_change_nothing(self, backend, cell):
         x, leaves = draw(cell, (20, 64, 70, 4, 3))
         alone = outcome(run, cell, x, leaves, backend=backend)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(threads + 2)
-        try:
+        with more_threads():
             assert_close(outcome(run, cell, x, leaves, backend=backend), alone)
-        finally:
-            torch.set_num_threads(threads)
 
     def test_a_second_derivative_is_refused_with_words(self, backend, cell):
         x, leaves = draw(cell, SIZES["odd"])
@@ -164,11 +161,8 @@ class TestEachBackend:
         def lane(x, *leaves):
             return run(cell, x, *leaves, backend=backend, chunk=4)
 
-        dims = (None if shared else 0,) + (0,) * len(leaves)
-        stacked = torch.vmap(lane, in_dims=dims)(x, *leaves)
-        alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
-        expected = [torch.stack(two) for two in zip(*alone, strict=True)]
-        assert_close(list(stacked), expected)
+        stacked, expected = run_lanes(lane, x, leaves, shared)
+        assert_close(stacked, expected)
         wanted = [t for t in (x, *leaves) if t.requires_grad]
         assert_close(*(torch.autograd.grad(score(*both), wanted) for both in (stacked, expected)))
 

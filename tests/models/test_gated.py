@@ -1,14 +1,21 @@
 """The fast LSTM and GRU against the readable ones and PyTorch's own, on each backend."""
 
+import agreement
 import pytest
 import torch
-from agreement import assert_close, assert_close_where_finite, spoil
+from agreement import (
+    assert_close,
+    assert_close_where_finite,
+    choose_backend,
+    more_threads,
+    run_lanes,
+    spoil,
+)
 from torch.nn.functional import linear
 
 from eigensweep.models.recurrence.gated import gru, lstm
 from eigensweep.models.recurrence.gated_reference import Peephole, gru_states, lstm_states
 from eigensweep.models.recurrence.native.gated import SOURCE
-from eigensweep.models.recurrence.native.library import load_library
 
 CELLS = {
     "lstm": ("lstm", "none", "state"),
@@ -21,23 +28,17 @@ CELLS = {
     "gru cho": ("gru", "cho", None),
 }
 DISTINCT = [CELLS[name] for name in ("lstm", "lstm diagonal", "lstm full", "gru", "gru cho")]
-SIZES = {  # τ, B, n, m, p
-    "odd": (9, 5, 19, 4, 3),
-    "all one": (1, 1, 1, 1, 1),
-    "one sequence": (7, 1, 17, 3, 2),
+SIZES = {
+    **agreement.SIZES,  # τ, B, n, m, p
     "one step": (1, 6, 8, 3, 2),
     "one unit": (5, 3, 1, 2, 2),
-    "whole vectors": (6, 14, 32, 16, 16),
-    "many rows": (4, 31, 7, 2, 40),
     "crowded rows": (3, 17, 256, 5, 2),
 }
 
 
 @pytest.fixture(params=["torch", "native"])
 def backend(request):
-    if request.param == "native" and load_library(SOURCE) is None:
-        pytest.skip("no C++ compiler here")
-    return request.param
+    return choose_backend(request, SOURCE)
 
 
 def draw(cell, sizes, inputs="symbols", dtype=torch.float64, lanes=()):
@@ -189,24 +190,11 @@ class TestEachCell:
         joined = [torch.cat([first[0], second[0]]), *second[1:]]
         assert_close(gradients(joined, leaves), gradients(whole, leaves))
 
-    def test_a_nan_or_infinity_is_not_lost(self, backend, cell):
-        x, leaves = draw(cell, (3, 2, 5, 2, 2), "values")
-        for bad in (torch.nan, torch.inf):
-            spoilt = x.clone()
-            spoilt[1, 0] = bad
-            actual = fast(cell, spoilt, leaves, backend=backend)
-            expected = readable(cell, spoilt, leaves)
-            assert all(map(torch.equal, *([t.isfinite() for t in ts] for ts in (actual, expected))))
-
     def test_threads_change_nothing(self, backend, cell):
         x, leaves = draw(cell, (10, 64, 70, 4, 3))
         alone = outcome(fast, cell, x, leaves, backend=backend)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(threads + 2)
-        try:
+        with more_threads():
             assert_close(outcome(fast, cell, x, leaves, backend=backend), alone)
-        finally:
-            torch.set_num_threads(threads)
 
     def test_a_second_derivative_is_refused_with_words(self, backend, cell):
         x, leaves = draw(cell, SIZES["odd"])
@@ -229,10 +217,7 @@ class TestLanes:
         def lane(x, *leaves):
             return fast(cell, x, leaves, backend=backend, chunk=4)
 
-        dims = (None if shared else 0, *(0 for _ in leaves))
-        stacked = torch.vmap(lane, in_dims=dims)(x, *leaves)
-        alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
-        expected = [torch.stack(pair) for pair in zip(*alone, strict=True)]
+        stacked, expected = run_lanes(lane, x, leaves, shared)
         assert_close(stacked, expected)
         wanted = [t for t in (x, *leaves) if t.requires_grad]
         assert_close(gradients(stacked, wanted), gradients(expected, wanted))

@@ -1,31 +1,32 @@
 """The fast recurrence against the readable one, on each backend."""
 
+import agreement
 import pytest
 import torch
-from agreement import assert_close, assert_close_where_finite, spoil
+from agreement import (
+    assert_close,
+    assert_close_where_finite,
+    choose_backend,
+    more_threads,
+    run_lanes,
+    spoil,
+)
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.history import empty_history
-from eigensweep.models.recurrence.native.library import load_library
 from eigensweep.models.recurrence.native.ungated import SOURCE, NativeSteps
 from eigensweep.models.recurrence.steps import ACTIVATIONS, Parameters, TorchSteps
 from eigensweep.models.recurrence.ungated import recur
 
-SIZES = {  # τ, B, n, m, p
-    "odd": (9, 5, 19, 4, 3),
-    "all one": (1, 1, 1, 1, 1),
-    "one sequence": (7, 1, 17, 3, 2),
-    "whole vectors": (6, 14, 32, 16, 16),
-    "many rows": (4, 31, 7, 2, 40),
+SIZES = {
+    **agreement.SIZES,  # τ, B, n, m, p
     "wide": (3, 17, 270, 5, 2),
 }
 
 
 @pytest.fixture(params=["torch", "native"])
 def backend(request):
-    if request.param == "native" and load_library(SOURCE) is None:
-        pytest.skip("no C++ compiler here")
-    return request.param
+    return choose_backend(request, SOURCE)
 
 
 def draw(sizes, inputs="symbols", dtype=torch.float64, lanes=()):
@@ -161,12 +162,8 @@ class TestEachBackend:
     def test_threads_change_nothing(self, backend):
         x, leaves = draw((20, 64, 70, 4, 3))
         alone = outcome(recur, x, leaves, activation="modrelu", backend=backend)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(threads + 2)
-        try:
+        with more_threads():
             assert_close(outcome(recur, x, leaves, activation="modrelu", backend=backend), alone)
-        finally:
-            torch.set_num_threads(threads)
 
     def test_a_second_derivative_is_refused_with_words(self, backend):
         x, leaves = draw(SIZES["odd"])
@@ -189,10 +186,8 @@ class TestLanes:
             *parameters, h0 = leaves
             return recur(x, *parameters, h0=h0, activation="modrelu", backend=backend, chunk=4)
 
-        stacked = torch.vmap(lane, in_dims=(None if shared else 0,) + (0,) * 6)(x, *leaves)
-        alone = [lane(x if shared else x[i], *(leaf[i] for leaf in leaves)) for i in range(2)]
-        expected = [torch.stack(pair) for pair in zip(*alone, strict=True)]
-        assert_close(list(stacked), expected)
+        stacked, expected = run_lanes(lane, x, leaves, shared)
+        assert_close(stacked, expected)
         wanted = [t for t in (x, *leaves) if t.requires_grad]
         gradients = [
             torch.autograd.grad(logits.sin().sum() + h.cos().sum(), wanted)
