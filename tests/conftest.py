@@ -236,6 +236,7 @@ def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
     from eigensweep.service.settings import Settings
+    from eigensweep.workers.shared.messages import DriverOptions
 
     settings = Settings(home=tmp_path_factory.mktemp("home"))
     migrate(settings.database)
@@ -243,7 +244,8 @@ def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     launcher = ScriptedLauncher(rung_seconds=0.02)
     dispatcher = Dispatcher(record, interval=0.05)
     app = create_app(settings, record, dispatcher)
-    dispatcher.start(launcher, None)
+    folder = str(settings.home)
+    dispatcher.start(launcher, DriverOptions(storage=folder, optuna=folder))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))

@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.messages import SpecJson
+from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Launcher(Protocol):
         experiment_id: str,
         spec: SpecJson,
         ledger: Ledger,
-        options: Any,
+        options: DriverOptions,
     ) -> Driver:
         """Start a driver for an experiment."""
 
@@ -90,8 +90,8 @@ class Dispatcher:
     """Seconds between two ticks, unless `wake` is called."""
     clock: Callable[[], float] = time.monotonic
     launcher: Launcher | None = None
-    options: Any = None
-    """Handed to every driver as it is, so only the launcher knows its type."""
+    options: DriverOptions | None = None
+    """What every driver is told; None before `start`."""
     problem: str | None = "drivers cannot be started yet: Ray is starting"
     """Why no driver can be started now; None: drivers can be started."""
     _in_care: dict[str, _Care] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Dispatcher:
         """Experiment id to why the last look at that experiment failed; empty: all is well."""
         return {id: care.problem for id, care in self._in_care.items() if care.problem is not None}
 
-    def start(self, launcher: Launcher, options: Any) -> None:
+    def start(self, launcher: Launcher, options: DriverOptions) -> None:
         """Begin to serve the queue, in a thread, with drivers started by `launcher`."""
         self.launcher, self.options = launcher, options
         self.problem = None
@@ -228,6 +228,7 @@ class Dispatcher:
 
     def _start(self, id: str, care: _Care) -> None:
         assert self.launcher is not None
+        assert self.options is not None
         claim = self.record.claim(id)
         if claim is None:
             return

@@ -16,18 +16,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import JsonValue
 
 from eigensweep.service.record.errors import AnalysisNotFoundError
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.workers.analyses.messages import FILES, RESULT, Outcome
 from eigensweep.workers.shared.durable_files import storage_error, write_whole
+from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import OPEN_ANALYSES
 
 AnalysisState = Literal["queued", "running", "finished", "failed"]
 
-OptionsJson = dict[str, Any]
+OptionsJson = dict[str, JsonValue]
 """The options of an analysis as JSON; which there are is declared by its class."""
 
 
@@ -50,7 +53,7 @@ class AnalysisSpec:
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return the content of `request.json`."""
         subjects = {"trial": self.trial, "experiment": self.experiment}
         return {

@@ -10,7 +10,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
@@ -74,7 +74,7 @@ def engine(url: str) -> Engine:
     return made
 
 
-def _set_up_sqlite(connection: sqlite3.Connection, _: Any) -> None:
+def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # pysqlite must not begin transactions behind our back
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA foreign_keys=ON")
@@ -100,7 +100,7 @@ def is_away(error: BaseException) -> bool:
 
 
 def lacks_schema(error: DBAPIError) -> bool:
-    """Return whether the database has not the tables or columns that were asked for."""
+    """Return whether the database lacks a table or a column that was asked for."""
     if isinstance(error.orig, sqlite3.Error):
         return MISSING_IN_SQLITE.search(str(error.orig)) is not None
     return getattr(error.orig, "sqlstate", None) in MISSING_IN_POSTGRESQL
@@ -108,7 +108,7 @@ def lacks_schema(error: DBAPIError) -> bool:
 
 def read(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     """Return `work(session)`, which only reads; tried again, and refused, as in `write`."""
-    return _run(url, work, {}, patience)
+    return _retry_for(patience)(_transact, url, work, {})
 
 
 def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
@@ -120,21 +120,21 @@ def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     Raises:
         WrongSchemaError: if a table or column is missing; this is never waited for.
     """
-    return _run(url, work, {"writes": True}, patience)
+    return _retry_for(patience)(_transact, url, work, {"writes": True})
 
 
-def _run(url: str, work: Callable[[Session], T], options: Mapping[str, Any], patience: float) -> T:
-    retrying = Retrying(
+def _retry_for(patience: float) -> Retrying:
+    """Return what calls a function again while the database is away, for `patience` seconds."""
+    return Retrying(
         retry=retry_if_exception(is_away),
         stop=stop_before_delay(patience),
         wait=wait_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
         before_sleep=_log_away,
         reraise=True,
     )
-    return retrying(_transact, url, work, options)
 
 
-def _transact(url: str, work: Callable[[Session], T], options: Mapping[str, Any]) -> T:
+def _transact(url: str, work: Callable[[Session], T], options: Mapping[str, bool]) -> T:
     try:
         bound = engine(url).execution_options(**options)
         with Session(bound, expire_on_commit=False) as session, session.begin():

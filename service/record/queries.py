@@ -5,9 +5,9 @@ Runs in the service's process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -16,10 +16,8 @@ from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Report, Trial
 
-T = TypeVar("T")
-
 Key = Sequence[float | int | str]
-"""Where a page ended: the sorted column's value and what breaks its ties."""
+"""Where a page ended: the last item's value in the sorted column, and its id or number."""
 
 EXPERIMENT_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
     "created_at": (Experiment.created_at, Experiment.id),
@@ -42,7 +40,7 @@ class StateCount:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial with all that is known of it."""
+    """A trial with its reports and attempts."""
 
     trial: Trial
     reports: list[Report] = field(default_factory=list)
@@ -59,7 +57,7 @@ class ExperimentRecord:
 
 
 def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, StateCount]]:
-    """Return for each experiment the counts by trial state; an index holds all that is read."""
+    """Return for each experiment its trials by state; only an index is read."""
     grouped = (
         select(
             Trial.experiment_id,
@@ -89,7 +87,7 @@ class Queries:
         Raises:
             SQLAlchemyError: if the database is away or has not the schema of this version.
         """
-        self._read(lambda session: session.execute(select(Experiment.id).limit(1)))
+        database.read(self.url, lambda session: session.execute(select(Experiment.id).limit(1)))
 
     def experiment(self, id: str) -> ExperimentRecord:
         """Return an experiment with counts and best trial.
@@ -101,7 +99,7 @@ class Queries:
         def work(session: Session) -> ExperimentRecord:
             return _describe(session, [_get_experiment(session, id)])[0]
 
-        return self._read(work)
+        return database.read(self.url, work)
 
     def row(self, id: str) -> Experiment:
         """Return an experiment's own row.
@@ -109,7 +107,7 @@ class Queries:
         Raises:
             ExperimentNotFoundError: if there is none of this id.
         """
-        return self._read(lambda session: _get_experiment(session, id))
+        return database.read(self.url, lambda session: _get_experiment(session, id))
 
     def experiments(
         self,
@@ -130,7 +128,9 @@ class Queries:
         if name is not None:
             chosen.append(Experiment.name.icontains(name, autoescape=True))
         query = _limit_page(select(Experiment).where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
-        return self._read(lambda session: _describe(session, session.scalars(query).all()))
+        return database.read(
+            self.url, lambda session: _describe(session, session.scalars(query).all())
+        )
 
     def trials(
         self,
@@ -144,7 +144,7 @@ class Queries:
     ) -> list[TrialRecord]:
         """Return a page of an experiment's trials; sorted by `value`, the best comes first.
 
-        They come without their history, those that train with their newest report.
+        They come without reports and attempts; a trial that trains has its newest report.
         """
         chosen: list[ColumnElement[bool]] = [Trial.experiment_id == id]
         if states:
@@ -157,7 +157,7 @@ class Queries:
             _get_experiment(session, id)
             return _add_newest_report(session, id, session.scalars(query).all())
 
-        return self._read(work)
+        return database.read(self.url, work)
 
     def trial(self, id: str, number: int) -> TrialRecord:
         """Return one trial with its reports and attempts.
@@ -174,21 +174,18 @@ class Queries:
                 raise TrialNotFoundError(id, number, session.scalars(mine).one())
             return _add_history(session, id, [trial])[0]
 
-        return self._read(work)
+        return database.read(self.url, work)
 
     def events(self, id: str, after: int = 0, limit: int = 500) -> list[Event]:
         """Return the experiment's events that follow the one of number `after`, in order."""
         following = select(Event).where(Event.experiment_id == id, Event.id > after)
         query = following.order_by(Event.id).limit(limit)
-        return self._read(lambda session: list(session.scalars(query)))
+        return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def newest_event(self) -> int:
         """Return the number of the newest event of all, 0 if there is none."""
         query = select(func.coalesce(func.max(Event.id), 0))
-        return self._read(lambda session: session.scalars(query).one())
-
-    def _read(self, work: Callable[[Session], T]) -> T:
-        return database.read(self.url, work)
+        return database.read(self.url, lambda session: session.scalars(query).one())
 
 
 def _get_experiment(session: Session, id: str) -> Experiment:

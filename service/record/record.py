@@ -119,7 +119,7 @@ class Record(Queries):
             )
             .order_by(Experiment.created_at, Experiment.id)
         )
-        rows = self._read(lambda session: session.execute(query).all())
+        rows = database.read(self.url, lambda session: session.execute(query).all())
         return [Unfinished(id, state in ENDED) for id, state in rows]
 
     def list_queued(self, limit: int) -> list[str]:
@@ -130,7 +130,7 @@ class Record(Queries):
             .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
             .limit(limit)
         )
-        return self._read(lambda session: list(session.scalars(query)))
+        return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def claim(self, id: str) -> Claim | None:
         """Return the right to drive an experiment, None if it needs no driver.

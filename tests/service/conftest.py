@@ -24,6 +24,9 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
+from eigensweep.workers.shared.messages import DriverOptions
+
+OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
 
 for folder in ("service", "workers"):  # of the modules beside the tests
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))
@@ -94,7 +97,7 @@ def launcher() -> InMemoryLauncher:
 @pytest.fixture
 def dispatcher(record: Record, launcher: InMemoryLauncher) -> Dispatcher:
     """A dispatcher whose tests call `tick` themselves."""
-    return Dispatcher(record, launcher=launcher, problem=None)
+    return Dispatcher(record, launcher=launcher, options=OPTIONS, problem=None)
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ from waiting import wait_until
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import MOST_DEATHS, Dispatcher
 from eigensweep.service.record.record import Record
+from eigensweep.workers.shared.messages import DriverOptions
+
+OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
 
 
 @pytest.fixture
@@ -73,7 +76,9 @@ class TestDispatcher:
         self, record, launcher, post
     ):
         clock = iter(range(0, 10**9, 1000))
-        dispatcher = Dispatcher(record, launcher=launcher, clock=lambda: next(clock))
+        dispatcher = Dispatcher(
+            record, launcher=launcher, options=OPTIONS, clock=lambda: next(clock)
+        )
         id = post()
         for _ in range(MOST_DEATHS + 2):
             dispatcher.tick()
@@ -84,7 +89,9 @@ class TestDispatcher:
 
     def test_an_ended_experiment_gets_a_driver_until_mlflow_has_all(self, record, launcher, post):
         clock = iter(range(0, 10**9, 1000))
-        dispatcher = Dispatcher(record, launcher=launcher, clock=lambda: next(clock))
+        dispatcher = Dispatcher(
+            record, launcher=launcher, options=OPTIONS, clock=lambda: next(clock)
+        )
         id = post()
         dispatcher.tick()
         launcher.launched[0].ledger.end("completed")
@@ -104,7 +111,7 @@ class TestDispatcher:
         id = post()
         dispatcher.tick()
         launcher.survivors[id] = launcher.launched[0]
-        Dispatcher(record, launcher=launcher).tick()
+        Dispatcher(record, launcher=launcher, options=OPTIONS).tick()
         assert ids(launcher) == [id]
 
     def test_a_new_service_starts_again_what_did_not_outlive_the_old_one(
@@ -113,7 +120,7 @@ class TestDispatcher:
         running, waiting = post(), post()
         dispatcher.max_experiments = 1
         dispatcher.tick()
-        Dispatcher(record, max_experiments=1, launcher=launcher).tick()
+        Dispatcher(record, max_experiments=1, launcher=launcher, options=OPTIONS).tick()
         assert ids(launcher) == [running, running]
         assert record.row(running).deaths == 0
         assert record.row(waiting).state == "queued"
@@ -217,7 +224,7 @@ class TestTrouble:
         dispatcher.tick()
         finds = launcher.find
         launcher.survivors = dict(zip((first, second), launcher.launched, strict=True))
-        after = Dispatcher(record, launcher=launcher, clock=clock)
+        after = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=clock)
         monkeypatch.setattr(launcher, "find", lambda id: fail() if id == first else finds(id))
         after.tick()
         assert list(after.problems) == [first]
@@ -250,7 +257,7 @@ class TestTrouble:
         works = launcher.launch
         monkeypatch.setattr(launcher, "launch", fail)
         id = post()
-        dispatcher.start(launcher, None)
+        dispatcher.start(launcher, OPTIONS)
         try:
             wait_until(lambda: "does not answer" in (dispatcher.problem or ""))
             assert "does not answer" in caplog.text
