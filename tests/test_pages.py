@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,8 +46,8 @@ def read(page: str) -> str:
 
 def blocks(page: str, *languages: str) -> list[str]:
     """Return the code blocks of a page in one of the languages."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", read(page), re.MULTILINE | re.DOTALL)
-    return [text for language, text in found if language in languages]
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```", read(page), re.MULTILINE | re.DOTALL)
+    return [dedent(text) for language, text in found if language in languages]
 
 
 def pages_with(*languages: str) -> list[str]:
