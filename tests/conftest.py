@@ -33,9 +33,7 @@ def data_root() -> Path:
     """Return the folder of the real corpora; where there is none, the test is skipped."""
     root = os.environ.get("EIGENSWEEP_DATA_ROOT")
     if not root or not Path(root).is_dir():
-        pytest.skip(
-            "set EIGENSWEEP_DATA_ROOT to a folder of corpora (see docs/how-to/corpora.md) to run this"
-        )
+        pytest.skip("set EIGENSWEEP_DATA_ROOT to a folder of corpora (docs/how-to/corpora.md)")
     return Path(root).absolute()
 
 
