@@ -222,6 +222,7 @@ class TestKills:
                 "model": SLOW,
                 "search": {"space": {"model.shade": list(range(count))}},
                 "training": {"steps": steps, "evaluate_every": 10, "log_every": 5},
+                "scheduler": {"rung_every": 10},
             }
         )
 
@@ -260,7 +261,7 @@ class TestKills:
             assert list(e.ledger.load()[number].reports) == list(range(10, self.STEPS + 1, 10))
 
     def test_cancelling_ends_open_trials_everywhere_and_soon(self, experiment):
-        e = self.slow(experiment, 4, steps=10**6)
+        e = self.slow(experiment, 4, steps=20_000)  # minutes, if nobody cancels them
         handle = e.launch()
         e.until(lambda: any(t.place for t in e.ledger.load()))
         e.ledger.cancel()
