@@ -1,8 +1,9 @@
-"""Networks as published programs write them: plain loops over time, differentiated by autograd.
+"""Plain loops over time, as published programs write these networks; autograd differentiates them.
 
-A loop takes the parameters of one of our models, so that the two can be compared entry by entry; it
-computes W from them in the authors' manner, and at each step both products and the nonlinearity.
-Input is float, (τ, B, m), symbols as one-hot vectors. The states are stacked and read out at once.
+A loop has the parameters of one of our models, so that the two can be compared entry by entry. It
+computes W from them as the authors do. Each time step computes both matrix products and the
+nonlinearity. The input is float, (τ, B, m), with symbols as one-hot vectors. The states are stacked
+and read out together.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Loop(nn.Module):
             if model.activation == "modrelu":
                 h = modrelu(linear(x_t, U) + linear(h, W), b)
             else:
-                h = activated(linear(x_t, U, b) + linear(h, W), model.activation)
+                h = apply_activation(linear(x_t, U, b) + linear(h, W), model.activation)
             states.append(h)
         return self.read_out(states)
 
     def read_out(self, states: list[Tensor]) -> Tensor:
-        """Return V h + c of the states that the task asks for."""
+        """Return V h + c of all states, (τ, B, p), or of the last one, (B, p), as the task asks."""
         model = self.model
         seen = torch.stack(states) if model.shapes.readout == "all" else states[-1]
         return linear(seen, model.V, model.c)
@@ -54,8 +55,8 @@ def modrelu(z: Tensor, b: Tensor) -> Tensor:
     return torch.sign(z) * torch.relu(torch.abs(z) + b)
 
 
-def activated(z: Tensor, activation: str) -> Tensor:
-    """Return f(z) for an f without parameters."""
+def apply_activation(z: Tensor, activation: str) -> Tensor:
+    """Return f(z) for a nonlinearity f without parameters."""
     match activation:
         case "tanh":
             return torch.tanh(z)
@@ -69,13 +70,13 @@ def activated(z: Tensor, activation: str) -> Tensor:
 
 
 def skew_symmetric(X: Tensor) -> Tensor:
-    """Return what is above the diagonal, minus its transpose."""
+    """Return the part of X above its diagonal, minus its transpose, (n, n)."""
     upper = torch.triu(X, diagonal=1)
     return upper - upper.T
 
 
 def scaled_cayley(X: Tensor, D: Tensor) -> Tensor:
-    """Return (I + A)⁻¹ (I - A) diag(D)."""
+    """Return (I + A)⁻¹ (I - A) diag(D), (n, n), with A skew-symmetric from X."""
     A, eye = skew_symmetric(X), torch.eye(len(X), dtype=X.dtype)
     return torch.linalg.solve(eye + A, eye - A) @ torch.diag(D)
 
@@ -88,14 +89,14 @@ class ExpRNNLoop(Loop):
 
 
 class ScoRNNLoop(Loop):
-    """W of a linear system that autograd goes back through."""
+    """W by solving a linear system, through which autograd differentiates."""
 
     def matrix(self) -> Tensor:
         return scaled_cayley(self.model.A, self.model.D)
 
 
 class ENRNNLoop(Loop):
-    """Wᴸ as in scoRNN; T is divided by its largest eigenvalue, decomposed under autograd."""
+    """Wᴸ as in scoRNN; T is divided by its largest eigenvalue modulus, through autograd."""
 
     def matrix(self) -> Tensor:
         model = self.model
@@ -148,7 +149,7 @@ class LTRNNLoop(Loop):
 
 
 class TorchLSTM(nn.Module):
-    """`nn.LSTM` and a linear readout, as people use them."""
+    """`nn.LSTM` with a linear readout."""
 
     def __init__(self, input_size: int, hidden_size: int, output_size: int, readout: str) -> None:
         super().__init__()

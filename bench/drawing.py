@@ -1,13 +1,13 @@
-"""What drawing a batch costs beside the training step that it is for.
+"""Measure the time to draw a batch, beside the training step that uses it.
 
-`python -m bench.drawing` trains a network on each task, at the papers' sizes, and takes the
-processor time of `Task.train_batch` and of the step, in the same rounds on one core. The share is
-that of the drawing in both together: the median over rounds. Corpora are read before it starts.
+`python -m bench.drawing` trains a network on each task, at the papers' sizes. In the same rounds,
+on one core, it takes the processor time of `Task.train_batch` and of the training step. It prints
+one table: a row for each task with both times and the share of drawing in their sum, each a median
+over rounds. Corpora are read before the first round; a task whose corpus is missing is left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from dataclasses import dataclass, replace
 from itertools import count
@@ -16,8 +16,17 @@ from typing import Any
 
 import torch
 
-from bench.report import describe, say, table, write
-from bench.rounds import interleaved, middle, ratio, settle
+from bench.report import (
+    add_json,
+    add_quick,
+    add_seconds,
+    describe,
+    new_parser,
+    say,
+    table,
+    write,
+)
+from bench.rounds import median_of, ratio, settle, time_in_turns
 from bench.steps import our_step
 from bench.workloads import Material
 from eigensweep.models import MODELS
@@ -26,6 +35,7 @@ from eigensweep.tasks.base import Batch
 from eigensweep.tasks.corpus import CorpusMissingError
 
 FLOOR_PERCENT = 5.0
+"""Largest share of drawing that we accept."""
 
 COLUMNS = {
     "case": "task",
@@ -42,15 +52,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A task and the network that trains on it; shares in place of counts, so that n may change."""
+    """A task and the network that trains on it. Parts of the state are given as fractions of n."""
 
     task: dict[str, Any]
     model: dict[str, Any]
     quick: dict[str, Any]
-    """Fields of the task in its small form, besides the batch size."""
+    """Other fields of the task for a quick run."""
 
     def small(self) -> Case:
-        """Return the case in a form that takes no time."""
+        """Return the case with small sizes, for a quick run."""
         task = self.task | {"batch_size": 2} | self.quick
         return replace(self, task=task, model=self.model | {"hidden_size": 32})
 
@@ -90,11 +100,11 @@ CASES = (
 )
 
 
-def measured(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return what a case costs; the batches are those of successive steps.
+def measure(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
+    """Return the times of a case as a row of the table. The batches are those of successive steps.
 
     Raises:
-        CorpusMissingError: if the task's corpus is not there.
+        CorpusMissingError: if the task's corpus is missing.
     """
     root = os.environ.get("EIGENSWEEP_DATA_ROOT")
     config = TASKS[case.task["name"]].Config(**case.task)
@@ -114,7 +124,7 @@ def measured(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
         step.on(Material(task, batch, batch.x, "task"))()
 
     length, batch_size = draw().x.shape[:2]
-    times = interleaved({"draw": draw, "step": train}, rounds, seconds)
+    times = time_in_turns({"draw": draw, "step": train}, rounds, seconds)
     both = [d + s for d, s in zip(times["draw"], times["step"], strict=True)]
     share = 100 * ratio(times["draw"], both)
     return {
@@ -123,8 +133,8 @@ def measured(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
         "length": length,
         "model": name,
         "hidden_size": model.hidden_size,
-        "draw_ms": middle(times["draw"]),
-        "step_ms": middle(times["step"]),
+        "draw_ms": median_of(times["draw"]),
+        "step_ms": median_of(times["step"]),
         "share_percent": share,
         "within_floor": share <= FLOOR_PERCENT,
     }
@@ -132,22 +142,18 @@ def measured(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print a table, and write the numbers as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--seconds", type=float, default=10, help="after so many a step takes part no more"
-    )
-    parser.add_argument("--quick", action="store_true", help="small shapes, to see that it works")
-    parser.add_argument("--json", type=Path, default=Path(".bench/drawing.json"))
+    parser = new_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds; default: %(default)s")
+    add_seconds(parser)
+    add_quick(parser)
+    add_json(parser, "drawing")
     given = parser.parse_args()
     environment = settle()
     describe(environment)
     rows, left_out = [], []
     for case in CASES:
         try:
-            rows.append(
-                measured(case.small() if given.quick else case, given.rounds, given.seconds)
-            )
+            rows.append(measure(case.small() if given.quick else case, given.rounds, given.seconds))
         except CorpusMissingError as error:
             left_out.append({"case": case.task["name"], "why": str(error)})
     say("\n" + table(rows, COLUMNS))

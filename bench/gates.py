@@ -1,4 +1,4 @@
-"""Plain loops over time of networks with gates."""
+"""Plain loops over time for networks with gates."""
 
 from __future__ import annotations
 

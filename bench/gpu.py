@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from bench.report import describe, say, table, write
-from bench.rounds import middle, processor, ratio
+from bench.rounds import median_of, processor, ratio
 from bench.steps import Step, lstm_step, our_step
 from bench.workloads import (
     WORKLOADS,
@@ -168,7 +168,11 @@ def measure(
     times, failed = time_in_turn(variants, device, rounds, seconds)
     whole = [name for name in variants if name not in failed]
     rows: list[dict[str, Any]] = [
-        {"variant": name, "ms": middle(times[name]), "ratio": ratio(times[name], times[whole[0]])}
+        {
+            "variant": name,
+            "ms": median_of(times[name]),
+            "ratio": ratio(times[name], times[whole[0]]),
+        }
         for name in whole
     ]
     rows += [{"variant": name, "failed": words} for name, words in failed.items()]

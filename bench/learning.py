@@ -1,7 +1,9 @@
-"""Which models learn: every model at once on a short copying and a short adding task.
+"""Find out which models learn: every model on a short copying task and on a short adding task.
 
 `python -m bench.learning` posts the presets `every-model/copying` and `every-model/adding` to the
-service of this machine, waits, and prints one table. With two ids it reads those experiments.
+service of this machine, waits for them, and prints one table in Markdown: a row for each model,
+with the step at which it came below half the memoryless baseline, and its best value.
+`python -m bench.learning COPYING_ID ADDING_ID` posts nothing and reads these two experiments.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from eigensweep.service.client import Client, Experiment
 
 PRESETS = ("every-model/copying", "every-model/adding")
 LEARNED = 0.5
-"""Share of the baseline that a model must get below."""
+"""A model has learned a task if its value is below this fraction of the baseline."""
 
 HEAD = ("arm", "file", "paper", "free parameters", "constraint after training")
 
 
 def main(ids: list[str]) -> None:
-    """Print the table of two experiments, posted now unless their ids are given."""
+    """Print the table of two experiments: those with these ids, or new ones."""
     with Client() as client:
         found = [client.experiment(i) for i in ids] or [client.submit(name) for name in PRESETS]
         copying, adding = (e.wait() for e in found)
@@ -32,8 +34,8 @@ def main(ids: list[str]) -> None:
         rows = []
         for trial in details(copying):
             other = by_arm.get(trial["arm"])
-            learned = (verdict(copying, trial), "" if other is None else verdict(adding, other))
-            rows.append((*about(trial), *learned))
+            verdicts = (verdict(copying, trial), "" if other is None else verdict(adding, other))
+            rows.append((*about(trial), *verdicts))
             by_arm.pop(trial["arm"], None)
         rows += [(*about(trial), "", verdict(adding, trial)) for trial in by_arm.values()]
     print_table([(*HEAD, "copying", "adding"), *rows])
@@ -46,7 +48,7 @@ def details(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def about(trial: dict[str, Any]) -> tuple[str, ...]:
-    """Return the cells that say what a trial's model is."""
+    """Return the cells that describe the model of a trial."""
     cls = MODELS[trial["config"]["model"]["name"]]
     file = f"models/{Path(inspect.getfile(cls)).name}"
     constraint = ((trial["result"] or {}).get("constraint") or {}).items()
@@ -57,14 +59,14 @@ def about(trial: dict[str, Any]) -> tuple[str, ...]:
 
 
 def paper(cls: type[Model]) -> str:
-    """Return authors, place and year of a model's source, from the docstring of its file."""
+    """Return authors, venue and year of a model's source, from the docstring of its file."""
     words = " ".join((inspect.getdoc(inspect.getmodule(cls)) or "").split())
     source = re.search(r"Source: (.+?\d{4})", re.sub(r'"[^"]*",? ?', "", words))
     return source[1] if source else ""
 
 
 def verdict(experiment: Experiment, trial: dict[str, Any]) -> str:
-    """Return whether and when a trial came below half the baseline, and how far it got."""
+    """Return whether and when a trial came below half the baseline, and its best value."""
     baseline = experiment.content["baseline"]
     if trial["value"] is None:
         return trial["state"]

@@ -1,10 +1,11 @@
-"""The least time that the matrix products of a training step can take, on this machine, now.
+"""The shortest time in which this machine can compute the matrix products of a training step.
 
-The recurrence is B x n times n x n at each step, forward and backward, and a weight gradient of
-n x τB times τB x n. Their rates are measured in the same rounds as the networks, as `torch.mm`
-reaches them with nothing else to do; the limit is the count of operations divided by them.
-Projections of input and readout count at the same rates, though they are narrower; symbols are
-looked up, not multiplied. What a network does besides, and how it makes W, is left out.
+Each time step of the recurrence is a product of B x n and n x n, forward and backward. The weight
+gradient is a product of n x τB and τB x n. The rates at which `torch.mm` computes these products
+are measured in the same rounds as the networks. The limit is the number of operations divided by
+these rates. The projections of input and readout count at the same rates, though they are narrower.
+Symbols are looked up, not multiplied. Everything else is left out, such as the nonlinearity and the
+computation of W.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch import Tensor
 from eigensweep.models import Model
 
 OPERATIONS = 1e9
-"""Floating-point operations in one measurement of a rate, about."""
+"""About so many floating-point operations are timed to measure a rate."""
 LONGEST = 1 << 13
-"""Most rows in the weight gradient's product: as many as stay near the core."""
+"""Most rows in the weight gradient's product, so that they stay in the processor's cache."""
 OTHER_PRODUCTS = {"goru": 2}
-"""Products of n x n at each step besides `recurrent_matrix`'s."""
+"""Products with n x n matrices at each time step, besides that with `recurrent_matrix`."""
 
 
 class Product:
-    """A matrix product that is taken over and over: a variant of a round."""
+    """A matrix product that is repeated; calling it is one measurement."""
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self.left, self.right = left, right
@@ -52,16 +53,16 @@ def weight_product(batch: int, n: int, length: int) -> Product:
 
 @dataclass(frozen=True)
 class Operations:
-    """Floating-point operations of a training step."""
+    """Number of floating-point operations of a training step."""
 
     states: int
-    """Of states and of their gradients."""
+    """For the states and their gradients."""
     weights: int
-    """Of the gradients of weights."""
+    """For the gradients of the weights."""
 
 
 def operations(model: Model, batch: int, length: int) -> Operations:
-    """Return the operations of one training step; of structured matrices as if they were dense."""
+    """Return the operations of one training step; structured matrices count as dense ones."""
     with torch.no_grad():
         W = model.recurrent_matrix()
     n, steps = model.hidden_size, batch * length
@@ -77,7 +78,7 @@ def operations(model: Model, batch: int, length: int) -> Operations:
 
 
 def entries(model: Model, name: str) -> int:
-    """Return how many real numbers a matrix of a model has, 0 if there is none of that name."""
+    """Return the number of real numbers in a matrix of a model; 0 if it has no such matrix."""
     matrix = getattr(model, name, None)
     if not isinstance(matrix, Tensor):
         return 0

@@ -1,4 +1,4 @@
-"""Which plain loop stands beside which model."""
+"""The plain loop that belongs to each model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOOPS: dict[str, type[Loop]] = {
     "full_urnn": unitary.ComplexLoop,
     "eurnn": unitary.EURNNLoop,
 }
-"""Every other model of the form h_t = f(U x_t + W h_{t-1} + b) has `Loop` itself."""
+"""Every other model of the form h_t = f(U x_t + W h_{t-1} + b) uses `Loop` itself."""
 
 
 def loop_of(model: Model) -> Loop | None:
-    """Return the plain loop of a model, with its parameters; None where there is none."""
+    """Return the plain loop of a model, with the model's parameters; None if it has none."""
     if (loop := LOOPS.get(model.config.name)) is not None:
         return loop(model)
     return Loop(model) if isinstance(model, RecurrentModel) else None

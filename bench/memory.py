@@ -1,9 +1,9 @@
-"""Peak memory of a training step, each taken by a process of its own.
+"""Measure the peak memory of a training step, in a process of its own.
 
-A step of a few time steps comes first: libraries, parameters, gradients and the optimizer's state
-are there when the baseline is taken. Then the high-water mark of the process's resident memory is
-put back to what is in use, where the system allows it (Linux), and two whole steps are taken.
-The difference is what a step holds at most, in whatever language it was allocated.
+First, one step over a few time steps loads libraries and allocates parameters, gradients and the
+optimizer's state. Then the high-water mark of the process's resident memory is reset to the memory
+in use (on Linux; other systems do not allow it), and two whole steps are run. The result is the
+growth of the high-water mark. It covers memory that was allocated by Python, PyTorch or C++.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Kind = Literal["ours", "loop"]
 
 
 def peaks_mb(workload: Workload, cases: Sequence[tuple[str, Kind]]) -> Iterator[float | None]:
-    """Yield the megabytes (10⁶ bytes) of each (model, kind); None where there is no such loop.
+    """Yield the megabytes (10⁶ bytes) of each (model, kind); None if the model has no plain loop.
 
-    A process for each is forked from one that has its imports behind it and has computed nothing.
+    Each case has its own process, forked from one that has only imported everything.
     """
     context = multiprocessing.get_context("forkserver")
-    # An optimizer imports torch._dynamo at its first step: seconds, once for all processes.
+    # An optimizer imports torch._dynamo at its first step, which takes seconds: do it once.
     context.set_forkserver_preload([__name__, "torch._dynamo"])
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
         for model, kind in cases:
@@ -40,14 +40,14 @@ def peaks_mb(workload: Workload, cases: Sequence[tuple[str, Kind]]) -> Iterator[
 
 
 def peak_mb(workload: Workload, model: str, kind: Kind) -> float | None:
-    """Return the megabytes that a step takes in this process, which has done nothing else."""
+    """Return the megabytes that a step takes, in a process that has done nothing else."""
     settle()
     whole = material(workload.config())
     built = step_of(kind, model, workload.hidden_size, whole)
     if built is None:
         return None
     built.on(whole.cut(WARM_UP_STEPS))()
-    _forget_peak()
+    _reset_peak()
     before, step = _resident_peak(), built.on(whole)
     step()
     step()
@@ -60,6 +60,6 @@ def _resident_peak() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _forget_peak() -> None:
+def _reset_peak() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

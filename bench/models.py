@@ -1,17 +1,20 @@
-"""What a training step costs: our models, plain loops, nn.LSTM, and matrix products alone.
+"""Measure a training step of our models, beside plain loops, nn.LSTM and bare matrix products.
 
-`python -m bench.models` takes for each workload, in one process, one thread on one core, in turn
-in every round, the processor time of a training step of
+`python -m bench.models` prints one table for each workload, with a row for each model. All variants
+of a workload run in turn, in every round, in one process with one thread on one core. The columns
+are processor times of one training step, and ratios of them:
 
-- each model, through its ordinary `forward` and the task's own loss;
-- a plain PyTorch loop with the same parameters, written as the papers' programs are
-  (`bench/authors.py`);
-- nn.LSTM with as many parameters as the model, by our count: those that are free (an orthogonal
-  matrix has n (n - 1) / 2), and those that are stored;
-- the model's matrix products alone: the limit (`bench/limits.py`);
+  ours          the model, through its ordinary `forward` and the task's own loss
+  loop          a plain PyTorch loop with the same parameters, written as the papers' programs are
+                (bench/authors.py)
+  LSTM, stored  nn.LSTM with at most as many parameters as the model: its free parameters (an
+                orthogonal matrix has n (n - 1) / 2), and its stored parameters
+  limit         the model's matrix products alone (bench/limits.py)
+  MB            peak memory of a step, in 10^6 bytes, measured in a process of its own
 
-and in fresh processes the peak memory of the first two. Times are medians over rounds, ratios
-medians of the ratios within rounds.
+A time is the median over rounds; a ratio is the median of the ratios within rounds.
+
+`python -m bench.models --plot PATH` also draws the cost against sequence length and hidden size.
 """
 
 from __future__ import annotations
@@ -25,8 +28,17 @@ from typing import Any
 from bench import plots
 from bench.limits import operations, step_product, weight_product
 from bench.memory import Kind, peaks_mb
-from bench.report import describe, say, table, write
-from bench.rounds import interleaved, middle, ratio, settle
+from bench.report import (
+    add_json,
+    add_quick,
+    add_seconds,
+    describe,
+    new_parser,
+    say,
+    table,
+    write,
+)
+from bench.rounds import median_of, ratio, settle, time_in_turns
 from bench.steps import loop_step, lstm_step, our_step
 from bench.workloads import (
     WORKLOADS,
@@ -35,7 +47,7 @@ from bench.workloads import (
     material,
     network,
     small,
-    trained_models,
+    trainable_models,
 )
 
 COLUMNS = {
@@ -57,10 +69,10 @@ COLUMNS = {
 }
 
 
-def measured(
+def measure(
     workload: Workload, models: Sequence[str], rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """Return what the steps of a workload cost."""
+    """Return the times of a workload: a row for each model, and the rates of matrix products."""
     given = material(workload.config())
     length, batch = given.values.shape[:2]
     n, shapes = workload.hidden_size, given.shapes
@@ -78,7 +90,7 @@ def measured(
         variants[f"ours/{name}"] = our_step(model).on(given)
     for size in {*sizes.values(), *stored.values()}:
         variants[f"lstm/{size}"] = lstm_step(size, given).on(given)
-    times = interleaved(variants, rounds, seconds)
+    times = time_in_turns(variants, rounds, seconds)
     rows = []
     for name in models:
         ours, lstm = times[f"ours/{name}"], times[f"lstm/{sizes[name]}"]
@@ -89,21 +101,21 @@ def measured(
         row = {
             "model": name,
             "parameters": counts[name],
-            "ours_ms": middle(ours),
+            "ours_ms": median_of(ours),
             "lstm_size": sizes[name],
-            "lstm_ms": middle(lstm),
+            "lstm_ms": median_of(lstm),
             "lstm_ratio": ratio(lstm, ours),
             "stored_size": stored[name],
             "stored_ratio": ratio(times[f"lstm/{stored[name]}"], ours),
-            "limit_ms": middle(limit),
+            "limit_ms": median_of(limit),
             "limit_ratio": ratio(ours, limit),
         }
         if (loops := times.get(f"loop/{name}")) is not None:
-            row |= {"loop_ms": middle(loops), "loop_ratio": ratio(loops, ours)}
+            row |= {"loop_ms": median_of(loops), "loop_ratio": ratio(loops, ours)}
         rows.append(row)
     gflops = {
-        "step_gflops": step.operations / middle(times["products/step"]) / 1e6,
-        "weight_gflops": weight.operations / middle(times["products/weight"]) / 1e6,
+        "step_gflops": step.operations / median_of(times["products/step"]) / 1e6,
+        "weight_gflops": weight.operations / median_of(times["products/weight"]) / 1e6,
     }
     return {
         "workload": workload.name,
@@ -132,33 +144,55 @@ def add_memory(rows: Sequence[dict[str, Any]], workload: Workload) -> None:
             row["memory_ratio"] = row["loop_mb"] / row["ours_mb"]
 
 
-def arguments() -> argparse.Namespace:
-    """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def parse_arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = new_parser(__doc__)
     some: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
-    parser.add_argument("--workloads", **some, choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--models", **some, choices=trained_models(), default=trained_models())
-    parser.add_argument("--rounds", type=int, default=9)
+    workloads, models = list(WORKLOADS), trainable_models()
     parser.add_argument(
-        "--seconds", type=float, default=10, help="after so many a variant takes part no more"
+        "--workloads",
+        **some,
+        choices=workloads,
+        default=workloads,
+        help=f"some of {', '.join(workloads)}; default: all",
     )
-    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
-    parser.add_argument("--quick", action="store_true", help="small shapes, to see that it works")
-    parser.add_argument("--plot", type=Path, help="draw cost against T and n: PATH.png, PATH.svg")
-    parser.add_argument("--plot-models", **some, default=["exprnn", "asrnn"])
-    parser.add_argument("--json", type=Path, default=Path(".bench/models.json"))
+    parser.add_argument(
+        "--models",
+        **some,
+        choices=models,
+        default=models,
+        help=f"some of {', '.join(models)}; default: all",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="rounds; default: %(default)s")
+    add_seconds(parser)
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
+    add_quick(parser)
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PATH",
+        help="also draw the cost against T and n, as PATH.png and PATH.svg",
+    )
+    parser.add_argument(
+        "--plot-models",
+        **some,
+        choices=models,
+        default=["exprnn", "asrnn"],
+        help="models to draw; default: exprnn asrnn",
+    )
+    add_json(parser, "models")
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure, print a table for each workload, and write the numbers as JSON."""
-    given = arguments()
+    given = parse_arguments()
     environment = settle()
     describe(environment)
     results = []
     for name in given.workloads:
         workload = small(WORKLOADS[name]) if given.quick else WORKLOADS[name]
-        result = measured(workload, given.models, given.rounds, given.seconds)
+        result = measure(workload, given.models, given.rounds, given.seconds)
         gc.collect()
         if workload.floor and not given.no_memory:
             add_memory(result["rows"], workload)
@@ -170,7 +204,7 @@ def main() -> None:
     if given.plot:
         sweeps = plots.sweeps(given.quick)
         numbers["sweeps"] = {
-            axis: [measured(w, given.plot_models, given.rounds, given.seconds) for w in points]
+            axis: [measure(w, given.plot_models, given.rounds, given.seconds) for w in points]
             for axis, points in sweeps.items()
         }
         for path in plots.draw(numbers["sweeps"], given.plot):

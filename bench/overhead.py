@@ -1,18 +1,19 @@
-"""What Eigensweep costs beside the training itself, and beside a plain loop around Ray Tune.
+"""Measure what Eigensweep costs beside the training, and compare with a plain loop around Ray Tune.
 
-`python -m bench.overhead` starts a service of its own and measures there
+`python -m bench.overhead` starts a service of its own and prints
 
-- trials a second: one-step trials with tracking on, from the first trial's start to the last
-  one's end; the start of the driver is told apart;
-- the API's answers while trials train.
+- trials a second, for trials of one training step with tracking on, from the start of the first
+  trial to the end of the last one;
+- the seconds from the POST to the start of the first trial;
+- the same trials a second for a plain loop around Ray Tune (bench/plain_tune.py): `tune.Tuner` with
+  a random space, a function trainable and MLflow's own callback;
+- the milliseconds in which the API answers while trials train.
 
-The plain loop runs the same one-step trainings as people write them: `tune.Tuner` with
-OptunaSearch's place taken by a random space, a function trainable and MLflow's own callback.
+The first two are medians over rounds, the last one is a median over reads.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -26,6 +27,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.report import add_json, new_parser, write
 from eigensweep.service.client import Client, Experiment
 from eigensweep.service.command.quickstart import running_service
 
@@ -43,7 +45,7 @@ WAITING_SECONDS = 600.0
 
 
 def one_step(trials: int, offset: int) -> dict[str, Any]:
-    """Return a spec of so many trials of one step each; `offset` makes their settings new."""
+    """Return a spec of `trials` trials of one step; another `offset` gives other learning rates."""
     rates = [1e-3 * (1 + (i + 1000 * offset) / 1e6) for i in range(trials)]
     return {
         "name": f"bench-{offset}",
@@ -55,7 +57,7 @@ def one_step(trials: int, offset: int) -> dict[str, Any]:
 
 
 def long_one() -> dict[str, Any]:
-    """Return a spec that trains until it is cancelled, two trials at a time."""
+    """Return a spec of long trials, which train until the experiment is cancelled."""
     return one_step(4, 99) | {
         "name": "bench-busy",
         "task": TASK | {"delay": 200, "valid_size": 50},
@@ -71,7 +73,7 @@ def seconds_between(earlier: str, later: str) -> float:
 
 
 def trials_a_second(client: Client, trials: int, offset: int) -> dict[str, float]:
-    """Return trials a second and the seconds from the POST to the first trial's start."""
+    """Return trials a second, and the seconds from the POST to the start of the first trial."""
     experiment = client.submit(one_step(trials, offset)).wait(WAITING_SECONDS)
     listed = [experiment.trial(n)["attempts"][-1] for n in range(trials)]
     states = {t["state"] for t in experiment.listing()}
@@ -85,8 +87,8 @@ def trials_a_second(client: Client, trials: int, offset: int) -> dict[str, float
     }
 
 
-def read_times(client: Client, reads: int) -> dict[str, float]:
-    """Return the median milliseconds of each listing while two trials train."""
+def time_reads(client: Client, reads: int) -> dict[str, float]:
+    """Return the median milliseconds of each kind of read while trials train."""
     busy = client.submit(long_one())
     while busy.refresh().content["progress"]["steps_done"] == 0:
         time.sleep(0.5)
@@ -122,12 +124,17 @@ def plain_loop(trials: int, folder: Path) -> float:
 
 def main() -> None:
     """Measure, print a table, and write the numbers as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--trials", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--reads", type=int, default=100)
-    parser.add_argument("--plain-trials", type=int, default=12, help="0: leave the plain loop out")
-    parser.add_argument("--json", type=Path, default=Path(".bench/overhead.json"))
+    parser = new_parser(__doc__)
+    for option, default, words in (
+        ("--trials", 50, "trials in each round"),
+        ("--rounds", 3, "rounds"),
+        ("--reads", 100, "reads of each kind"),
+        ("--plain-trials", 12, "trials of the plain loop; 0 leaves it out"),
+    ):
+        parser.add_argument(
+            option, type=int, default=default, help=f"{words}; default: %(default)s"
+        )
+    add_json(parser, "overhead")
     given = parser.parse_args()
     screen = Console()
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
@@ -135,7 +142,7 @@ def main() -> None:
         home.mkdir()
         with running_service(home, screen) as client:
             rounds = [trials_a_second(client, given.trials, i) for i in range(given.rounds)]
-            reads = read_times(client, given.reads)
+            reads = time_reads(client, given.reads)
         plain = plain_loop(given.plain_trials, Path(folder)) if given.plain_trials else None
     rate = median(r["trials_a_second"] for r in rounds)
     start = median(r["driver_start_seconds"] for r in rounds)
@@ -148,9 +155,7 @@ def main() -> None:
         screen.print(f"  ours is {rate / plain:.1f} times that")
     for name, milliseconds in reads.items():
         screen.print(f"GET {name}, while trials train: {milliseconds:.1f} ms (median)")
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    numbers = {"rounds": rounds, "reads_ms": reads, "plain_trials_a_second": plain}
-    given.json.write_text(json.dumps(numbers, indent=2) + "\n")
+    write({"rounds": rounds, "reads_ms": reads, "plain_trials_a_second": plain}, given.json)
 
 
 if __name__ == "__main__":

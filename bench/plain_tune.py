@@ -1,7 +1,8 @@
-"""The loop around Ray Tune that people write today, which `bench.overhead` measures itself by.
+"""A plain loop around Ray Tune, as people write it today; `bench.overhead` compares with it.
 
-One function trainable, a random search, MLflow's callback on a SQLite store; the training of each
-trial is one step of the same small network, through `eigensweep.workers.trial.training`.
+It has a function trainable, a random search, and MLflow's callback on a SQLite store. Each trial is
+one training step of the same small network, through `eigensweep.workers.trial.training`. It prints
+trials a second as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def trainable(config: dict[str, Any]) -> None:
 
 
 class Stamps(tune.Callback):
-    """Keeps the first trial's start and the last one's end."""
+    """Record the start of the first trial and the end of the last one."""
 
     first = last = 0.0
 

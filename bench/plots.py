@@ -1,4 +1,4 @@
-"""The cost of a training step against sequence length and hidden size, drawn."""
+"""Draw the time of a training step against sequence length and hidden size."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def draw(measured: dict[str, Sequence[dict[str, Any]]], path: Path) -> list[Path
     axes[0].set_ylabel("ms of one training step, 1 thread")
     axes[1].legend(fontsize="small")
     figure.tight_layout()
-    written = []
+    paths = []
     path.parent.mkdir(parents=True, exist_ok=True)
     for ending in (".png", ".svg"):
-        written.append(path.with_suffix(ending))
-        figure.savefig(written[-1], dpi=150)
+        paths.append(path.with_suffix(ending))
+        figure.savefig(paths[-1], dpi=150)
     pyplot.close(figure)
-    return written
+    return paths

@@ -1,7 +1,8 @@
-"""Timing side by side: one thread on one core, processor time, variants in turn in every round.
+"""Compare running times: one thread on one core, processor time, all variants in every round.
 
-What one variant does to a machine's caches and clock, and what a neighbour does, meets all of a
-round alike. So what is compared is the median of the ratios within rounds.
+Caches, the processor's clock and other programs change over time, but they change little within a
+round. So variants are compared by their ratio within a round, and the result is the median of these
+ratios over all rounds.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from eigensweep.models.recurrence.native import ungated
 from eigensweep.models.recurrence.native.library import load_library
 
 LEAST_ROUNDS = 3
-"""Rounds in which a variant takes part however long it takes."""
+"""A variant takes part in at least so many rounds, even if it is slow."""
 
 
 def settle() -> dict[str, Any]:
-    """Go to one thread on one core, denormals flushed; return what the machine is."""
+    """Use one thread on one core, and flush denormals; return what is known of the machine."""
     torch.set_num_threads(1)
     flushed = torch.set_flush_denormal(True)
     core = None
@@ -58,20 +59,20 @@ def processor() -> str:
     return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
 
 
-def interleaved(
+def time_in_turns(
     variants: Mapping[str, Callable[[], object]], rounds: int, seconds: float = math.inf
 ) -> dict[str, list[float]]:
     """Return the milliseconds of processor time of each variant in each round.
 
-    The order is drawn anew in each round, after one round that is not counted. A variant that has
-    used up so many `seconds` sits out what comes after its third round: NaN.
+    The order of the variants is drawn anew in each round. One round before the first is not
+    counted. A variant that has taken more than `seconds` sits out the rounds after its third: NaN.
     """
     names, order = list(variants), random.Random(0)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for name in names:
         variants[name]()
     gc.collect()
-    gc.freeze()  # what was there before is not gone through again, however large it is
+    gc.freeze()  # the collector then skips everything that exists already
     try:
         for number in range(rounds):
             for name in order.sample(names, len(names)):
@@ -88,19 +89,19 @@ def interleaved(
     return taken
 
 
-def middle(numbers: Iterable[float]) -> float:
-    """Return the median of those numbers that are not NaN.
+def median_of(numbers: Iterable[float]) -> float:
+    """Return the median of the numbers that are not NaN.
 
-    >>> middle([3.0, float("nan"), 1.0, 2.0])
+    >>> median_of([3.0, float("nan"), 1.0, 2.0])
     2.0
     """
     return median(number for number in numbers if not math.isnan(number))
 
 
 def ratio(above: Iterable[float], below: Iterable[float]) -> float:
-    """Return the median of the ratios within rounds that both took part in.
+    """Return the median of the ratios, over the rounds in which both took part.
 
     >>> ratio([8.0, 2.0, 9.0], [4.0, 2.0, float("nan")])
     1.5
     """
-    return middle(a / b for a, b in zip(above, below, strict=True))
+    return median_of(a / b for a, b in zip(above, below, strict=True))

@@ -1,9 +1,9 @@
-"""One training step of each network that is compared, over the same batch.
+"""One training step of each network that is compared, on the same batch.
 
-A step is all that a trial does between two batches: W from its parameters, forward, readout, loss,
-backward, RMSprop (or the rule that a model itself asks for), and what the model does after an
-update. Ours goes through its ordinary `forward`
-and the task's own loss; the others take the input as floats and `cross_entropy`.
+A step is everything that a trial does between two batches: compute W from its parameters, forward,
+readout, loss, backward, RMSprop (or the model's own update rule), and the model's `after_update`.
+Our models use their ordinary `forward` and the task's own loss. The others take the input as floats
+and PyTorch's `cross_entropy`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from eigensweep.models import Model
 from eigensweep.models.base import ParamGroup, trainable
 
 LEARNING_RATE = 1e-5
-"""So low that no network leaves the state it starts in."""
+"""So low that no network moves away from its initial weights."""
 
 
 @dataclass
 class Step:
-    """A network in training."""
+    """A network with its optimizers and its loss."""
 
     module: nn.Module
     model: Model | None
-    """Whose penalty and whose `after_update` belong to a step."""
+    """The model whose penalty and `after_update` are part of the step; None if there is none."""
     loss: Callable[[nn.Module, Material], Tensor]
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Step:
             self.optimizers.append(group.rule([{"params": group.params, "lr": LEARNING_RATE}]))
 
     def on(self, material: Material) -> Callable[[], None]:
-        """Return the step over a batch, to be taken as often as one likes."""
+        """Return a function that makes one training step on this batch."""
 
         def run() -> None:
             for optimizer in self.optimizers:
@@ -71,7 +71,7 @@ def our_step(model: Model) -> Step:
 
 
 def loop_step(model: Model) -> Step | None:
-    """Return the step of the plain loop that belongs to a model; None where there is none."""
+    """Return the step of a model's plain loop; None if it has none."""
     loop = loop_of(model)
     return None if loop is None else Step(loop, loop.model, _plain_loss)
 
@@ -85,7 +85,7 @@ def lstm_step(hidden_size: int, material: Material) -> Step:
 
 
 def step_of(kind: str, name: str, hidden_size: int, material: Material) -> Step | None:
-    """Return the step of a model's `ours` or `loop`."""
+    """Return the step of our model (`ours`) or of its plain loop (`loop`); None if it has none."""
     model = network(name, hidden_size, material.shapes)
     return our_step(model) if kind == "ours" else loop_step(model)
 

@@ -1,4 +1,4 @@
-"""Plain loops over time of networks whose matrix is unitary, on complex tensors."""
+"""Plain loops over time for networks with a unitary matrix, on complex tensors."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class ComplexLoop(Loop):
         real, imaginary = model.input_matrix().chunk(2)
         U, W, h, states = torch.complex(real, imaginary), self.matrix(), model.initial_state(x), []
         for x_t in x:
-            h = self.activated(linear(x_t.to(U.dtype), U) + linear(h, W))
+            h = self.apply_activation(linear(x_t.to(U.dtype), U) + linear(h, W))
             states.append(h)
         if self.reads == "real":
             return self.read_out([h.real for h in states])
         return self.read_out([torch.cat([h.real, h.imag], dim=-1) for h in states])
 
-    def activated(self, z: Tensor) -> Tensor:
-        """Return modReLU as in the uRNN program, smooth at zero."""
+    def apply_activation(self, z: Tensor) -> Tensor:
+        """Return modReLU of z as in the uRNN program, which is smooth at zero."""
         size = torch.sqrt(z.real**2 + z.imag**2 + 1e-5)
         return z * (torch.relu(size + self.model.b) / (size + 1e-5))
 
 
 class EURNNLoop(ComplexLoop):
-    """The EUNN program's modReLU, of complex or of real states; Re h is read out."""
+    """With the modReLU of the EUNN program, for complex or real states; Re h is read out."""
 
     reads = "real"
 
@@ -46,6 +46,6 @@ class EURNNLoop(ComplexLoop):
             states.append(h)
         return self.read_out(states)
 
-    def activated(self, z: Tensor) -> Tensor:
+    def apply_activation(self, z: Tensor) -> Tensor:
         size = torch.abs(z) + 0.01
         return z / size * torch.relu(size + self.model.b)

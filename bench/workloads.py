@@ -1,4 +1,4 @@
-"""What is measured: tasks and sizes of the papers, and the networks that train there."""
+"""The workloads: tasks and sizes of the papers, and the networks that train on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "enrnn": {"short_fraction": 0.1, "negative_fraction": 0.3},
     "goru": {"style": "tunable"},
 }
-"""What a model must be told besides its size, or is told because its default asks for a size."""
+"""Fields of a model besides its size: required ones, or in place of defaults that need a size."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Workload:
     task: dict[str, Any]
     hidden_size: int
     quick: dict[str, Any]
-    """Fields of the task in its small form."""
+    """Fields of the task for a quick run."""
     floor: bool = True
-    """Whether a speed is promised here; else it is reported only, and its memory is not."""
+    """Whether we promise a speed here. If not, memory is not measured."""
 
     def config(self) -> TaskConfig:
         return TASKS[self.task["name"]].Config(**self.task)
@@ -76,7 +76,7 @@ WORKLOADS = {
 
 
 def small(workload: Workload) -> Workload:
-    """Return the workload in a form that takes no time."""
+    """Return the workload with small sizes, for a quick run."""
     return replace(workload, task=workload.task | workload.quick, hidden_size=32)
 
 
@@ -89,14 +89,14 @@ class Material:
     values: Tensor
     """float (τ, B, m): symbols as one-hot vectors."""
     source: str
-    """`task`, or `drawn` where the corpus is not there: cost does not depend on it."""
+    """`task`, or `drawn` if the corpus is missing and the batch is random; times do not differ."""
 
     @property
     def shapes(self) -> Shapes:
         return self.task.config.shapes
 
     def cut(self, steps: int) -> Material:
-        """Return the first steps alone."""
+        """Return the same with only the first time steps."""
         y = self.batch.y
         whole = self.shapes.readout == "last"
         batch = replace(self.batch, x=self.batch.x[:steps], y=y if whole else y[:steps])
@@ -104,21 +104,21 @@ class Material:
 
 
 def material(config: TaskConfig) -> Material:
-    """Return the first batch of a task, drawn at random where its corpus is missing."""
+    """Return the first batch of a task, or a random batch if its corpus is missing."""
     root = os.environ.get("EIGENSWEEP_DATA_ROOT")
     task, source = TASKS[config.name](config, Path(root) if root else None), "task"
     try:
         batch = task.train_batch(0, 0)
     except CorpusMissingError:
-        batch, source = drawn(config), "drawn"
+        batch, source = random_batch(config), "drawn"
     x, shapes = batch.x, config.shapes
     symbols = shapes.input_kind == "symbols"
     values = one_hot(x, shapes.input_size).float() if symbols else x
     return Material(task, batch, values, source)
 
 
-def drawn(config: TaskConfig) -> Batch:
-    """Return a batch of the shapes of a task, at random."""
+def random_batch(config: TaskConfig) -> Batch:
+    """Return a random batch with the shapes of a task."""
     generator, shapes = torch.Generator().manual_seed(0), config.shapes
     size = (config.sequence_length, config.batch_size)
     if shapes.input_kind == "symbols":
@@ -130,7 +130,7 @@ def drawn(config: TaskConfig) -> Batch:
 
 
 def network(name: str, hidden_size: int, shapes: Shapes) -> Model:
-    """Return an untrained network; of an ENRNN the normalisation is on, which costs most."""
+    """Return an untrained network; an ENRNN has its normalisation on, which takes the most time."""
     torch.manual_seed(0)
     config = MODELS[name].Config(hidden_size=hidden_size, name=name, **FIELDS.get(name, {}))
     model = MODELS[name](config, shapes)
@@ -139,13 +139,13 @@ def network(name: str, hidden_size: int, shapes: Shapes) -> Model:
     return model
 
 
-def trained_models() -> list[str]:
-    """Return the names of the models that there is something to train in."""
+def trainable_models() -> list[str]:
+    """Return the names of all models except the constructed ones, which are not trained."""
     return [name for name in MODELS if not name.startswith("constructed")]
 
 
 def lstm_size(parameters: int, shapes: Shapes) -> int:
-    """Return the largest hidden size of an LSTM with at most so many parameters, by our count."""
+    """Return the largest hidden size of an LSTM with at most this number of free parameters."""
     size = MODELS["lstm"].Config(name="lstm", parameters=parameters).resolve(shapes).hidden_size
     assert size is not None
     return size

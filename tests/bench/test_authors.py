@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from bench.loops import LOOPS, loop_of
 from bench.steps import loop_step, lstm_step, our_step
 from bench.workloads import WORKLOADS as WHOLE
-from bench.workloads import Material, drawn, lstm_size, network, small, trained_models
+from bench.workloads import Material, lstm_size, network, random_batch, small, trainable_models
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
 
@@ -16,7 +16,7 @@ WORKLOADS["pixels"] = small(WHOLE["mnist-128"])
 PUBLISHED = ("exprnn", "scornn", "enrnn", "asrnn")
 SIZE = 18
 SHAPES = TASKS["copying"].Config().shapes
-ALL = [name for name in trained_models() if loop_of(network(name, SIZE, SHAPES))]
+ALL = [name for name in trainable_models() if loop_of(network(name, SIZE, SHAPES))]
 
 
 def generic(name, shapes):
@@ -39,7 +39,7 @@ class TestEqual:
     def test_the_loop_has_the_loss_and_the_gradients_of_the_model(self, name, kind):
         task = "copying" if kind == "symbols" else "pixel_mnist"
         config = TASKS[task].Config(batch_size=3, **({"delay": 4} if kind == "symbols" else {}))
-        batch, shapes = drawn(config), config.shapes
+        batch, shapes = random_batch(config), config.shapes
         x, y = batch.x[:25], batch.y if shapes.readout == "last" else batch.y[:25]
         model = generic(name, shapes)
         loop = loop_of(model)
@@ -66,7 +66,7 @@ class TestEqual:
 @pytest.mark.parametrize("name", ["exprnn", "lstm"])
 def test_a_step_moves_every_network_that_is_timed(name):
     config = WORKLOADS["copying-20"].config()
-    batch = drawn(config)
+    batch = random_batch(config)
     task = TASKS[config.name](config)
     given = Material(task, batch, one_hot(batch.x, config.shapes.input_size).float(), "drawn")
     model = network(name, 8, config.shapes)
@@ -80,7 +80,7 @@ def test_a_step_moves_every_network_that_is_timed(name):
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_what_is_drawn_has_the_shapes_and_ranges_of_the_task(workload):
     config = workload.config()
-    batch, shapes = drawn(config), config.shapes
+    batch, shapes = random_batch(config), config.shapes
     size = (config.sequence_length, config.batch_size)
     assert batch.x.shape == (size if shapes.input_kind == "symbols" else (*size, 1))
     assert batch.y.shape == (size if shapes.readout == "all" else size[1:])

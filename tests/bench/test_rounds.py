@@ -8,7 +8,7 @@ import torch
 from bench.limits import OPERATIONS, operations, step_product, weight_product
 from bench.memory import peaks_mb
 from bench.report import table
-from bench.rounds import interleaved
+from bench.rounds import time_in_turns
 from bench.workloads import WORKLOADS, copying, network
 from eigensweep.tasks import TASKS
 
@@ -16,7 +16,7 @@ from eigensweep.tasks import TASKS
 def test_every_variant_runs_once_a_round_and_the_order_changes():
     calls = []
     variants = {name: lambda name=name: calls.append(name) for name in "abcd"}
-    times = interleaved(variants, rounds=6)
+    times = time_in_turns(variants, rounds=6)
     rounds = ["".join(calls[i : i + 4]) for i in range(0, 28, 4)]
     assert all(sorted(one) == list("abcd") for one in rounds)
     assert len(set(rounds[1:])) > 1
@@ -29,7 +29,7 @@ def test_a_slow_variant_sits_out_after_its_third_round():
     def slow():
         calls.append(sum(range(300_000)))
 
-    times = interleaved({"slow": slow, "fast": lambda: None}, rounds=5, seconds=1e-3)
+    times = time_in_turns({"slow": slow, "fast": lambda: None}, rounds=5, seconds=1e-3)
     assert len(calls) == 4  # one of them not counted
     assert [math.isnan(t) for t in times["slow"]] == [False, False, False, True, True]
     assert not any(map(math.isnan, times["fast"]))
