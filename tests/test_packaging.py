@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -116,6 +117,20 @@ def test_an_editable_installation_sees_a_new_file_from_any_folder(
 def normalise(distribution: str) -> str:
     """Return a distribution's name in the one form that all its spellings have."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_setup_refuses_a_copy_whose_links_became_text_files(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "eigensweep").mkdir()
+    (tmp_path / "eigensweep/models").write_text("../models")
+
+    done = subprocess.run(["make", "setup"], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode != 0
+    assert "this copy was made without symbolic links. Use 'git clone'" in done.stdout
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_everything_that_is_imported_is_declared(source: Path) -> None:

@@ -65,9 +65,7 @@ def test_the_command_line_starts_without_torch_ray_mlflow_and_the_spec() -> None
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_following_a_submission_ends_with_its_trials_ranked_beside_the_baseline(
-    cli: Cli, spec: str
-) -> None:
+def test_submit_and_follow_ends_with_trials_ranked_beside_the_baseline(cli: Cli, spec: str) -> None:
     done = cli("submit", spec, "--follow", "--set", "name=mine")
 
     assert done.exit_code == 0
@@ -83,7 +81,7 @@ def test_following_a_submission_ends_with_its_trials_ranked_beside_the_baseline(
     assert any(line.startswith("best") and "of the baseline: trial 1" in line for line in lines)
 
 
-def test_settings_reach_into_arms_and_hold_lists(cli: Cli, spec: str) -> None:
+def test_set_changes_fields_of_arms_and_takes_lists(cli: Cli, spec: str) -> None:
     done = cli(
         *("submit", spec, "--json"),
         *("--set", "arms.scornn.model.negative_ones=2"),
@@ -129,7 +127,7 @@ def test_bad_input_is_exit_code_2_and_names_the_field(
         (("submit",), "Missing argument"),
     ],
 )
-def test_what_does_not_exist_is_exit_code_2_and_says_what_does(
+def test_an_unknown_name_is_exit_code_2_and_lists_the_known_ones(
     cli: Cli, args: tuple[str, ...], message: str
 ) -> None:
     done = cli(*args)
@@ -154,7 +152,7 @@ def test_a_service_that_is_away_is_exit_code_1(free_port: Callable[[], int]) -> 
     assert f"no answer from the service at {away}" in done.stderr
 
 
-def test_a_cancelled_experiment_ends_its_watching_with_exit_code_1(cli: Cli, spec: str) -> None:
+def test_watching_a_cancelled_experiment_ends_with_exit_code_1(cli: Cli, spec: str) -> None:
     lrs = [n / 100 for n in range(1, 100)]
     submitted = cli("submit", spec, "--json", "--set", f"search.space.optimizer.lr={lrs}")
     id = json.loads(submitted.stdout)["id"]
@@ -166,7 +164,7 @@ def test_a_cancelled_experiment_ends_its_watching_with_exit_code_1(cli: Cli, spe
     assert f"experiment {id} cancelled" in done.stdout
 
 
-def test_watching_as_json_gives_an_event_a_line_and_the_experiment_last(
+def test_watch_as_json_prints_a_line_for_each_event_and_then_the_experiment(
     cli: Cli, spec: str
 ) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
@@ -194,13 +192,13 @@ def test_a_failed_trial_shows_its_error(cli: Cli, spec: str) -> None:
     assert last.split()[:5] == ["-", "2", "scornn", "lr=10", "failed"]
 
 
-def test_list_and_show_tell_the_same_story(cli: Cli, spec: str) -> None:
-    cli("submit", spec, "--follow", "--set", "name=told", "--set", "project=stories")
+def test_list_and_show_agree(cli: Cli, spec: str) -> None:
+    cli("submit", spec, "--follow", "--set", "name=agreed", "--set", "project=stories")
 
     (row,) = cli("list", "--project", "stories").stdout.splitlines()[1:]
     shown = cli("show", row.split()[0]).stdout
 
-    assert row.split()[1:5] == ["told", "stories", "completed", "4/4"]
+    assert row.split()[1:5] == ["agreed", "stories", "completed", "4/4"]
     assert "4 trials: 4 completed" in shown
 
 
@@ -214,7 +212,7 @@ def test_a_preview_posts_nothing(cli: Cli, spec: str) -> None:
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "enrnn/copying-scornn"])
-def test_a_preset_s_page_is_a_spec_that_can_be_posted(cli: Cli, preset: str) -> None:
+def test_a_printed_preset_is_a_spec_that_can_be_posted(cli: Cli, preset: str) -> None:
     page = cli("presets", preset).stdout
 
     from_page = cli("preview", "-", "--json", input=page)
@@ -306,7 +304,7 @@ def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service
     assert list(frame["rank"]) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_spec_of_ten_megabytes_is_refused_with_words(cli: Cli) -> None:
+def test_a_spec_of_ten_megabytes_is_refused_with_the_limit(cli: Cli) -> None:
     done = cli("submit", "-", input=f"{SPEC}\ndescription: {'x' * 10_000_000}\n")
 
     assert (done.exit_code, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""The client against a service that misbehaves, which the real one does not do on request."""
+"""The client against a stub whose answers and failures each test chooses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def as_events(*events: tuple[int, str]) -> Answer:
 
 
 class Stub:
-    """A service that gives the answers it was told to, in turn; the last one again and again."""
+    """A service that gives its `answers` in turn, and the last one again and again."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Answer]] = {}
@@ -86,7 +86,7 @@ def client(stub: Stub) -> Iterator[Client]:
         yield client
 
 
-def test_events_go_on_after_a_broken_connection_where_they_stopped(
+def test_events_continue_after_a_broken_connection_where_they_stopped(
     stub: Stub, client: Client
 ) -> None:
     stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "running"})]
@@ -102,7 +102,7 @@ def test_events_go_on_after_a_broken_connection_where_they_stopped(
     assert resumed == [None, "2"]
 
 
-def test_events_after_the_end_are_none(stub: Stub, client: Client) -> None:
+def test_there_are_no_events_after_the_end(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "cancelled"})]
     stub.answers["/v1/experiments/e7/events"] = [as_events()]
 
@@ -119,7 +119,7 @@ def test_events_of_an_end_during_a_break_are_not_lost(stub: Stub, client: Client
     assert [event.id for event in client.events("e7")] == ["1", "2", "3"]
 
 
-def test_waiting_outlasts_a_service_that_is_started_anew(stub: Stub, client: Client) -> None:
+def test_waiting_outlasts_a_restart_of_the_service(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments/e7"] = [
         as_json(200, {"id": "e7", "state": "running"}),
         lambda request: request.connection.close(),
@@ -129,7 +129,7 @@ def test_waiting_outlasts_a_service_that_is_started_anew(stub: Stub, client: Cli
     assert client.experiment("e7").wait(timeout=PATIENCE).state == "completed"
 
 
-def test_a_service_that_stays_away_ends_the_waiting(
+def test_waiting_fails_when_the_service_stays_away(
     stub: Stub, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_connection, "PATIENCE_SECONDS", 0.0)
@@ -186,7 +186,7 @@ def test_a_preset_is_fetched_and_changed_by_settings(stub: Stub, client: Client)
     }
 
 
-def test_an_answer_that_is_not_the_service_s_is_told_apart(stub: Stub, client: Client) -> None:
+def test_an_answer_of_another_program_is_refused(stub: Stub, client: Client) -> None:
     def page(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.end_headers()
@@ -199,7 +199,7 @@ def test_an_answer_that_is_not_the_service_s_is_told_apart(stub: Stub, client: C
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://localhost:port"])
-def test_an_address_that_is_none_is_refused_with_words(url: str) -> None:
+def test_a_malformed_address_is_refused_with_words(url: str) -> None:
     with pytest.raises(InputError, match="is not the address of a service"):
         Client(url)
 
@@ -225,14 +225,14 @@ def test_numbers_in_a_spec_file_are_numbers(tmp_path: Any) -> None:
         ("name.first=1", "name is 'x', which holds no fields"),
     ],
 )
-def test_a_setting_that_leads_nowhere_is_refused_with_words(setting: str, message: str) -> None:
+def test_a_setting_of_a_missing_field_is_refused_with_words(setting: str, message: str) -> None:
     spec = {"name": "x", "arms": [{"model": {"name": "lstm"}}, {"name": "mine", "model": {}}]}
 
     with pytest.raises(InputError, match=message.replace("(", r"\(").replace("[", r"\[")):
         with_settings(spec, parse_settings([setting]))
 
 
-def test_settings_leave_the_spec_they_are_laid_over_as_it_is() -> None:
+def test_settings_do_not_change_the_original_spec() -> None:
     spec = {"search": {"space": {"optimizer.lr": [1, 2]}}}
 
     changed = with_settings(spec, {"search.space.optimizer.lr": {"low": 1e-4, "high": 1}})

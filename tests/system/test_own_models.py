@@ -74,7 +74,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return project, site
 
 
-def test_both_are_posted_searched_and_trained(paths: tuple[Path, Path], service: Any) -> None:
+def test_own_models_and_tasks_are_posted_searched_and_trained(
+    paths: tuple[Path, Path], service: Any
+) -> None:
     service.env["PYTHONPATH"] = ":".join(map(str, paths))
     service.start()
 
