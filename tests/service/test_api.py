@@ -327,6 +327,38 @@ class TestReading:
             "url": None,
         }
 
+    def test_readiness_names_an_experiment_that_cannot_be_started(
+        self, client, dispatcher, launcher, spec, monkeypatch
+    ):
+        broken, other = (client.post("/v1/experiments", json=spec()).json()["id"] for _ in range(2))
+        launch = launcher.launch
+
+        def launch_or_fail(id: str, *rest: Any) -> Any:
+            if id == broken:
+                raise ConnectionError("its node does not answer")
+            return launch(id, *rest)
+
+        monkeypatch.setattr(launcher, "launch", launch_or_fail)
+        dispatcher.tick()
+        answer = client.get("/readyz")
+        assert answer.status_code == 200
+        detail = answer.json()["checks"]["launcher"]["detail"]
+        assert f"experiment {broken} is tried again: ConnectionError: its node" in detail
+        assert other not in detail
+
+    def test_a_package_that_cannot_be_loaded_is_named_and_the_service_ready(
+        self, client, monkeypatch
+    ):
+        assert client.get("/readyz").json()["checks"]["packages"]["detail"] == ""
+        problem = ("toy", "ImportError: No module named 'lab'")
+        monkeypatch.setitem(MODELS._problems, "toy = lab:Toy (lab 1.0)", problem)
+        answer = client.get("/readyz")
+        assert answer.status_code == 200
+        assert (
+            "toy = lab:Toy (lab 1.0) was left out: ImportError"
+            in (answer.json()["checks"]["packages"]["detail"])
+        )
+
     def test_readiness_needs_mlflow(self, settings, record, dispatcher, free_port):
         uri = f"http://127.0.0.1:{free_port()}"
         client = TestClient(create_app(settings, record, dispatcher, mlflow_uri=uri))
