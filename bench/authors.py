@@ -35,7 +35,7 @@ class Loop(nn.Module):
         model = self.model
         U, W, b = model.input_matrix(), self.matrix(), model.b
         h, states = model.initial_state(x), []
-        for x_t in model.encoded(x):
+        for x_t in model.encode_input(x):
             if model.activation == "modrelu":
                 h = modrelu(linear(x_t, U) + linear(h, W), b)
             else:

@@ -109,7 +109,7 @@ class AsRNN(RecurrentModel):
         """Return d, (n,)."""
         return self.s.abs() + self.config.eps
 
-    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         return self._direct() if self.config.form == "direct" else self._similar()
 
     def _similar(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:

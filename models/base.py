@@ -168,14 +168,14 @@ class Model(nn.Module, ABC):
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
         """Return h at every step, (τ, B, n), by the readable reference: any derivative works."""
 
-    def restarted(self, state: State, rows: Tensor) -> State:
+    def restart(self, state: State, rows: Tensor) -> State:
         """Return `state` with the initial one in `rows`, (B,) of booleans. Default: zero there."""
 
-        def kept(part: Tensor) -> Tensor:
+        def reset(part: Tensor) -> Tensor:
             chosen = rows.to(part.device).reshape(-1, *[1] * (part.dim() - 1))
             return torch.where(chosen, torch.zeros_like(part), part)
 
-        return tuple(map(kept, state)) if isinstance(state, tuple) else kept(state)
+        return tuple(map(reset, state)) if isinstance(state, tuple) else reset(state)
 
     @abstractmethod
     def recurrent_matrix(self) -> Tensor:
@@ -185,7 +185,7 @@ class Model(nn.Module, ABC):
         """Return the named parts of the state, in order, as slices of n. Default: one part."""
         return {"state": slice(0, self.hidden_size)}
 
-    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         """Return `forward` with W computed once, for the many calls of an evaluation."""
         return self.forward
 

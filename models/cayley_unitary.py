@@ -58,7 +58,7 @@ class CayleyUnitary(Optimizer):
         if natgrad_rms:
             state["mean_square"].mul_(0.9).addcmul_(gradient, gradient, value=0.1)
             gradient = gradient / (state["mean_square"].sqrt() + 1e-8)
-        W = moved(torch.complex(*p.unbind(-3)), torch.complex(*gradient.unbind(-3)), lr)
+        W = move(torch.complex(*p.unbind(-3)), torch.complex(*gradient.unbind(-3)), lr)
         drifted = orthogonality_error(W) > LARGEST_ERROR
         drifted |= state["step"].item() % PROJECT_EVERY == 0
         if drifted.any():
@@ -66,11 +66,11 @@ class CayleyUnitary(Optimizer):
         p.copy_(torch.stack((W.real, W.imag), -3))
 
 
-def moved(W: Tensor, G: Tensor, lr: float) -> Tensor:
+def move(W: Tensor, G: Tensor, lr: float) -> Tensor:
     """Return W after a step against the gradient G, both complex (..., n, n).
 
     >>> W, G = torch.ones(1, 1) + 0j, torch.tensor([[2j]])
-    >>> moved(W, G, 0.1).angle().neg().mul(1e4).round().item()  # 2 atan(0.1 · 2)
+    >>> move(W, G, 0.1).angle().neg().mul(1e4).round().item()  # 2 atan(0.1 · 2)
     3948.0
     """
     GWh = G @ W.mH

@@ -68,9 +68,9 @@ class ComplexNetwork(Network):
         return torch.complex(*self.h0.chunk(2)).expand(x.shape[1], -1)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepared()(x, state)
+        return self.prepare()(x, state)
 
-    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, W = self.input_matrix(), self.recurrent_matrix()
 
         def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:

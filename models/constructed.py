@@ -32,14 +32,14 @@ class Constructed(Model):
 
     def __init__(self, config: ModelConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
-        for name, matrix in zip("UWV", self.constructed(), strict=True):
+        for name, matrix in zip("UWV", self.construct(), strict=True):
             self.register_buffer(name, matrix)
 
-    def constructed(self) -> tuple[Tensor, Tensor, Tensor]:
+    def construct(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return U, W and V."""
         raise NotImplementedError
 
-    def driven(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def drive(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return an input and its matrix whose product is what enters the state."""
         return x, self.U
 
@@ -47,13 +47,13 @@ class Constructed(Model):
         return self.W
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        (x, U), h0 = self.driven(x), self._start(x, state)
+        (x, U), h0 = self.drive(x), self._start(x, state)
         b, c = U.new_zeros(len(self.W)), U.new_zeros(len(self.V))
         readout = self.shapes.readout
         return recur(x, U, self.W, b, self.V, c, activation="identity", readout=readout, h0=h0)
 
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
-        (x, U), h0 = self.driven(x), self._start(x, state)
+        (x, U), h0 = self.drive(x), self._start(x, state)
         b = U.new_zeros(len(self.W))
         return recurrent_states(x, U, self.W, b, activation="identity", h0=h0)
 
@@ -116,7 +116,7 @@ class ConstructedCopying(Constructed):
     Config = ConstructedCopyingConfig
     config: ConstructedCopyingConfig
 
-    def constructed(self) -> tuple[Tensor, Tensor, Tensor]:
+    def construct(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return U, W and V, for inputs blank, symbols 1 to K, delimiter."""
         K, S = self.shapes.output_size - 1, self.config.symbols
         planes, period = self.hidden_size // 2, self.config.delay + S
@@ -161,8 +161,8 @@ class ConstructedAdding(Constructed):
 
     Config = ConstructedAddingConfig
 
-    def constructed(self) -> tuple[Tensor, Tensor, Tensor]:
+    def construct(self) -> tuple[Tensor, Tensor, Tensor]:
         return torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 1)
 
-    def driven(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def drive(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.relu(linear(x, self.U) - 1), torch.ones_like(self.W)

@@ -79,9 +79,9 @@ class EURNN(EUNNModel):
         return torch.complex(h0, h0) if self.config.complex else h0
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepared()(x, state)
+        return self.prepare()(x, state)
 
-    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, W, readout = self.input_matrix(), self.recurrent_matrix(), self.shapes.readout
 
         def real(x: Tensor, state: State | None) -> tuple[Tensor, State]:

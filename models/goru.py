@@ -73,9 +73,9 @@ class GORU(EUNNModel):
         return self.rotation()
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepared()(x, state)
+        return self.prepare()(x, state)
 
-    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, R, b, threshold = self._matrices()
 
         def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:

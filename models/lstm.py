@@ -69,9 +69,9 @@ class LSTM(GatedNetwork):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return (logits, (h, c))."""
-        return self.prepared()(x, state)
+        return self.prepare()(x, state)
 
-    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U = self.input_matrix()
 
         def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:

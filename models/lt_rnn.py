@@ -115,9 +115,9 @@ class LTRNN(Network):
         gradients of what the states are made of, since back-propagation is linear.
         """
         factor = 1 / len(x) if self.config.scale_gradient else 1.0
-        x, U = self._driven(x)
-        x, W, h0 = (scaled_gradient(t, factor) for t in (x, self.W, self._start(x, state)))
-        U = None if U is None else scaled_gradient(U, factor)
+        x, U = self._drive(x)
+        x, W, h0 = (multiply_gradient(t, factor) for t in (x, self.W, self._start(x, state)))
+        U = None if U is None else multiply_gradient(U, factor)
         readout = self.shapes.readout
         if self.config.activation_clip is None and (self.V_2 is None or readout == "last"):
             b, V, c = W.new_zeros(self.hidden_size), self.V, self.c
@@ -131,9 +131,9 @@ class LTRNN(Network):
         return logits, H[-1]
 
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self._history(*self._driven(x), self.W, self._start(x, state))
+        return self._history(*self._drive(x), self.W, self._start(x, state))
 
-    def _driven(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _drive(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return an input and its matrix, or None where the input enters the state as it is."""
         if self.b is None:
             return x, self.input_matrix()
@@ -147,7 +147,7 @@ class LTRNN(Network):
             return recurrent_states(x, U, W, b, activation="identity", h0=h)
         H = []
         for Ux in project(x, U, None):
-            h = clipped(torch.addmm(Ux, h, W.mT), limit)
+            h = clip(torch.addmm(Ux, h, W.mT), limit)
             H.append(h)
         return torch.stack(H)
 
@@ -173,10 +173,10 @@ def pool(h: Tensor) -> Tensor:
     return (h[..., ::2].square() + h[..., 1::2].square() + 1e-12).sqrt()
 
 
-def clipped(h: Tensor, limit: float) -> Tensor:
+def clip(h: Tensor, limit: float) -> Tensor:
     """Return states, (B, n), none longer than `limit`.
 
-    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    >>> clip(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
@@ -184,7 +184,7 @@ def clipped(h: Tensor, limit: float) -> Tensor:
     return h * (limit / length.clamp(min=limit))
 
 
-def scaled_gradient(x: Tensor, factor: float) -> Tensor:
+def multiply_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x, through which a gradient passes times `factor`."""
     if factor == 1 or not x.is_floating_point():
         return x

@@ -70,7 +70,7 @@ class ModReLURNN(FreeModel):
         U, b_u = super().input_matrix(), self.b_u[:, None]
         return U + b_u if self.shapes.input_kind == "symbols" else torch.cat((U, b_u), 1)
 
-    def encoded(self, x: Tensor) -> Tensor:
+    def encode_input(self, x: Tensor) -> Tensor:
         """Return symbols as they are, and [x_t, 1] for values."""
         if self.shapes.input_kind == "symbols":
             return x

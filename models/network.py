@@ -156,9 +156,9 @@ class Network(Model):
         """Return h_0 = 0, (B, n)."""
         return self.V.new_zeros(x.shape[1], self.hidden_size)
 
-    def restarted(self, state: State, rows: Tensor) -> State:
+    def restart(self, state: State, rows: Tensor) -> State:
         if not isinstance(state, Tensor):
-            return super().restarted(state, rows)
+            return super().restart(state, rows)
         chosen = rows.to(state.device).unsqueeze(-1)
         return torch.where(chosen, self.initial_state(chosen.mT), state)
 
@@ -182,19 +182,19 @@ class RecurrentModel(Network):
         """Draw b, (n,)."""
         return torch.zeros(self.hidden_size)
 
-    def encoded(self, x: Tensor) -> Tensor:
+    def encode_input(self, x: Tensor) -> Tensor:
         """Return what the input matrix meets in place of x."""
         return x
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        return self.prepared()(x, state)
+        return self.prepare()(x, state)
 
-    def prepared(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
+    def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         U, W = self.input_matrix(), self.recurrent_matrix()
 
         def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:
             return recur(
-                self.encoded(x),
+                self.encode_input(x),
                 U,
                 W,
                 self.b,
@@ -209,7 +209,7 @@ class RecurrentModel(Network):
 
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
         return recurrent_states(
-            self.encoded(x),
+            self.encode_input(x),
             self.input_matrix(),
             self.recurrent_matrix(),
             self.b,

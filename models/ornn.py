@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eigensweep.models.base import Shapes
-from eigensweep.models.matrices.householder import normalised, reflection_parameters, reflections
+from eigensweep.models.matrices.householder import normalise, reflection_parameters, reflections
 from eigensweep.models.matrices.orthogonal import orthogonality_error
 from eigensweep.models.network import RecurrentModel
 from eigensweep.models.reflected import ReflectedConfig
@@ -40,7 +40,7 @@ class ORNN(RecurrentModel):
     def __init__(self, config: ORNNConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
         n = self.hidden_size
-        self.u = nn.Parameter(normalised(0.01 * torch.randn(n, self.config.reflections)))
+        self.u = nn.Parameter(normalise(0.01 * torch.randn(n, self.config.reflections)))
         self.h0 = nn.Parameter((2 * torch.rand(n) - 1) * sqrt(3 / (2 * n)))
 
     def recurrent_matrix(self) -> Tensor:
@@ -59,7 +59,7 @@ class ORNN(RecurrentModel):
     @torch.no_grad()
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
         """Give the columns of u length 1 again, so that steps keep their size."""
-        self.u.copy_(normalised(self.u))
+        self.u.copy_(normalise(self.u))
 
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from eigensweep.models.base import Shapes
-from eigensweep.models.matrices.householder import normalised, reflection_parameters, reflections
+from eigensweep.models.matrices.householder import normalise, reflection_parameters, reflections
 from eigensweep.models.matrices.initial import Initial, draw
 from eigensweep.models.network import RecurrentModel
 from eigensweep.models.reflected import ReflectedConfig
@@ -66,8 +66,8 @@ class SpectralRNN(RecurrentModel):
     @torch.no_grad()
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
         """Give the columns of P and Q length 1 again."""
-        self.P.copy_(normalised(self.P))
-        self.Q.copy_(normalised(self.Q))
+        self.P.copy_(normalise(self.P))
+        self.Q.copy_(normalise(self.Q))
 
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:

@@ -101,12 +101,12 @@ class Trivialization(nn.Module):
         due = self.updates % self.rebase_every == 0
         number = self.updates // self.rebase_every + 1
         project = number % self.project_every == 0
-        base, A = _rebased(self.base, self.A, due, project, self.map)
+        base, A = _rebase(self.base, self.A, due, project, self.map)
         self.base.copy_(base)
         self.A.copy_(A)
 
 
-def _rebased(
+def _rebase(
     base: Tensor, A: Tensor, due: Tensor, project: Tensor, name: OrthogonalMap
 ) -> tuple[Tensor, Tensor]:
     return _Rebased.apply(base, A, due, project, name)  # type: ignore[no-untyped-call]
@@ -139,4 +139,4 @@ class _Rebased(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(args[:4], in_dims[:4], strict=True)
         )
-        return _rebased(base, A, due, project, args[4]), (0, 0)
+        return _rebase(base, A, due, project, args[4]), (0, 0)

@@ -25,7 +25,9 @@ class Draw:
     """(S,) of symbols, from 0."""
 
 
-def drawn(planes: int, symbols: int, recalls: int, delay: int, generator: torch.Generator) -> Draw:
+def draw_problem(
+    planes: int, symbols: int, recalls: int, delay: int, generator: torch.Generator
+) -> Draw:
     """Return a random solution with `planes` rotating planes, and a string of `recalls` symbols."""
     hands = torch.randint(delay + recalls, (planes,), generator=generator)
     vectors = torch.randn(symbols, 2 * planes, generator=generator, dtype=torch.float64)
@@ -58,6 +60,6 @@ def successes(
     found = 0
     for run in range(runs):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + run)
-        draw = drawn(planes, symbols, recalls, delay, generator)
+        draw = draw_problem(planes, symbols, recalls, delay, generator)
         found += bool((scores(draw, delay).argmax(1) == draw.string).all())
     return found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eigensweep.models.matrices.orthogonal import polished
+from eigensweep.models.matrices.orthogonal import polish
 
 LARGEST_NORM = {
     torch.float32: {3: 0.53, 5: 2.19, 7: 4.5, 9: 7.1},
@@ -49,9 +49,9 @@ class _Exponential(torch.autograd.Function):
 
     @staticmethod
     def forward(A: Tensor) -> tuple[Tensor, ...]:
-        A, powers, s = _scaled(A)
+        A, powers, s = _scale_down(A)
         c = _coefficients(2 * len(powers) + 1)
-        even, Z = _combined(powers, c[::2]), _combined(powers, c[1::2])
+        even, Z = _combine(powers, c[::2]), _combine(powers, c[1::2])
         odd = A @ Z
         LU, pivots, _ = torch.linalg.lu_factor_ex(even - odd)
         Y = torch.linalg.lu_solve(LU, pivots, even + odd, left=False)
@@ -60,7 +60,7 @@ class _Exponential(torch.autograd.Function):
             squared.append(Y)
             Y = Y @ Y
             if k == s or k % 8 == 0:  # each square doubles what rounding has left
-                Y = polished(Y)
+                Y = polish(Y)
         return Y, A, torch.stack(powers, -3), Z, LU, pivots, *squared
 
     @staticmethod
@@ -108,7 +108,7 @@ def _coefficients(degree: int) -> list[float]:
     return [comb(degree, k) / perm(2 * degree, k) for k in range(degree + 1)]
 
 
-def _scaled(A: Tensor) -> tuple[Tensor, list[Tensor], int]:
+def _scale_down(A: Tensor) -> tuple[Tensor, list[Tensor], int]:
     """Return A/2ˢ, its even powers as far as the degree needs them, and the number s of squarings.
 
     |A|₂ is at most the k-th root of |Aᵏ|₁, the more closely the larger k.
@@ -137,7 +137,7 @@ def _one_norm(P: Tensor) -> float:
     return torch.where(sums.isfinite(), sums, 0).max().item()
 
 
-def _combined(powers: list[Tensor], coefficients: list[float]) -> Tensor:
+def _combine(powers: list[Tensor], coefficients: list[float]) -> Tensor:
     """Return c_0 I + c_1 A² + c_2 A⁴ + ..., over as many powers as there are."""
     first, *rest = coefficients
     total = torch.eye(powers[0].shape[-1]).to(powers[0]) * first

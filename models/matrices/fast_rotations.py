@@ -155,13 +155,13 @@ def _on_folded_lanes(
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Apply `function` once, the mapped axis of each tensor folded into its axis of lanes."""
 
-    def folded(arg: Any, dim: int | None) -> Any:
+    def fold(arg: Any, dim: int | None) -> Any:
         if not isinstance(arg, Tensor):
             return arg
         moved = arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
         return moved.flatten(0, 1)
 
-    outputs = function.apply(*map(folded, args, in_dims))  # type: ignore[no-untyped-call]
+    outputs = function.apply(*map(fold, args, in_dims))  # type: ignore[no-untyped-call]
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return tuple(torch.unflatten(o, 0, (size, -1)) for o in outputs), (0,) * len(outputs)
 

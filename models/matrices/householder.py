@@ -31,10 +31,10 @@ def reflections(u: Tensor) -> Tensor:
     return eye - u @ torch.linalg.solve_triangular(M, u.mT, upper=True)
 
 
-def normalised(u: Tensor) -> Tensor:
+def normalise(u: Tensor) -> Tensor:
     """Return u masked to its lower triangle, with columns of length 1; a zero column stays.
 
-    >>> normalised(torch.tensor([[3.0, 5.0], [4.0, -2.0]])).tolist()
+    >>> normalise(torch.tensor([[3.0, 5.0], [4.0, -2.0]])).tolist()
     [[0.6000000238418579, 0.0], [0.800000011920929, -1.0]]
     """
     u = u.tril()

@@ -49,10 +49,10 @@ def nearest_orthogonal(M: Tensor) -> Tensor:
     return torch.where(finite, Y @ Zh, torch.nan).to(M.dtype)
 
 
-def polished(W: Tensor) -> Tensor:
+def polish(W: Tensor) -> Tensor:
     """Return W (3I - WᵀW) / 2: nearly orthogonal made orthogonal, the error squared.
 
-    >>> polished(torch.tensor([[0.0, -0.999], [1.0, 0.0]]))
+    >>> polish(torch.tensor([[0.0, -0.999], [1.0, 0.0]]))
     tensor([[ 0.0000, -1.0000],
             [ 1.0000,  0.0000]])
     """

@@ -37,7 +37,7 @@ class Angles(NamedTuple):
         return self.each(lambda v: v[index])
 
 
-def rotated(a: Tensor, b: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+def rotate(a: Tensor, b: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
     """Return the rotated units a and b, (..., pairs, k), by angles (..., pairs)."""
     theta = angles.theta.unsqueeze(-1)
     cos, sin = theta.cos(), theta.sin()
@@ -56,7 +56,7 @@ def rotate_neighbours(X: Tensor, angles: Angles, first: int = 0) -> Tensor:
     """
     end = X.shape[-2] - first
     a, b = torch.unflatten(X[..., first:end, :], -2, (-1, 2)).unbind(-2)
-    turned = torch.stack(rotated(a, b, angles), -2).flatten(-3, -2)
+    turned = torch.stack(rotate(a, b, angles), -2).flatten(-3, -2)
     return torch.cat((X[..., :first, :], turned, X[..., end:, :]), -2) if first else turned
 
 
@@ -66,7 +66,7 @@ def rotate_at_distance(X: Tensor, angles: Angles, segments: int) -> Tensor:
     The pair at offset o of segment g has the angles at o · segments + g.
     """
     a, b = torch.unflatten(X, -2, (segments, 2, -1)).unbind(-3)
-    turned = rotated(a, b, angles.each(lambda v: torch.unflatten(v, -1, (-1, segments)).mT))
+    turned = rotate(a, b, angles.each(lambda v: torch.unflatten(v, -1, (-1, segments)).mT))
     return torch.stack(turned, -3).flatten(-4, -2)
 
 

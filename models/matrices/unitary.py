@@ -26,12 +26,12 @@ def restricted_product(theta: Tensor, v: Tensor, permutation: Tensor) -> Tensor:
     D1, D2, D3 = torch.complex(theta.cos(), theta.sin()).unbind(-2)
     v1, v2 = torch.complex(*v.chunk(2, -1)).unbind(-2)
     X = torch.fft.fft(D1.diag_embed(), dim=-2, norm="ortho")
-    X = reflected(X, v1).index_select(-2, permutation)
+    X = reflect(X, v1).index_select(-2, permutation)
     X = torch.fft.ifft(D2.unsqueeze(-1) * X, dim=-2, norm="ortho")
-    return D3.unsqueeze(-1) * reflected(X, v2)
+    return D3.unsqueeze(-1) * reflect(X, v2)
 
 
-def reflected(X: Tensor, v: Tensor) -> Tensor:
+def reflect(X: Tensor, v: Tensor) -> Tensor:
     """Return (I - 2 v v* / |v|²) X for X (n, k) and v (n,), complex."""
     square = (v.real.square() + v.imag.square()).sum(-1)
     seen = (v.conj().unsqueeze(-2) @ X) / square

@@ -41,10 +41,10 @@ def recur(
     _check(x, U, W, b, V, c, h0)
     logits, h = ungated.recur(
         x,
-        paired(U.mT).mT,
+        interleave(U.mT).mT,
         paired_matrix(W),
         b.unsqueeze(-1).expand(*b.shape, 2).flatten(-2),
-        paired(V),
+        interleave(V),
         c,
         activation=activation,
         readout=readout,
@@ -74,10 +74,10 @@ def _check(x: Tensor, U: Tensor, W: Tensor, b: Tensor, V: Tensor, c: Tensor, h0:
             )
 
 
-def paired(v: Tensor) -> Tensor:
+def interleave(v: Tensor) -> Tensor:
     """Return rows [Re; Im], (..., 2n), with the two parts of a unit side by side.
 
-    >>> paired(torch.tensor([1, 3, 2, 4])).tolist()
+    >>> interleave(torch.tensor([1, 3, 2, 4])).tolist()
     [1, 2, 3, 4]
     """
     return torch.unflatten(v, -1, (2, -1)).mT.flatten(-2)

@@ -43,7 +43,7 @@ def lstm_states(
         i, f, o, g = _gates(torch.addmm(Ux, h, Rt), n, c, peephole)
         c = torch.addcmul(f * c, i, torch.tanh(g))
         if peephole.output is not None:
-            o = torch.sigmoid(o + _seen(c, peephole.output))
+            o = torch.sigmoid(o + _peephole_part(c, peephole.output))
         h = o * torch.tanh(c)
         H.append(h)
         C.append(c)
@@ -87,5 +87,5 @@ def _gates(z: Tensor, n: int, c: Tensor, peephole: Peephole) -> tuple[Tensor, ..
     return (*torch.sigmoid(both).chunk(2, -1), o, g)
 
 
-def _seen(c: Tensor, weights: Tensor) -> Tensor:
+def _peephole_part(c: Tensor, weights: Tensor) -> Tensor:
     return c * weights if weights.dim() == 1 else c @ weights.mT

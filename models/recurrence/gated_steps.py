@@ -49,7 +49,7 @@ class GatedSteps(ABC):
         wide[:, :, : self.n] = torch.unflatten(rows, 1, (gates, self.n))
         return wide.flatten(1, 2)
 
-    def gathered(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """Return what `spread` was given."""
         return torch.unflatten(rows, 1, (-1, self.row))[:, :, : self.n].flatten(1, 2)
 
@@ -106,7 +106,7 @@ class GatedSteps(ABC):
         dUt, db, dR, *others = self.sums
         if self.by_symbols:  # each row of dz has gone to one symbol
             db = dUt.sum(1)
-        return (self.gathered(dUt.mT), self.gathered(db), self.gathered(dR), *others)
+        return (self.gather(dUt.mT), self.gather(db), self.gather(dR), *others)
 
     def add_product(self, to: Tensor, G: Tensor, H: Tensor) -> None:
         """Add the sum of g hᵀ over steps and batch to `to`, (M, columns of G, n)."""

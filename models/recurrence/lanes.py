@@ -20,12 +20,12 @@ def on_folded_lanes(
     so has every output. To be called from the `vmap` rule of `function`.
     """
 
-    def mapped(arg: Any, dim: int | None) -> Any:
+    def move_lanes(arg: Any, dim: int | None) -> Any:
         if not isinstance(arg, Tensor):
             return arg
         return arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)
 
-    x, *rest = map(mapped, args, in_dims)
+    x, *rest = map(move_lanes, args, in_dims)
     lanes = rest[0].shape[1]
     shared = in_dims[0] is None and x.shape[1] == 1
     x = x[:1] if shared else x.expand(size, lanes, *x.shape[2:])

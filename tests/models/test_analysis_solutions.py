@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from eigensweep.models import MODELS
-from eigensweep.models.analysis.solutions import drawn, scores, successes
+from eigensweep.models.analysis.solutions import draw_problem, scores, successes
 
 
 def test_the_scores_are_those_of_the_network_that_is_run():
     planes, K, S, delay = 24, 5, 4, 17
-    draw = drawn(planes, K, S, delay, torch.Generator().manual_seed(3))
+    draw = draw_problem(planes, K, S, delay, torch.Generator().manual_seed(3))
     shapes = SimpleNamespace(
         input_size=K + 2, input_kind="symbols", output_size=K + 1, readout="all"
     )

@@ -14,7 +14,7 @@ from agreement import (
 
 from eigensweep.models.recurrence import complex as fast
 from eigensweep.models.recurrence import complex_reference as readable
-from eigensweep.models.recurrence.complex import paired, paired_matrix
+from eigensweep.models.recurrence.complex import interleave, paired_matrix
 from eigensweep.models.recurrence.goru import goru
 from eigensweep.models.recurrence.goru_reference import goru_states
 from eigensweep.models.recurrence.native import gated
@@ -196,5 +196,5 @@ def test_at_zero_modrelu_of_complex_numbers_is_zero_and_smooth(backend, activati
 def test_the_real_matrix_of_pairs_does_to_them_what_the_complex_one_does():
     W, h = (torch.randn(*shape, dtype=torch.complex128) for shape in ((7, 7), (7,)))
     composite = torch.cat((h.real, h.imag))
-    found = paired_matrix(W) @ paired(composite)
-    torch.testing.assert_close(found, paired(torch.cat(((W @ h).real, (W @ h).imag))))
+    found = paired_matrix(W) @ interleave(composite)
+    torch.testing.assert_close(found, interleave(torch.cat(((W @ h).real, (W @ h).imag))))

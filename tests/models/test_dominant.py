@@ -35,11 +35,11 @@ def decompositions(monkeypatch):
     """A list that grows by one with each decomposition of all eigenvalues."""
     seen = []
 
-    def counted(T):
+    def count(T):
         seen.append(T)
         return dominant_eigenvalue(T)
 
-    monkeypatch.setattr(dominant, "dominant_eigenvalue", counted)
+    monkeypatch.setattr(dominant, "dominant_eigenvalue", count)
     return seen
 
 
@@ -114,7 +114,7 @@ def test_a_matrix_that_is_not_finite_leaves_the_block_and_gives_nan():
 
 
 class TestENRNN:
-    def switched(self, nets, seed=0):
+    def build_switched(self, nets, seed=0):
         fields = {"hidden_size": WORTH_IT + 4, "short_size": WORTH_IT, "negative_ones": 1}
         model = nets.build("enrnn", seed=seed, **fields)
         with torch.no_grad():
@@ -122,7 +122,7 @@ class TestENRNN:
         model.after_update({})
         return model
 
-    def trained(self, model, steps, nets):
+    def train(self, model, steps, nets):
         optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, alpha=0.9)
         for seed in range(steps):
             torch.manual_seed(seed)
@@ -133,21 +133,21 @@ class TestENRNN:
         return model
 
     def test_the_short_block_keeps_the_radius_of_one_in_training(self, nets):
-        model = self.trained(self.switched(nets), 8, nets)
+        model = self.train(self.build_switched(nets), 8, nets)
         assert model.switched
         assert radius(model.short_block().detach()) == pytest.approx(1, abs=1e-5)
 
     def test_what_is_known_of_the_eigenvalue_belongs_to_the_state(self, nets):
-        model = self.trained(self.switched(nets), 3, nets)
-        other = self.switched(nets, seed=5)
+        model = self.train(self.build_switched(nets), 3, nets)
+        other = self.build_switched(nets, seed=5)
         other.load_state_dict(model.state_dict())
         for m in (model, other):
-            self.trained(m, 2, nets)
+            self.train(m, 2, nets)
         for name, value in model.state_dict().items():
             assert torch.equal(value, other.state_dict()[name]), name
 
     def test_lanes_are_single_networks(self, nets):
-        models = [self.switched(nets, seed) for seed in range(2)]
+        models = [self.build_switched(nets, seed) for seed in range(2)]
         stack = Stack(models)
         stack.after_update({"main": 0.0, "orth": 0.0})
         x = nets.input(models[0].shapes)

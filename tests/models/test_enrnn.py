@@ -69,7 +69,7 @@ def test_an_evaluation_decomposes_t_once(nets, monkeypatch):
         radius_module.torch.linalg, "eigvals", lambda T: calls.append(T) or eigvals(T)
     )
     with torch.no_grad():
-        run, state = model.prepared(), None
+        run, state = model.prepare(), None
         for _ in range(5):
             _, state = run(nets.input(model.shapes), state)
     assert len(calls) == 1

@@ -66,7 +66,7 @@ def exp(X):
     return (vectors @ np.diag(np.exp(1j * values)) @ vectors.conj().T).real
 
 
-def trivialised(p, config, name):
+def trivialise(p, config, name):
     W = (exp if config.parametrization == "exp" else cayley)(p[f"{name}.A"])
     return p[f"{name}.base"] @ W if config.trivialization == "dynamic" else W
 
@@ -85,7 +85,7 @@ def non_normal(p, config):
     return exp(p["A"]) @ theta @ exp(p["A"]).T
 
 
-def reflected(u, last_sign=None):
+def reflect(u, last_sign=None):
     """Return the product of reflections, one factor after the other."""
     n, r = u.shape
     W = np.eye(n)
@@ -103,12 +103,12 @@ def matrix_of(p, config):
     if config.name == "gru":
         return p["R"]
     if config.name in ("exprnn", "asrnn"):
-        return trivialised(p, config, "recurrent")
+        return trivialise(p, config, "recurrent")
     if config.name == "ornn":
-        return reflected(p["u"], last_sign=np.sign(p["u"][-1, -1]))
+        return reflect(p["u"], last_sign=np.sign(p["u"][-1, -1]))
     if config.name == "spectral_rnn":
         sigma = 1 + 2 * config.margin * (sigmoid(p["p"]) - 0.5)
-        return reflected(p["P"]) @ np.diag(sigma) @ reflected(p["Q"]).T
+        return reflect(p["P"]) @ np.diag(sigma) @ reflect(p["Q"]).T
     if config.name == "nnrnn":
         return non_normal(p, config)
     W_L = cayley(p["A"]) @ np.diag(p["D"])
@@ -125,7 +125,7 @@ def linear_transition(p, Ux, Wh):
     return (np.maximum(Ux + p["b"], 0) if "b" in p else Ux) + Wh
 
 
-def clipped(h, limit):
+def clip(h, limit):
     length = np.sqrt((h**2).sum())
     return h * limit / length if limit is not None and length > limit else h
 
@@ -139,11 +139,11 @@ def simple_cell(p, config, W, U):
         return lambda x, h: gru_step(p, config, U, x, h)
 
     if config.name == "asrnn":
-        W_f = trivialised(p, config, "saturation") @ np.diag(abs(p["s"]) + config.eps)
+        W_f = trivialise(p, config, "saturation") @ np.diag(abs(p["s"]) + config.eps)
         return lambda x, h: inv(W_f) @ np.tanh(W_f @ (U @ x + W @ h + p["b"]))
 
     if config.name == "lt_rnn":
-        return lambda x, h: clipped(linear_transition(p, U @ x, W @ h), config.activation_clip)
+        return lambda x, h: clip(linear_transition(p, U @ x, W @ h), config.activation_clip)
 
     def step(x, h):
         z = U @ x + W @ h + p.get("b_u", 0)

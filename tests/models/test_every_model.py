@@ -72,7 +72,7 @@ class TestEveryModel:
 
     def test_prepared_for_many_calls_it_gives_what_forward_gives(self, nets, name):
         model = nets.generic(name)
-        run = model.prepared()
+        run = model.prepare()
         x = nets.input(model.shapes)
         logits, state = run(x, None)
         assert torch.equal(logits, model(x)[0])

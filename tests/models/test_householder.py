@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eigensweep.models.matrices.householder import normalised, reflection_parameters, reflections
+from eigensweep.models.matrices.householder import normalise, reflection_parameters, reflections
 from eigensweep.models.matrices.orthogonal import orthogonality_error
 
 
@@ -39,7 +39,7 @@ def test_the_reflections_and_then_their_reverse_are_the_identity():
 
 def test_neither_lengths_nor_the_upper_triangle_matter():
     u = columns(7, 4)
-    other = normalised(u + torch.ones_like(u).triu(1))
+    other = normalise(u + torch.ones_like(u).triu(1))
     same(other.norm(dim=0), torch.ones(4, dtype=torch.float64))
     same(reflections(other), reflections(u))
 
@@ -58,7 +58,7 @@ def test_a_zero_column_reflects_nothing_and_stays_finite():
     u.requires_grad_()
     reflections(u).sum().backward()
     assert u.grad.isfinite().all()
-    assert normalised(u).isfinite().all()
+    assert normalise(u).isfinite().all()
 
 
 @pytest.mark.parametrize(("n", "r"), [(5, 1), (6, 3), (6, 6)])

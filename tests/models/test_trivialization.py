@@ -121,7 +121,7 @@ def test_the_gradient_of_a_trivialised_matrix_is_the_closed_form(nets):
     torch.testing.assert_close(found, (M - M.mT).triu(1), atol=1e-10, rtol=0)
 
 
-def updated(model, times):
+def update(model, times):
     """Return the matrix after so many updates, each with a step that differs."""
     torch.manual_seed(4)
     for _ in range(times):
@@ -143,7 +143,7 @@ class TestMovingBase:
     def test_moving_it_leaves_the_matrix_where_it_was(self, nets, parametrization):
         fields = {"trivialization": "dynamic", "parametrization": parametrization}
         model = nets.build("exprnn", rebase_every=3, **fields).double()
-        updated(model, 2)
+        update(model, 2)
         with torch.no_grad():
             model.recurrent.A.add_(0.1)
             before, base = model.recurrent_matrix(), model.recurrent.base.clone()
@@ -156,7 +156,7 @@ class TestMovingBase:
     def test_between_two_moves_only_a_changes(self, nets):
         model = nets.build("exprnn", trivialization="dynamic", rebase_every=3).double()
         base = model.recurrent.base.clone()
-        updated(model, 2)
+        update(model, 2)
         assert torch.equal(model.recurrent.base, base)
         assert model.recurrent.A.any()
 
@@ -164,7 +164,7 @@ class TestMovingBase:
     def test_the_first_projection_follows_m_minus_one_moves(self, nets, updates, projected):
         fields = {"trivialization": "dynamic", "rebase_every": 2, "project_every": 3}
         model = nets.build("exprnn", **fields).double()
-        updated(model, updates - 1)
+        update(model, updates - 1)
         model.recurrent.base *= 1.01
         model.after_update({})
         error = orthogonality_error(model.recurrent.base)

@@ -17,18 +17,18 @@ CASES = {
 }
 
 
-def joined(parts):
+def join(parts):
     """Return Re + i Im of rows that hold the real parts and then the imaginary ones."""
     half = len(parts) // 2
     return parts[:half] + 1j * parts[half:]
 
 
-def restricted(p, n):
+def restricted_matrix(p, n):
     grid = np.arange(n)
     F = np.exp(-2j * np.pi * np.outer(grid, grid) / n) / np.sqrt(n)
     D = [np.diag(np.exp(1j * theta)) for theta in p["theta"]]
     R = []
-    for v in map(joined, p["v"]):
+    for v in map(join, p["v"]):
         R.append(np.eye(n) - 2 * np.outer(v, v.conj()) / sum(abs(v_i) ** 2 for v_i in v))
     P = np.zeros((n, n))
     for j in range(n):
@@ -68,12 +68,12 @@ def rotations(p, config):
     return W.real
 
 
-def smoothed(z, b):
+def smoothed_modrelu(z, b):
     r = np.sqrt(z.real**2 + z.imag**2 + 1e-5)
     return z * max(r + b, 0) / (r + 1e-5)
 
 
-def shifted(z, b):
+def shifted_modrelu(z, b):
     return z / (abs(z) + 0.01) * max(abs(z) + 0.01 + b, 0)
 
 
@@ -92,22 +92,22 @@ def cell(p, config, U):
         W, (U_r, U_g, U_c) = rotations(p, config), np.split(U, 3)
         (W_r, W_g), (b_r, b_g, b_c) = np.split(p["R"], 2), np.split(p["b"], 3)
 
-        def gated(x, h):
+        def gated_step(x, h):
             r = sigmoid(U_r @ x + W_r @ h + b_r)
             z = sigmoid(U_g @ x + W_g @ h + b_g)
             return z * h + (1 - z) * each(real(0.001), U_c @ x + r * (W @ h), b_c)
 
-        return gated, lambda h: h, np.zeros(n)
+        return gated_step, lambda h: h, np.zeros(n)
     if name == "eurnn" and not config.complex:
         W = rotations(p, config)
         return lambda x, h: each(real(0.01), U @ x + W @ h, p["b"]), lambda h: h, np.zeros(n)
-    U = joined(U)
+    U = join(U)
     if name == "eurnn":
         W = rotations(p, config)
-        return lambda x, h: each(shifted, U @ x + W @ h, p["b"]), np.real, np.zeros(n)
-    W = restricted(p, n) if name == "urnn" else p["W"][0] + 1j * p["W"][1]
-    step = lambda x, h: each(smoothed, U @ x + W @ h, p["b"])  # noqa: E731
-    return step, lambda h: np.concatenate((h.real, h.imag)), joined(p["h0"])
+        return lambda x, h: each(shifted_modrelu, U @ x + W @ h, p["b"]), np.real, np.zeros(n)
+    W = restricted_matrix(p, n) if name == "urnn" else p["W"][0] + 1j * p["W"][1]
+    step = lambda x, h: each(smoothed_modrelu, U @ x + W @ h, p["b"])  # noqa: E731
+    return step, lambda h: np.concatenate((h.real, h.imag)), join(p["h0"])
 
 
 def run(p, config, shapes, x):
@@ -135,5 +135,5 @@ class TestEquations(EquationTests):
         if "W" in p:
             W = p["W"][0] + 1j * p["W"][1]
         else:
-            W = restricted(p, 7) if "permutation" in p else rotations(p, model.config)
+            W = restricted_matrix(p, 7) if "permutation" in p else rotations(p, model.config)
         np.testing.assert_allclose(model.recurrent_matrix().detach(), W, atol=1e-12)

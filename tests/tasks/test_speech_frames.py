@@ -52,7 +52,7 @@ def frames_by_hand(samples):
 class Repeating(torch.nn.Module):
     """Answers with the frame that it sees."""
 
-    def prepared(self):
+    def prepare(self):
         return lambda x, state: (x, None)
 
     def fresh(self, state):

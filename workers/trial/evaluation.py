@@ -21,7 +21,7 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     state: State | None = None
-    run = model.prepared()
+    run = model.prepare()
     for batch in task.evaluation(split):
         state = carry_into(model, batch.starts, state)
         batch = batch.to(device)
@@ -41,7 +41,7 @@ def carry_into(model: Model, starts: Tensor | None, state: State | None) -> Stat
         return None
     if not bool(starts.any()):
         return state
-    return model.restarted(state, starts)
+    return model.restart(state, starts)
 
 
 def detach(state: State) -> State:
