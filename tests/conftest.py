@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -264,6 +265,12 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what a person has set for real services away from a test."""
     for name in [name for name in os.environ if name.startswith("EIGENSWEEP_")]:
         monkeypatch.delenv(name)
+
+
+def pytest_configure() -> None:
+    """Let a run that is terminated end as Ctrl-C ends it: fixtures stop what they have started."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
