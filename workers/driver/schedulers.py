@@ -7,6 +7,7 @@ reports it made before in its config, so that no rung is forgotten and none is j
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,17 +33,25 @@ class Past:
     reports: Reports
 
 
-class Asha(AsyncHyperBandScheduler):
+class KnowsReports(TrialScheduler):
+    """Counts what a trial reported under earlier drivers when the trial goes on."""
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        super().on_trial_add(controller, trial)
+        self._remember(trial, Order.from_dict(trial.config).reports)
+
+    @abstractmethod
+    def _remember(self, trial: Any, reports: Reports) -> None:
+        """Count these reports of a trial, or of a `Past`."""
+
+
+class Asha(KnowsReports, AsyncHyperBandScheduler):
     """Stops at each rung all but the best 1 in `reduction_factor`, without waiting for others."""
 
     def __init__(self, past: Iterable[Past], **settings: Any) -> None:
         super().__init__(time_attr="step", metric=OBJECTIVE, **settings)
         for trial in past:
             self._remember(trial, trial.reports)
-
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
-        super().on_trial_add(controller, trial)
-        self._remember(trial, Order.from_dict(trial.config).reports)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         """Forget a trial whose process was lost: it comes back with its reports."""
@@ -57,7 +66,7 @@ class Asha(AsyncHyperBandScheduler):
             bracket.on_result(trial, step, sign * value)
 
 
-class Median(MedianStoppingRule):
+class Median(KnowsReports, MedianStoppingRule):
     """Stops a trial whose best is worse than the median of the others' running means."""
 
     def __init__(self, past: Iterable[Past], **settings: Any) -> None:
@@ -69,10 +78,6 @@ class Median(MedianStoppingRule):
         )
         for trial in past:
             self._remember(trial, trial.reports)
-
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
-        super().on_trial_add(controller, trial)
-        self._remember(trial, Order.from_dict(trial.config).reports)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         """Forget a trial whose process was lost: it comes back with its reports."""

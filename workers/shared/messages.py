@@ -11,7 +11,7 @@ Importing this loads neither torch nor Ray nor pydantic.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -73,7 +73,20 @@ class DriverOptions:
 
 
 @dataclass(frozen=True)
-class Place:
+class Flat:
+    """A message of plain values only."""
+
+    def to_dict(self) -> Json:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in content.items() if name in names})
+
+
+@dataclass(frozen=True)
+class Place(Flat):
     """Where an attempt runs."""
 
     node: str
@@ -82,16 +95,9 @@ class Place:
     device: str
     """`cpu` or `cuda`."""
 
-    def to_dict(self) -> Json:
-        return {"node": self.node, "pid": self.pid, "device": self.device}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        return cls(content["node"], content["pid"], content["device"])
-
 
 @dataclass(frozen=True)
-class Code:
+class Code(Flat):
     """Which code a process runs."""
 
     folder: str
@@ -101,16 +107,9 @@ class Code:
     node: str
     """The host's name."""
 
-    def to_dict(self) -> Json:
-        return {"folder": self.folder, "digest": self.digest, "node": self.node}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        return cls(content["folder"], content["digest"], content["node"])
-
 
 @dataclass(frozen=True)
-class Source:
+class Source(Flat):
     """A trial, in any experiment, whose result is reused or whose training is continued."""
 
     experiment: str
@@ -119,29 +118,15 @@ class Source:
     run_id: str | None = None
     """Its MLflow run, if it is known."""
 
-    def to_dict(self) -> Json:
-        return {"experiment": self.experiment, "number": self.number, "run_id": self.run_id}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        return cls(content["experiment"], content["number"], content.get("run_id"))
-
 
 @dataclass(frozen=True)
-class ParameterCount:
+class ParameterCount(Flat):
     """How many parameters a model has."""
 
     free: int
     """Trained ones; of a matrix that a constraint binds, those that may be chosen freely."""
     stored: int
     """Numbers that its weights hold."""
-
-    def to_dict(self) -> Json:
-        return {"free": self.free, "stored": self.stored}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        return cls(content["free"], content["stored"])
 
 
 @dataclass(frozen=True, kw_only=True)
