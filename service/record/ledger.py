@@ -200,15 +200,15 @@ class RecordLedger:
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
         ended = [Trial.steps == steps, Trial.result.is_not(None)]
-        return self._completed(config_hash, seed, replicates, *ended, first=Trial.ended_at)
+        return self._find_completed(config_hash, seed, replicates, *ended, first=Trial.ended_at)
 
     def find_shorter(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
         budget = Trial.steps < steps
-        return self._completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
+        return self._find_completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
 
-    def _completed(
+    def _find_completed(
         self,
         config_hash: str,
         seed: int,
@@ -282,7 +282,7 @@ class RecordLedger:
         self._write(work)
 
     def _write(self, work: Callable[[Session, Experiment], T]) -> T:
-        def fenced(session: Session) -> T:
+        def check_and_work(session: Session) -> T:
             # The experiment's row is locked first: its writers stand in line, and its events come
             # out in the order of their ids.
             mine = select(Experiment).where(Experiment.id == self.experiment_id)
@@ -290,7 +290,7 @@ class RecordLedger:
             self._refuse_if_superseded(experiment.generation)
             return work(session, experiment)
 
-        return database.write(self.database_url, fenced, self.patience)
+        return database.write(self.database_url, check_and_work, self.patience)
 
     def _refuse_if_superseded(self, generation: int) -> None:
         if generation != self.generation:

@@ -125,17 +125,17 @@ class FileLedger:
         elsewhere = self.read("finished_elsewhere").get(config_hash)
         if elsewhere is not None:
             return _read_finished(elsewhere)
-        same = self._completed(config_hash, seed, replicates)
+        same = self._find_completed(config_hash, seed, replicates)
         return next((found for budget, found in same if budget == steps), None)
 
     def find_shorter(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
-        same = self._completed(config_hash, seed, replicates)
+        same = self._find_completed(config_hash, seed, replicates)
         known = [(budget, found) for budget, found in same if budget < steps]
         return max(known, key=lambda pair: pair[0])[1] if known else None
 
-    def _completed(
+    def _find_completed(
         self, config_hash: str, seed: int, replicates: int
     ) -> Iterator[tuple[int, Finished]]:
         for entry in self.load():

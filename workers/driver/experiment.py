@@ -83,7 +83,7 @@ class ExperimentDriver:
             watch=self.tracker.see if self.tracker else lambda entry: None,
         )
         limit = spec.limits.wall_seconds
-        deadline = None if limit is None else study.started_at(time.time()) + limit
+        deadline = None if limit is None else study.note_start(time.time()) + limit
         self.why_stop = StopReason(experiment, ledger, options.storage, limit, deadline)
 
     def run(self) -> None:

@@ -213,8 +213,8 @@ class Study:
         """Return Optuna's own view of every trial, discarded draws among them."""
         return self._study.get_trials(deepcopy=False)
 
-    def started_at(self, now: float) -> float:
-        """Return when this experiment first ran, which is `now` the first time."""
+    def note_start(self, now: float) -> float:
+        """Return when this experiment first ran; the first call notes `now`."""
         known = self._study.user_attrs.get("started_at")
         if known is None:
             self._study.set_user_attr("started_at", now)

@@ -35,7 +35,7 @@ class Optimizers:
         self.learning_rates: dict[str, float] = {g.name: _rate(g, config) for g in groups}
         """Of each group, by its name; what `scale` made of them."""
         self._first_rates, self._factor = dict(self.learning_rates), 1.0
-        self._clip = _clipping(config)
+        self._clip = _make_clip(config)
         kinds: dict[str, list[TorchGroup]] = {}
         for group in groups:
             if params := trainable(group.params):
@@ -119,7 +119,7 @@ def _decay(group: ParamGroup, config: OptimizerConfig) -> float:
     return decay
 
 
-def _clipping(config: OptimizerConfig) -> Callable[[list[nn.Parameter], Tensor], None]:
+def _make_clip(config: OptimizerConfig) -> Callable[[list[nn.Parameter], Tensor], None]:
     norm_limit, value_limit = config.clip_norm, config.clip_value
     if norm_limit is not None:
         return lambda params, norm: nn.utils.clip_grads_with_norm_(params, norm_limit, norm)
