@@ -103,7 +103,7 @@ class Bench:
                 self.sweep.end(job.entry.number, "diverged", Result(value=None, step=3))
         return points
 
-    def told(self) -> dict[int, Any]:
+    def in_optuna(self) -> dict[int, Any]:
         """Return Optuna's trials by the ledger's number."""
         return {
             t.user_attrs["number"]: t for t in self.optuna().trials() if "number" in t.user_attrs

@@ -42,7 +42,7 @@ def to_the_end(attempt: Attempt) -> list[Report]:
     return reports
 
 
-def without_time(report: Report) -> Report:
+def drop_time(report: Report) -> Report:
     return replace(report, result=replace(report.result, seconds=0.0, by_replicate=()))
 
 
@@ -60,7 +60,7 @@ class TestLongerBudget:
         whole = to_the_end(Attempt(order(tmp_path / "one", **longer), "cpu"))
         told = [[(r.step, r.metrics, r.outcome) for r in told] for told in (reports, whole)]
         assert told[0] == told[1]
-        assert without_time(reports[-1]) == without_time(whole[-1])
+        assert drop_time(reports[-1]) == drop_time(whole[-1])
         keys = [(tmp_path / "two", "e2/00003/0"), (tmp_path / "one", "e1/00003/0")]
         curves = [[(p.step, p.metrics) for p in Store(f).points(k)] for f, k in keys]
         assert curves[0] == curves[1]
@@ -88,7 +88,7 @@ class TestRungs:
         second = Attempt(order(tmp_path / "b", 2, reported=10, replicates=replicates), "cpu")
         assert [r.training.step for r in second.replicates] == [10] * replicates
         rest = to_the_end(second)
-        assert list(map(without_time, rest)) == list(map(without_time, whole[2:]))
+        assert list(map(drop_time, rest)) == list(map(drop_time, whole[2:]))
 
     def test_rungs_that_nobody_heard_of_are_answered_without_training(self, tmp_path, monkeypatch):
         reports = to_the_end(Attempt(order(tmp_path), "cpu"))

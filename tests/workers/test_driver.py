@@ -159,9 +159,9 @@ class TestOutcomes:
         assert {
             r.data.tags.get("mlflow.parentRunId") for n, r in runs.items() if n is not None
         } == {runs[None].info.run_id}
-        self.completed_run_is_whole(e, runs[0], runs[None])
+        self.check_completed_run(e, runs[0], runs[None])
 
-    def completed_run_is_whole(self, e: Experiment, run: Any, parent: Any) -> None:
+    def check_completed_run(self, e: Experiment, run: Any, parent: Any) -> None:
         valid = e.curve(run.info.run_id, "valid/cross_entropy")
         assert [step for step, _ in valid if step] == [5, 10, 15, 20]
         result = e.ledger.load()[0].result
@@ -244,12 +244,12 @@ class TestKills:
         assert trials[number].attempt >= 2
         reason = next(h[3] for h in self.history(e, "interrupt"))
         assert "died" in reason
-        self.curves_are_whole(e)
+        self.check_curves(e)
 
     def history(self, e: Experiment, kind: str | None = None) -> list[Any]:
         return [h for h in e.ledger.read("history") if kind in (None, h[0])]
 
-    def curves_are_whole(self, e: Experiment) -> None:
+    def check_curves(self, e: Experiment) -> None:
         store = Store(e.folder / "store")
         for number, run in e.runs().items():
             if number is None:

@@ -58,7 +58,7 @@ class TestBetweenLedgerAndOptuna:
         kill_at(monkeypatch, b.ledger, "open")
         with pytest.raises(DriverKilledError):
             b.ask()
-        assert b.told() == {}
+        assert b.in_optuna() == {}
 
     def test_an_end_stands_in_the_ledger_before_optuna_is_told(self, tmp_path, monkeypatch, method):
         b = make_bench(tmp_path, method)
@@ -70,7 +70,10 @@ class TestBetweenLedgerAndOptuna:
         (entry,) = b.ledger.load()
         assert (entry.state, entry.result.value) == ("completed", 0.25)
         b.start()
-        assert (b.told()[number].state, b.told()[number].value) == (TrialState.COMPLETE, 0.25)
+        assert (b.in_optuna()[number].state, b.in_optuna()[number].value) == (
+            TrialState.COMPLETE,
+            0.25,
+        )
 
     def test_an_end_that_the_ledger_did_not_take_is_not_told_to_optuna(
         self, tmp_path, monkeypatch, method
@@ -81,7 +84,7 @@ class TestBetweenLedgerAndOptuna:
         kill_at(monkeypatch, b.ledger, "finish")
         with pytest.raises(DriverKilledError):
             b.sweep.end(number, "completed", Result(value=0.25, step=20))
-        assert b.told()[number].state == TrialState.RUNNING
+        assert b.in_optuna()[number].state == TrialState.RUNNING
         monkeypatch.undo()
         b.start()
         assert (b.ask().entry.number, b.ask().entry.number) == (number, number + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from toys import Line, Lines, exact, reloaded, trained, trial
+from toys import Line, Lines, reload, to_exact, train_toy, trial
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.trial import OptimizerConfig
@@ -24,7 +24,7 @@ def _toys(monkeypatch):
     monkeypatch.setitem(TASKS, "lines", Lines)
 
 
-def falling(schedule, steps=80, optimizer="adam", **fields):
+def make_falling(schedule, steps=80, optimizer="adam", **fields):
     fields = {f"schedule_{name}": value for name, value in fields.items()}
     return trial(
         task={"curve": CURVE},
@@ -41,7 +41,7 @@ def rates(training):
 
 class TestExponential:
     def test_rates_fall_after_each_epoch_by_a_hundredth(self):
-        steps = rates(trained(falling("exponential", steps=25)))
+        steps = rates(train_toy(make_falling("exponential", steps=25)))
         assert steps == [
             (pytest.approx(0.08), 10),
             (pytest.approx(0.08 * 0.99), 10),
@@ -49,40 +49,40 @@ class TestExponential:
         ]
 
     def test_factor_and_steps_are_fields(self):
-        steps = rates(trained(falling("exponential", steps=8, factor=0.5, every=3)))
+        steps = rates(train_toy(make_falling("exponential", steps=8, factor=0.5, every=3)))
         assert steps == [(0.08, 3), (0.04, 3), (0.02, 2)]
 
 
 class TestHalvingOnPlateaus:
     def test_each_evaluation_without_a_new_best_halves_the_rates_that_follow(self):
-        steps = rates(trained(falling("halve_on_plateau")))
+        steps = rates(train_toy(make_falling("halve_on_plateau")))
         assert steps == [(0.08, 20), (0.04, 20), (0.02, 10), (0.01, 10), (0.005, 20)]
 
     def test_patience_is_counted_anew_after_each_fall_and_each_best(self):
-        steps = rates(trained(falling("halve_on_plateau", patience=2, factor=0.25)))
+        steps = rates(train_toy(make_falling("halve_on_plateau", patience=2, factor=0.25)))
         assert steps == [(0.08, 50), (0.02, 30)]
 
     def test_the_last_evaluation_of_a_shorter_budget_makes_no_rate_fall(self):
-        shorter = trained(falling("halve_on_plateau", steps=35))
-        longer = reloaded(shorter, falling("halve_on_plateau"))
+        shorter = train_toy(make_falling("halve_on_plateau", steps=35))
+        longer = reload(shorter, make_falling("halve_on_plateau"))
         longer.run()
-        whole = trained(falling("halve_on_plateau"))
-        assert exact(longer.state_dict()["model"]) == exact(whole.state_dict()["model"])
+        whole = train_toy(make_falling("halve_on_plateau"))
+        assert to_exact(longer.state_dict()["model"]) == to_exact(whole.state_dict()["model"])
 
 
 class TestEverySchedule:
     @pytest.mark.parametrize("optimizer", ["adam", "rmsprop_tf1", "adagrad_tf1"])
     @pytest.mark.parametrize("schedule", ["exponential", "halve_on_plateau"])
     def test_a_training_that_was_cut_off_goes_on_bit_for_bit(self, schedule, optimizer):
-        config = falling(schedule, steps=48, optimizer=optimizer)
-        whole, cut = trained(config), trained(config, until=33)
-        resumed = reloaded(cut, config)
+        config = make_falling(schedule, steps=48, optimizer=optimizer)
+        whole, cut = train_toy(config), train_toy(config, until=33)
+        resumed = reload(cut, config)
         resumed.run()
-        assert exact(resumed.state_dict()) == exact(whole.state_dict())
+        assert to_exact(resumed.state_dict()) == to_exact(whole.state_dict())
 
     @pytest.mark.parametrize("schedule", ["exponential", "halve_on_plateau"])
     def test_both_groups_fall_together_and_the_model_is_told(self, schedule):
-        training = trained(falling(schedule, steps=25))
+        training = train_toy(make_falling(schedule, steps=25))
         factor = {"exponential": 0.99**2, "halve_on_plateau": 0.5}[schedule]
         last = training.drain()[-1].metrics
         told = {"orth": last["train/lr_orth"], "main": last["train/lr"]}
@@ -90,7 +90,7 @@ class TestEverySchedule:
         assert training.model.rates == told
 
     def test_without_a_schedule_the_curve_shows_no_rate(self):
-        points = trained(trial()).drain()
+        points = train_toy(trial()).drain()
         assert not any("train/lr" in p.metrics for p in points)
 
     @pytest.mark.parametrize(
@@ -109,54 +109,56 @@ class TestEverySchedule:
             OptimizerConfig(**fields).check()
 
     def test_a_checkpoint_from_before_there_were_schedules_is_gone_on_from(self):
-        cut = trained(trial(), until=13)
+        cut = train_toy(trial(), until=13)
         state = cut.state_dict()
         del state["schedule_falls"], state["reported_tests"]
         resumed = Training(trial(), 0)
         resumed.load_state_dict(state)
         resumed.run()
-        whole = trained(trial())
-        assert exact(resumed.state_dict()["model"]) == exact(whole.state_dict()["model"])
+        whole = train_toy(trial())
+        assert to_exact(resumed.state_dict()["model"]) == to_exact(whole.state_dict()["model"])
 
 
-def reporting(steps=70, **task):
+def make_reporting(steps=70, **task):
     task = {"curve": CURVE, "test_curve": TESTS, **task}
     return trial(task=task, training={"steps": steps, "test_every_evaluation": True})
 
 
 class TestReportedTests:
     def test_the_best_and_the_last_test_scores_stand_beside_those_of_the_selected_point(self):
-        result = trained(reporting(steps=60)).result()
+        result = train_toy(make_reporting(steps=60)).result()
         assert (result.best_step, result.test["error"]) == (30, 4.5)
         assert result.best_test["error"] == 3.5
         assert result.last_test["error"] == pytest.approx(4.2)
 
     def test_each_metric_has_its_own_best_in_its_own_direction(self):
-        result = trained(reporting(steps=60, better="higher")).result()
+        result = train_toy(make_reporting(steps=60, better="higher")).result()
         assert result.best_test == {"error": 3.5, "score": 60.0}
 
     def test_the_curve_shows_them_under_a_name_of_their_own(self):
-        points = {p.step: p.metrics for p in trained(reporting()).drain()}
+        points = {p.step: p.metrics for p in train_toy(make_reporting()).drain()}
         assert {s: m["test_now/error"] for s, m in points.items() if "test_now/error" in m} == (
             pytest.approx({s: value for s, value in TESTS.items() if s != 25})
         )
         assert not any(name.startswith("test/") for m in points.values() for name in m)
 
     def test_they_change_nothing_that_is_trained_or_selected(self):
-        with_tests = trained(reporting())
-        without = trained(trial(task={"curve": CURVE, "test_curve": TESTS}, training={"steps": 70}))
-        assert exact(with_tests.model.state_dict()) == exact(without.model.state_dict())
+        with_tests = train_toy(make_reporting())
+        without = train_toy(
+            trial(task={"curve": CURVE, "test_curve": TESTS}, training={"steps": 70})
+        )
+        assert to_exact(with_tests.model.state_dict()) == to_exact(without.model.state_dict())
         tests = {"best_test": None, "last_test": None, "seconds": 0.0}
         assert replace(with_tests.result(), **tests) == replace(without.result(), **tests)
 
     def test_they_go_through_a_checkpoint_and_a_longer_budget(self):
-        shorter = trained(reporting(steps=25))
+        shorter = train_toy(make_reporting(steps=25))
         assert shorter.result().best_test["error"] == 1.0
-        longer = reloaded(shorter, reporting())
+        longer = reload(shorter, make_reporting())
         longer.run()
-        assert exact(longer.result()) == exact(trained(reporting()).result())
+        assert to_exact(longer.result()) == to_exact(train_toy(make_reporting()).result())
 
     def test_a_trial_has_the_means_over_its_replicates(self):
-        results = [trained(reporting(), seed=seed).result() for seed in (0, 1)]
+        results = [train_toy(make_reporting(), seed=seed).result() for seed in (0, 1)]
         results[1] = replace(results[1], best_test={"error": 2.5, "score": 80.0})
         assert summarise(results).best_test == {"error": 3.0, "score": 45.0}

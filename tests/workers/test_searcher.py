@@ -84,7 +84,7 @@ class TestEveryConfigurationOnce:
             {"optimizer.clip_norm": 1.0, "optimizer.clip_value": 1.0}
         ]
         assert "clip_norm" in invalid[0].error
-        assert len(b.told()) == 3
+        assert len(b.in_optuna()) == 3
 
     def test_a_space_without_any_valid_point_says_so(self, tmp_path):
         space = {"optimizer.clip_norm": [1.0], "optimizer.clip_value": [1.0, 2.0]}
@@ -102,7 +102,10 @@ class TestEveryConfigurationOnce:
         reused = b.ledger.load()[0]
         assert reused.state == "reused"
         assert reused.result.reused_from == Source("e0", 7, "run7")
-        assert (b.told()[0].state, b.told()[0].value) == (TrialState.COMPLETE, 0.25)
+        assert (b.in_optuna()[0].state, b.in_optuna()[0].value) == (
+            TrialState.COMPLETE,
+            0.25,
+        )
         assert b.sweep.best().number == 0
 
 
@@ -130,7 +133,7 @@ class TestArms:
         for number, entry in enumerate(b.ledger.load()):
             is_rmsprop = entry.params.get("optimizer.name") == "rmsprop"
             assert ("optimizer.alpha" in entry.params) == is_rmsprop
-            params = b.told()[number].params
+            params = b.in_optuna()[number].params
             assert params.pop("arm") == entry.arm
             assert params == {f"{entry.arm}:{path}": v for path, v in entry.params.items()}
         assert {e.arm for e in b.ledger.load()} == {"scornn", "lstm"}
@@ -155,7 +158,7 @@ class TestOutcomes:
         b.sweep.report(0, 10, {"objective": 0.5}, None)
         b.sweep.end(0, outcome, Result(value=0.5, step=10))
         b.sweep.end(0, "failed")  # the first end counts
-        told = b.told()[job.entry.number]
+        told = b.in_optuna()[job.entry.number]
         assert (told.state, told.value) == OUTCOMES[outcome]
         if outcome == "pruned":
             assert told.intermediate_values == {5: 0.75, 10: 0.5}
@@ -165,7 +168,7 @@ class TestOutcomes:
         search = {"method": "grid", "space": {"optimizer.lr": [0.1]}}
         b = bench(tmp_path, search, objective={"metric": "accuracy"})
         b.run(lambda params: math.inf)
-        assert b.told()[0].value == -math.inf
+        assert b.in_optuna()[0].value == -math.inf
 
     @pytest.mark.parametrize("seed", range(3))
     def test_tpe_learns_to_avoid_a_region_that_diverges(self, tmp_path, seed):
@@ -217,10 +220,10 @@ class TestANewDriver:
         b = bench(tmp_path, search, arms=TestArms.ARMS[:1] if method == "grid" else TestArms.ARMS)
         b.run(lambda params: math.inf if params["optimizer.lr"] > 5e-3 else 0.5, most=5)
         b.ask()
-        before = {n: (t.params, t.state, t.value) for n, t in b.told().items()}
+        before = {n: (t.params, t.state, t.value) for n, t in b.in_optuna().items()}
         (tmp_path / "e1.journal").unlink()
         b.start()
-        assert {n: (t.params, t.state, t.value) for n, t in b.told().items()} == before
+        assert {n: (t.params, t.state, t.value) for n, t in b.in_optuna().items()} == before
 
     def test_a_database_serves_as_well_as_a_journal(self, tmp_path):
         b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": GRID})
@@ -229,7 +232,7 @@ class TestANewDriver:
         b.run(lambda params: math.inf if params["optimizer.lr"] > 5e-3 else 0.5, most=3)
         b.start()
         b.run()
-        told = b.told()
+        told = b.in_optuna()
         assert sorted(told) == [0, 1, 2, 3]
         states = {"completed": TrialState.COMPLETE, "diverged": TrialState.PRUNED}
         assert [told[e.number].state for e in b.ledger.load()] == [
@@ -247,7 +250,7 @@ class TestANewDriver:
             b.start()
             states = [t.state for t in b.study.trials()]
             assert states == [*[TrialState.COMPLETE] * 3, TrialState.FAIL]
-        assert b.told()[2].value == 0.125
+        assert b.in_optuna()[2].value == 0.125
         assert b.ask().entry.number == 3
 
     def test_it_does_not_draw_its_predecessors_points_again(self, tmp_path):
@@ -269,7 +272,7 @@ class TestANewDriver:
             journal.write_bytes(b"[1]\n" * 3)
         b.start()
         assert len(b.run()) == 3
-        assert [t.state for t in b.told().values()] == [TrialState.COMPLETE] * 6
+        assert [t.state for t in b.in_optuna().values()] == [TrialState.COMPLETE] * 6
 
     def test_an_experiment_that_is_over_has_no_work(self, tmp_path):
         b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": {"optimizer.lr": LR}})
@@ -325,7 +328,7 @@ class TestLostProcesses:
         states = [e.state for e in b.ledger.load()]
         assert states == ["completed"] * 2 + ["cancelled"] * 2
         assert b.sweep.close() == ("cancelled", "cancelled on request")
-        assert [b.told()[n].state for n in (2, 3)] == [TrialState.FAIL] * 2
+        assert [b.in_optuna()[n].state for n in (2, 3)] == [TrialState.FAIL] * 2
 
     def test_the_first_reason_to_cancel_stands(self, tmp_path):
         b = self.one(tmp_path, retries=3)

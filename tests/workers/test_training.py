@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import Line, Lines, Text, TextConfig, exact, reloaded, trained, trial
+from toys import Line, Lines, Text, TextConfig, reload, to_exact, train_toy, trial
 
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
@@ -71,41 +71,41 @@ class TestGoingOn:
                 training.model.switched.fill_(True)
         whole.run()
         cut.run(until=13)
-        resumed = reloaded(cut, config)
+        resumed = reload(cut, config)
         resumed.run()
         assert resumed.outcome == "completed"
-        assert exact(resumed.state_dict()) == exact(whole.state_dict())
+        assert to_exact(resumed.state_dict()) == to_exact(whole.state_dict())
         assert [p.step for p in resumed.drain()] == [0, 4, 8, 12, 16, 20, 24]
 
     @pytest.mark.parametrize("short", [40, 37])
     def test_a_longer_budget_continues_a_finished_training(self, short):
-        shorter = trained(trial(training={"steps": short}))
+        shorter = train_toy(trial(training={"steps": short}))
         assert shorter.outcome == "completed"
-        longer = reloaded(shorter, trial(training={"steps": 100}))
+        longer = reload(shorter, trial(training={"steps": 100}))
         assert not longer.is_finished
         assert longer.result().test == {}
         longer.run()
-        whole = trained(trial(training={"steps": 100}))
-        assert exact(longer.result()) == exact(whole.result())
-        assert exact(longer.state_dict()["model"]) == exact(whole.state_dict()["model"])
+        whole = train_toy(trial(training={"steps": 100}))
+        assert to_exact(longer.result()) == to_exact(whole.result())
+        assert to_exact(longer.state_dict()["model"]) == to_exact(whole.state_dict()["model"])
 
     def test_the_end_of_a_shorter_budget_is_forgotten_where_it_was_no_regular_evaluation(self):
         curve = {10: 3.0, 15: 1.0, 20: 2.0}
-        short = trained(trial(task={"curve": curve}, training={"steps": 15}))
+        short = train_toy(trial(task={"curve": curve}, training={"steps": 15}))
         assert short.result().best_step == 15
-        longer = reloaded(short, trial(task={"curve": curve}, training={"steps": 20}))
+        longer = reload(short, trial(task={"curve": curve}, training={"steps": 20}))
         longer.run()
         assert longer.result().best_step == 20
 
     def test_what_patience_ended_stays_ended_under_a_longer_budget(self):
         task = {"curve": {s: float(s) for s in range(200)}}
         config = trial(task=task, training={"patience": 2})
-        longer = reloaded(trained(config), trial(task=task, training={"patience": 2, "steps": 99}))
+        longer = reload(train_toy(config), trial(task=task, training={"patience": 2, "steps": 99}))
         assert (longer.outcome, longer.step) == ("completed", 30)
         assert longer.result().test
 
     def test_a_checkpoint_of_something_else_is_refused(self):
-        state = trained(trial(), until=8).state_dict()
+        state = train_toy(trial(), until=8).state_dict()
         with pytest.raises(ValueError, match="of configuration"):
             Training(trial(optimizer={"lr": 0.1}), 0).load_state_dict(state)
         with pytest.raises(ValueError, match=r"with seed 0; this training is of .* with seed 1"):
@@ -115,33 +115,33 @@ class TestGoingOn:
 
     def test_points_keep_their_times_through_a_checkpoint_and_come_once(self):
         config = trial()
-        first = trained(config, until=20)
-        second = reloaded(first, config)
+        first = train_toy(config, until=20)
+        second = reload(first, config)
         assert second.drain() == first.drain()
         second.run()
         assert [p.step for p in second.drain()] == [24, 28, 30, 32, 36, 40]
 
     def test_a_state_does_not_change_when_the_training_that_gave_or_took_it_goes_on(self):
-        training = trained(trial(), until=8)
+        training = train_toy(trial(), until=8)
         state = training.state_dict()
-        before = exact(state)
+        before = to_exact(state)
         other = Training(trial(), 0)
         other.load_state_dict(state)
         other.run()
         training.run()
-        assert exact(state) == before
+        assert to_exact(state) == before
 
     def test_the_time_spent_adds_up_over_resumes(self):
-        training = trained(trial(), until=20)
+        training = train_toy(trial(), until=20)
         spent = training.seconds
-        other = reloaded(training, trial())
+        other = reload(training, trial())
         other.run()
         assert 0 < spent < other.seconds
 
 
 class TestStepping:
     def test_it_learns(self):
-        training = trained(trial(training={"steps": 400}))
+        training = train_toy(trial(training={"steps": 400}))
         assert training.result().value < 1e-3
         weights = selected_weights(training.state_dict())
         torch.testing.assert_close(weights["w"], torch.tensor(2.0), atol=0.03, rtol=0)
@@ -151,27 +151,27 @@ class TestStepping:
         before = torch.get_rng_state()
         first = Training(trial(), 7).state_dict()["model"]
         torch.manual_seed(456)
-        assert exact(first) == exact(Training(trial(), 7).state_dict()["model"])
-        assert exact(first) != exact(Training(trial(), 8).state_dict()["model"])
+        assert to_exact(first) == to_exact(Training(trial(), 7).state_dict()["model"])
+        assert to_exact(first) != to_exact(Training(trial(), 8).state_dict()["model"])
         torch.manual_seed(123)
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_training_leaves_the_global_random_numbers_alone(self):
         before = torch.get_rng_state()
-        trained(trial())
+        train_toy(trial())
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_a_model_is_told_each_groups_learning_rate_after_every_update(self):
-        training = trained(trial(optimizer={"lr": 0.01, "lr_orth": 0.2}))
+        training = train_toy(trial(optimizer={"lr": 0.01, "lr_orth": 0.2}))
         assert training.model.rates == {"orth": 0.2, "main": 0.01}
         assert training.model.updates == 40
 
     def test_a_bug_comes_through_as_it_is(self):
         with pytest.raises(ZeroDivisionError, match="a bug in the model"):
-            trained(trial(model={"broken": True}))
+            train_toy(trial(model={"broken": True}))
 
     def test_a_point_holds_all_that_was_taken_at_its_step(self):
-        points = {p.step: p.metrics for p in trained(trial(training={"steps": 22})).drain()}
+        points = {p.step: p.metrics for p in train_toy(trial(training={"steps": 22})).drain()}
         assert list(points) == [0, 4, 8, 10, 12, 16, 20, 22]
         in_training = {"train/error", "train/gradient_norm"}
         evaluated = {"valid/error", "valid/score", "constraint/slope", "baseline"}
@@ -181,9 +181,9 @@ class TestStepping:
         assert points[10]["baseline"] == 5.0
 
     def test_the_training_loss_of_a_point_is_the_mean_since_the_last_one(self):
-        each = trained(trial(training={"log_every": 1, "steps": 8})).drain()[1:]
+        each = train_toy(trial(training={"log_every": 1, "steps": 8})).drain()[1:]
         losses = [p.metrics["train/error"] for p in each]
-        means = [p.metrics["train/error"] for p in trained(trial(), until=8).drain()[1:]]
+        means = [p.metrics["train/error"] for p in train_toy(trial(), until=8).drain()[1:]]
         assert means == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 4], rel=1e-12)
 
     def test_a_checkpoint_is_asked_for_after_evaluations_and_when_time_has_passed(self):
@@ -226,7 +226,7 @@ class TestCarriedState:
 
     def test_training_carries_the_state_on_without_its_gradient(self):
         model = {"name": "tanh_rnn", "hidden_size": 6}
-        training = trained(trial(task={"name": "text"}, model=model), until=2)
+        training = train_toy(trial(task={"name": "text"}, model=model), until=2)
         state = training.state_dict()["carried"]
         fresh = Training(training.config, 0)
         fresh.load_state_dict(training.state_dict())
@@ -239,7 +239,7 @@ class TestSelection:
     @pytest.mark.parametrize(("better", "step"), [("lower", 10), ("higher", 40)])
     def test_the_best_point_follows_the_metrics_direction(self, better, step):
         config = trial(task={"better": better}, objective={"metric": "score"})
-        result = trained(config).result()
+        result = train_toy(config).result()
         assert (result.value, result.best_step) == (step, step)
         assert result.baseline is None
 
@@ -249,7 +249,7 @@ class TestSelection:
         monkeypatch.setattr(
             Lines, "evaluation", lambda task, split: splits.append(split) or evaluation(task, split)
         )
-        training = trained(trial(task={"curve": {10: 9.0, 20: 0.5, 30: 7.0, 40: 8.0}}))
+        training = train_toy(trial(task={"curve": {10: 9.0, 20: 0.5, 30: 7.0, 40: 8.0}}))
         assert splits == ["valid"] * 5 + ["test"]
         result = training.result()
         assert (result.best_step, result.value) == (20, 0.5)
@@ -260,30 +260,30 @@ class TestSelection:
 
     def test_training_stops_after_so_many_evaluations_without_a_new_best(self):
         curve = {10: 5.0, 20: 6.0, 30: 4.0, 40: 4.0, 50: 4.5, 60: 1.0}
-        training = trained(trial(task={"curve": curve}, training={"steps": 90, "patience": 2}))
+        training = train_toy(trial(task={"curve": curve}, training={"steps": 90, "patience": 2}))
         assert (training.outcome, training.step) == ("completed", 50)
         assert training.result().best_step == 30
 
     def test_the_unscheduled_evaluation_at_a_budgets_end_uses_up_no_patience(self):
         curve = {10: 3.0, 20: 4.0, 25: 5.0, 30: 2.0, 40: 3.0, 50: 4.0}
         task, training = {"curve": curve}, {"steps": 25, "patience": 2}
-        short = trained(trial(task=task, training=training))
+        short = train_toy(trial(task=task, training=training))
         assert (short.outcome, short.step, short.selection.stale) == ("completed", 25, 1)
         content = trial(task=task, training=training | {"steps": 90})
-        longer = reloaded(short, content)
+        longer = reload(short, content)
         longer.run()
-        whole = trained(content)
+        whole = train_toy(content)
         assert (longer.step, longer.result().best_step) == (50, 30)
-        assert exact(longer.result()) == exact(whole.result())
+        assert to_exact(longer.result()) == to_exact(whole.result())
 
     def test_the_unscheduled_evaluation_at_a_budgets_end_is_no_step_towards_divergence(self):
         rule = {"factor": 2, "evaluations": 2}
         curve = {0: 4.0, 20: 20.0, 25: 20.0}
-        ended = trained(trial(task={"curve": curve}, training={"steps": 25}, divergence=rule))
+        ended = train_toy(trial(task={"curve": curve}, training={"steps": 25}, divergence=rule))
         assert (ended.outcome, ended.step) == ("completed", 25)
 
     def test_the_result_is_finite_and_survives_json(self):
-        result = summarise([trained(trial()).result()])
+        result = summarise([train_toy(trial()).result()])
         content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
         assert Result.from_dict(content).to_dict() == content
         assert result.parameters == ParameterCount(free=3, stored=2)
@@ -293,10 +293,10 @@ class TestSelection:
 class TestDivergence:
     @pytest.mark.parametrize("bad_gradient", [False, True])
     def test_a_step_that_is_not_finite_ends_it_with_the_parameters_untouched(self, bad_gradient):
-        bad = trained(trial(task={"bad_step": 26, "bad_gradient": bad_gradient}))
+        bad = train_toy(trial(task={"bad_step": 26, "bad_gradient": bad_gradient}))
         assert (bad.outcome, bad.step) == ("diverged", 26)
-        good = trained(trial(), until=26)
-        assert exact(bad.model.state_dict()) == exact(good.model.state_dict())
+        good = train_toy(trial(), until=26)
+        assert to_exact(bad.model.state_dict()) == to_exact(good.model.state_dict())
         result, points = bad.result(), bad.drain()
         assert result.best_step == 20
         assert result.test == {}
@@ -304,13 +304,13 @@ class TestDivergence:
         assert all(isfinite(v) for p in points for v in p.metrics.values())
 
     def test_diverging_before_the_first_evaluation_leaves_no_value(self):
-        training = trained(trial(task={"bad_step": 0}))
+        training = train_toy(trial(task={"bad_step": 0}))
         assert (training.outcome, training.step) == ("diverged", 0)
         assert [p.step for p in training.drain()] == [0]
         assert training.result().value is None
 
     def test_an_evaluation_that_is_not_finite_ends_it(self):
-        training = trained(trial(task={"curve": {10: 1.0, 20: 1e39}}))
+        training = train_toy(trial(task={"curve": {10: 1.0, 20: 1e39}}))
         assert (training.outcome, training.step) == ("diverged", 20)
         assert training.result().value == 1.0
         assert "valid/error" not in training.drain()[-1].metrics
@@ -326,24 +326,24 @@ class TestDivergence:
         ],
     )
     def test_a_loss_far_above_baseline_and_first_value_ends_it_in_the_end(self, curve, end):
-        training = trained(trial(task={"curve": {0: 4.0} | curve}, training={"steps": 50}))
+        training = train_toy(trial(task={"curve": {0: 4.0} | curve}, training={"steps": 50}))
         assert (training.outcome, training.step) == end
 
     def test_how_far_and_how_often_are_fields_of_the_spec(self):
         config = trial(
             task={"curve": {0: 4.0, 20: 11.0}}, divergence={"factor": 2, "evaluations": 1}
         )
-        assert trained(config).step == 20
+        assert train_toy(config).step == 20
 
     def test_a_diverged_training_stays_so_under_a_longer_budget(self):
         task = {"bad_step": 26}
-        longer = reloaded(trained(trial(task=task)), trial(task=task, training={"steps": 80}))
+        longer = reload(train_toy(trial(task=task)), trial(task=task, training={"steps": 80}))
         assert longer.outcome == "diverged"
 
     def test_diverging_just_after_a_shorter_budget_adds_no_second_point_to_its_last_step(self):
         task = {"bad_step": 37}
-        short = trained(trial(task=task, training={"steps": 37}))
-        longer = reloaded(short, trial(task=task))
+        short = train_toy(trial(task=task, training={"steps": 37}))
+        longer = reload(short, trial(task=task))
         longer.run()
         assert (longer.outcome, longer.step) == ("diverged", 37)
         assert [p.step for p in longer.drain()][-2:] == [36, 37]
@@ -392,7 +392,7 @@ class TestReplicates:
         assert list(result.curves) == [5, 6, 7]
         assert result.value == pytest.approx(sum(r.value for r in result.replicates) / 3)
         assert told == [(seed, p) for seed, curve in result.curves.items() for p in curve]
-        assert exact(result.replicates[1]) == exact(trained(trial(), seed=6).result())
+        assert to_exact(result.replicates[1]) == to_exact(train_toy(trial(), seed=6).result())
 
     def test_train_goes_on_from_its_folder_and_to_a_longer_budget(self, tmp_path, monkeypatch):
         def no_more(task, step, seed):
@@ -410,7 +410,7 @@ class TestReplicates:
         content = trial(training={"steps": 60}).model_dump(mode="json")
         result = train(content, folder=tmp_path)
         assert result.curves[0][: len(kept)] == kept
-        assert exact(result.replicates) == exact(train(content).replicates)
+        assert to_exact(result.replicates) == to_exact(train(content).replicates)
 
     def test_a_process_killed_at_random_moments_changes_nothing_in_the_end(self, tmp_path):
         content = {
@@ -433,6 +433,6 @@ class TestReplicates:
                 process.kill()
         killed = train(content, folder=tmp_path / "here")
         whole = train(content)
-        assert exact(killed.replicates) == exact(whole.replicates)
+        assert to_exact(killed.replicates) == to_exact(whole.replicates)
         values = [[(p.step, p.metrics) for p in r.curves[0]] for r in (killed, whole)]
         assert values[0] == values[1]

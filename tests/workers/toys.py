@@ -168,13 +168,13 @@ def trial(task=None, model=None, optimizer=None, **rest):
     return TrialConfig.from_dict({**content, **rest})
 
 
-def trained(config, seed=0, until=None):
+def train_toy(config, seed=0, until=None):
     training = Training(config, seed)
     training.run(until)
     return training
 
 
-def reloaded(training, config):
+def reload(training, config):
     """Return a new Training that goes on from a checkpoint of another, through a file."""
     file = io.BytesIO()
     torch.save(training.state_dict(), file)
@@ -184,12 +184,12 @@ def reloaded(training, config):
     return other
 
 
-def exact(tree):
+def to_exact(tree):
     """Return a tree with tensors as bytes and without wall-clock times, to be compared with ==."""
     if isinstance(tree, torch.Tensor):
         return tree.dtype, tree.shape, tree.numpy().tobytes()
     if dataclasses.is_dataclass(tree):
-        return exact(dataclasses.asdict(tree))
+        return to_exact(dataclasses.asdict(tree))
     if isinstance(tree, dict):
-        return {k: exact(v) for k, v in tree.items() if k not in ("seconds", "timestamp_ms")}
-    return [exact(v) for v in tree] if isinstance(tree, list | tuple) else tree
+        return {k: to_exact(v) for k, v in tree.items() if k not in ("seconds", "timestamp_ms")}
+    return [to_exact(v) for v in tree] if isinstance(tree, list | tuple) else tree
