@@ -248,7 +248,7 @@ def test_python_examples_run(
 
 
 @cache
-def defined() -> set[str]:
+def list_definitions() -> set[str]:
     """Return the classes, functions, members, constants, modules and JSON files of the project."""
     found = set(FOREIGN)
     for path in (p for room in ROOMS for p in (ROOT / room).rglob("*.py")):
@@ -284,7 +284,9 @@ def test_names_and_paths_of_the_code_exist(page: str) -> None:
             if parts[0] == "eigensweep":
                 assert hasattr(eigensweep, parts[1])
                 continue
-            known = name in defined() if len(parts) < 3 else set(parts) <= defined()
+            known = (
+                name in list_definitions() if len(parts) < 3 else set(parts) <= list_definitions()
+            )
             if not known and not list(ROOT.rglob(name)):
                 missing.append(name)
 
