@@ -19,6 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[speech]' || echo 'The speech scores STOI and PESQ were not installed (PESQ needs a C compiler); speech trials run without them'
 	@touch $@
+	@echo "Installed. To call eigensweep in a shell: source $(BIN)/activate"
 
 run: setup  ## run a small experiment, from POST to ranked trials
 	@$(BIN)/python -m eigensweep.service.command.quickstart
