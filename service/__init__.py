@@ -1,1 +1,1 @@
-"""REST API, record of experiments and queue: what stands between people and the drivers."""
+"""The service and its clients: REST API, record, queue, process, Python client, command line."""

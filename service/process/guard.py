@@ -1,4 +1,4 @@
-"""Watches the service's process, and kills what it has started when it ends, for whatever reason.
+"""Kills all that the service's process has started when that process ends, for whatever reason.
 
 A script in a process of its own: `guard.py <mark>`. Its standard input is a pipe from the service,
 into which nothing is written. When the service is gone, even by SIGKILL, the pipe is closed.

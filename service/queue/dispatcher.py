@@ -163,7 +163,7 @@ class Dispatcher:
             self._wake.clear()
 
     def _try(self, act: Callable[..., None], id: str, care: _Care, *arguments: bool) -> bool:
-        """Do something for one experiment unless it is in a pause; return whether it was tried.
+        """Do something for one experiment unless it pauses after an error; return whether it did.
 
         An error is logged when it is new, and kept as this experiment's problem.
         """

@@ -57,7 +57,7 @@ class ExperimentRecord:
 
 
 def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, StateCount]]:
-    """Return for each experiment its trials by state; only an index is read."""
+    """Return for each experiment the counts of its trials by state; only an index is read."""
     grouped = (
         select(
             Trial.experiment_id,
@@ -82,7 +82,7 @@ class Queries:
         self.url = url
 
     def ping(self) -> None:
-        """Return if the record can be read.
+        """Read one row, to see that the record can be read.
 
         Raises:
             SQLAlchemyError: if the database is away or has not the schema of this version.

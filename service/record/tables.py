@@ -53,7 +53,7 @@ class ResultJson(TypedDict, total=False):
 
 
 class KindDetails(TypedDict, total=False):
-    """What an event tells of its kind; which of it depends on the kind."""
+    """Details that only some kinds of events have."""
 
     name: str
     params: Params
@@ -64,7 +64,7 @@ class KindDetails(TypedDict, total=False):
 
 
 class EventDetails(KindDetails, total=False):
-    """The same, and for an event of a trial where the trial stands."""
+    """The same, and for an event of a trial: which trial, and how far it is."""
 
     trial: int
     arm: str
