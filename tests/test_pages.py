@@ -163,7 +163,8 @@ def check_python(words: list[str]) -> None:
     if words[0] == "-m":
         path, words = ROOT / words[1].replace(".", "/"), words[1:]
         path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-    text = path.read_text(encoding="utf-8")
+    assert path.exists()
+    text = "".join(file.read_text(encoding="utf-8") for file in path.parent.glob("*.py"))
     for option in (word for word in words if word.startswith("--")):
         assert f'"{option}"' in text, f"{path.name} has no option {option}"
 
