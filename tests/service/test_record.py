@@ -32,7 +32,7 @@ def add(record: Record, spec: dict[str, Any], key: str | None = None) -> str:
     return record.add(ExperimentSpec.model_validate(spec), key)[0].id
 
 
-def driven(record: Record, spec: dict[str, Any]) -> RecordLedger:
+def post_and_claim(record: Record, spec: dict[str, Any]) -> RecordLedger:
     claim = record.claim(add(record, spec))
     assert claim is not None
     return RecordLedger(record.url, claim.experiment_id, claim.generation)
@@ -69,7 +69,7 @@ class TestWrongSchema:
 
     @pytest.fixture
     def ledger(self, each_url: str, spec: Any) -> RecordLedger:
-        found = replace(driven(Record(each_url), spec()), patience=3600.0)
+        found = replace(post_and_claim(Record(each_url), spec()), patience=3600.0)
         found.open(0, "scornn", {}, CONFIG, "h")
         return found
 
@@ -119,7 +119,7 @@ class TestQueue:
         assert kinds == ["queued", "cancel_requested", "cancelled"]
 
     def test_what_is_over_cannot_be_cancelled(self, record, spec):
-        ledger = driven(record, spec())
+        ledger = post_and_claim(record, spec())
         ledger.end("completed")
         with pytest.raises(AlreadyEndedError, match="completed"):
             record.cancel(ledger.experiment_id)
@@ -127,7 +127,7 @@ class TestQueue:
     def test_a_claim_notes_the_steps_that_were_trained_before_it_and_not_the_reused_ones(
         self, record, spec
     ):
-        ledger = driven(record, spec())
+        ledger = post_and_claim(record, spec())
         assert record.row(ledger.experiment_id).claimed_steps == 0
         for number, outcome in enumerate(["completed", "reused", "pruned"]):
             ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
@@ -137,7 +137,7 @@ class TestQueue:
         assert record.row(ledger.experiment_id).claimed_steps == 10 + 12
 
     def test_deaths_are_counted_anew_after_progress(self, record, spec):
-        ledger = driven(record, spec())
+        ledger = post_and_claim(record, spec())
         id = ledger.experiment_id
         assert [record.count_death(id) for _ in range(2)] == [1, 2]
         ledger.open_invalid(0, "scornn", {}, "no")
@@ -180,7 +180,7 @@ class StepCounter:
 class TestPages:
     def test_the_best_trial_is_the_lowest_of_the_ranked(self, each_url, spec):
         record = Record(each_url)
-        ledger = driven(record, spec())
+        ledger = post_and_claim(record, spec())
         ends = [("completed", 0.5), ("pruned", 0.1), ("completed", 0.3), ("diverged", None)]
         for number, (outcome, value) in enumerate(ends):
             ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
@@ -199,7 +199,7 @@ class TestPages:
         assert [r.trial.number for r in rest] == [3, 4]
 
     def test_where_higher_is_better_the_highest_is_best(self, record, spec):
-        ledger = driven(record, spec(objective={"metric": "recall_accuracy"}))
+        ledger = post_and_claim(record, spec(objective={"metric": "recall_accuracy"}))
         for number, value in enumerate((0.5, 0.9, 0.1)):
             ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
             ledger.finish(number, ledger.begin(number), "completed", Result(value=value, step=1))
@@ -230,7 +230,7 @@ class TestPages:
 
     def fill(self, record: Record, spec: dict[str, Any], trials: int) -> str:
         """Add an experiment with so many completed trials, the last of them the best."""
-        id = driven(record, spec).experiment_id
+        id = post_and_claim(record, spec).experiment_id
         rows = [
             {
                 "experiment_id": id,

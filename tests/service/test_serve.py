@@ -29,7 +29,7 @@ LONG = {"training/steps": 1_000_000, "task/valid_size": 8, "task/test_size": 8}
 SHORT = {"training/steps": 20, "task/valid_size": 8, "task/test_size": 8}
 
 
-class Served:
+class ServiceProcess:
     """A service in a process of its own, started in a folder that has a `models` of its own."""
 
     def __init__(self, folder: Path, port: int, mlflow_port: int) -> None:
@@ -100,11 +100,11 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def service() -> Iterator[ServiceProcess]:
     free = [ports.find_free_port("127.0.0.1", first, True) for first in (28642, 25000)]
     # Ray's sockets lie below it, and a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        service = Served(Path(name), *free)
+        service = ServiceProcess(Path(name), *free)
         service.start()
         yield service
         if service.process.is_running():
@@ -113,47 +113,47 @@ def served() -> Iterator[Served]:
 
 class TestServe:
     def test_started_beside_a_models_package_of_somebody_else_it_trains_ours_and_revives_mlflow(
-        self, served, spec
+        self, service, spec
     ):
-        here = served.ask("/v1/experiments", spec(**SHORT))["links"]["self"]
-        (server,) = [c for c in served.process.children() if "mlflow" in " ".join(c.cmdline())]
+        here = service.ask("/v1/experiments", spec(**SHORT))["links"]["self"]
+        (server,) = [c for c in service.process.children() if "mlflow" in " ".join(c.cmdline())]
         for process in (server, *server.children(recursive=True)):
             process.kill()
-        ended = served.wait_for(here, lambda e: e["state"] not in ("queued", "running"))
+        ended = service.wait_for(here, lambda e: e["state"] not in ("queued", "running"))
         assert ended["state"] == "completed", ended["error"]
-        served.wait_for(here, lambda e: e["best"]["links"]["mlflow"])
-        assert "MLflow ended" in served.log()
+        service.wait_for(here, lambda e: e["best"]["links"]["mlflow"])
+        assert "MLflow ended" in service.log()
 
-    def test_a_second_service_does_not_share_its_home(self, served):
-        refused = served.command(
+    def test_a_second_service_does_not_share_its_home(self, service):
+        refused = service.command(
             EIGENSWEEP_PORT=str(ports.find_free_port("127.0.0.1", 29642, True))
         )
         assert refused.returncode == 2
-        assert str(served.process.pid) in refused.stderr
+        assert str(service.process.pid) in refused.stderr
         assert "EIGENSWEEP_HOME" in refused.stderr
 
     def test_stopped_or_killed_it_leaves_nothing_behind_and_goes_on_when_started_again(
-        self, served, spec
+        self, service, spec
     ):
-        here = served.ask("/v1/experiments", spec(**LONG))["links"]["self"]
-        stream = urllib.request.urlopen(f"{served.url}{here}/events", timeout=PATIENCE)
+        here = service.ask("/v1/experiments", spec(**LONG))["links"]["self"]
+        stream = urllib.request.urlopen(f"{service.url}{here}/events", timeout=PATIENCE)
         threading.Thread(target=stream.read, daemon=True).start()
-        served.wait_for(here, lambda e: e["progress"]["running"] > 0)
-        assert served.end(signal.SIGTERM) == []
+        service.wait_for(here, lambda e: e["progress"]["running"] > 0)
+        assert service.end(signal.SIGTERM) == []
         # 1 on a machine so busy that the service left what was not done in time to its guard
-        assert served.process.returncode in (0, 1)
+        assert service.process.returncode in (0, 1)
 
-        served.start()
-        again = served.wait_for(here, lambda e: e["state"] == "running")
+        service.start()
+        again = service.wait_for(here, lambda e: e["state"] == "running")
         assert again["id"] in here
-        served.wait_for(here, lambda e: e["progress"]["running"] > 0)
-        assert served.end(signal.SIGKILL) == []
+        service.wait_for(here, lambda e: e["progress"]["running"] > 0)
+        assert service.end(signal.SIGKILL) == []
 
 
 class TestRefusals:
     @pytest.fixture
-    def alone(self, tmp_path: Path, free_port: Any) -> Served:
-        return Served(tmp_path, free_port(), free_port())
+    def alone(self, tmp_path: Path, free_port: Any) -> ServiceProcess:
+        return ServiceProcess(tmp_path, free_port(), free_port())
 
     def test_strangers_without_a_token(self, alone):
         refused = alone.command(EIGENSWEEP_HOST="0.0.0.0")
