@@ -1,6 +1,7 @@
 """Recurrent networks with a long memory, each built from its config and a task's shapes.
 
-An installed package adds its own through the entry point group `eigensweep.models`.
+To add a model, write one file here and one line in `MODELS`. An installed package adds models by
+the entry point group `eigensweep.models`.
 
 >>> "scornn" in MODELS
 True

@@ -1,8 +1,15 @@
-"""The contract that every model keeps, and what a search may set on every model.
+"""The contract of a model: what every model is given, must define, and may override.
 
-Letters used in shapes everywhere below this package: τ sequence length, B batch size, m input size,
-n hidden size (ENRNN: q long and s short units, n = q + s), p output size. Sequences are time first,
-matrices are in column convention: z_t = U x_t + W h_{t-1}.
+To add a model, write a subclass of `ModelConfig` with the fields that a search may vary and
+`free_parameters`, and a subclass of `Model` with `forward`, `states` and `recurrent_matrix`. Most
+models extend `RecurrentModel` (`models/network.py`), which defines the first two.
+
+Letters in shapes, in all of `models`: τ time steps, B sequences in a batch, m inputs, n hidden
+units (ENRNN: q long and s short units, n = q + s), p outputs. Time is the first axis. Matrices
+multiply columns: z_t = U x_t + W h_{t-1}.
+
+A model runs in the process of a trial, of an analysis, or of a notebook. Nothing here chooses a
+device, seeds a generator or writes a log.
 """
 
 from __future__ import annotations
@@ -19,48 +26,53 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 State = Tensor | tuple[Tensor, ...]
-"""What a model carries from one piece of a sequence to the next; opaque to everybody else."""
+"""What a model carries from one part of a sequence to the next. Only the model itself reads it."""
 
 
 class Shapes(Protocol):
-    """What a model must know of a task: four plain attributes, which a task's `shapes` has."""
+    """What a model must know about a task. The `shapes` of a task's config has these attributes."""
 
     @property
     def input_size(self) -> int:
-        """Number m of input symbols, or of input features."""
+        """Number m: of different symbols, or of values in each time step."""
 
     @property
     def input_kind(self) -> Literal["symbols", "values"]:
-        """`symbols`: int64 (τ, B) indices; `values`: float (τ, B, m)."""
+        """Kind of x. `symbols`: int64 (τ, B), each from 0 to m - 1; `values`: float (τ, B, m)."""
 
     @property
     def output_size(self) -> int:
-        """Number p of outputs."""
+        """Number p of outputs in a time step."""
 
     @property
     def readout(self) -> Literal["all", "last"]:
-        """Whether every step is read out, or the last one only."""
+        """Which states are read out: those of all time steps, or the last one only."""
 
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters that share a learning rate: `orth` takes `lr_orth`, all other groups `lr`."""
+    """Parameters that share a learning rate and an update rule."""
 
     name: str
+    """`orth`: its learning rate is `optimizer.lr_orth`; every other group uses `optimizer.lr`."""
     params: list[nn.Parameter]
     options: dict[str, Any] = field(default_factory=dict)
+    """Options of the optimizer for this group alone, such as `weight_decay`."""
     rule: Callable[[list[dict[str, Any]]], Optimizer] | None = None
-    """Makes the optimizer that the model itself asks for, of groups as torch has them; by default
-    the trial's optimizer updates the group."""
+    """Returns the optimizer of this group, given groups as `torch.optim` takes them. None: the
+    trial's optimizer updates the group."""
 
 
 class ModelConfig(BaseModel):
-    """What a search may vary on every model. Rules that join fields are checked by `resolve`."""
+    """The fields that a search may vary on every model.
+
+    A field checks its own value. `resolve` checks rules between fields.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     initial_only: ClassVar[frozenset[str]] = frozenset()
-    """Fields that set initial values and buffers only: stacked networks may differ in them."""
+    """Fields that only set initial values and buffers. Networks in a stack may differ in them."""
 
     name: str
     hidden_size: int | None = Field(
@@ -75,10 +87,12 @@ class ModelConfig(BaseModel):
     )
 
     def resolve(self, shapes: Shapes) -> Self:
-        """Return the config with every size and count absolute, ready to build and to hash.
+        """Return the config with a hidden size in place of a budget, and counts in place of shares.
+
+        A model is built from this form, and its content hash is computed from it.
 
         Raises:
-            ValueError: if fields contradict one another, with what is allowed.
+            ValueError: if fields contradict one another; the message says what is allowed.
         """
         if (self.hidden_size is None) == (self.parameters is None):
             given = "both" if self.hidden_size is not None else "neither"
@@ -97,21 +111,24 @@ class ModelConfig(BaseModel):
         return self.at_size(self._largest_size(shapes, self.parameters))
 
     def at_size(self, hidden_size: int) -> Self:
-        """Return the config at n = `hidden_size`, fractions turned into counts, budget dropped."""
+        """Return the config with n = `hidden_size`, no budget, and counts in place of shares."""
         return self.model_copy(update={"hidden_size": hidden_size, "parameters": None})
 
     def free_parameters(self, shapes: Shapes) -> int:
-        """Return the degrees of freedom of a resolved config: the count that the papers print."""
+        """Return the degrees of freedom of a resolved config, as the papers count parameters.
+
+        An orthogonal (n, n) matrix counts n (n - 1) / 2.
+        """
         raise NotImplementedError
 
     @property
     def smallest_size(self) -> int:
-        """The smallest n that the given counts allow, a multiple of `size_step`."""
+        """The smallest n that is possible with the given counts; a multiple of `size_step`."""
         return self.size_step
 
     @property
     def size_step(self) -> int:
-        """What n is a multiple of."""
+        """Every possible n is a multiple of this number."""
         return 1
 
     def _largest_size(self, shapes: Shapes, budget: int) -> int:
@@ -131,7 +148,7 @@ class ModelConfig(BaseModel):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        # Where a fraction is rounded the count can dip, so the next few sizes are looked at too.
+        # Where a share is rounded, a larger n can have fewer parameters: try the next sizes, too.
         step = self.size_step
         return max(size for size in range(low - low % step, low + 8, step) if fits(size))
 
@@ -139,16 +156,17 @@ class ModelConfig(BaseModel):
 class Model(nn.Module, ABC):
     """A recurrent network: encoder, recurrence and readout, built from its config and shapes.
 
-    Written for one network. It is stacked from outside by `torch.vmap` (`models/stack.py`), so no
-    Python branch in `forward`, `recurrent_matrix`, `penalty` or `after_update` may depend on a
-    tensor's value: flags are buffers, choices are `torch.where`, and a custom Function has a `vmap`
-    rule. Whatever a rerun needs and is not a parameter is a registered buffer. The loss belongs to
-    the task.
+    A model does not choose its loss, optimizer, device or seed, and it does not log.
+
+    - What must be kept for a rerun is a parameter or a registered buffer.
+    - `torch.vmap` stacks many networks into one program (`models/stack.py`). So no Python branch in
+      `forward`, `recurrent_matrix`, `penalty` or `after_update` depends on a tensor's value: a flag
+      is a buffer, a choice is `torch.where`, and a custom Function has a `vmap` rule.
     """
 
     Config: ClassVar[type[ModelConfig]]
     result_version: ClassVar[int] = 1
-    """Raised when a change makes the same config give other results; enters every trial's hash."""
+    """Increased when the same config gives other results than before. It is part of the hash."""
 
     def __init__(self, config: ModelConfig, shapes: Shapes) -> None:
         super().__init__()
@@ -159,17 +177,25 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return (logits, state): logits (τ, B, p), or (B, p) if only the last step is read out.
+        """Return logits and the last state, from which the next part of a sequence continues.
 
-        x is int64 (τ, B) or float (τ, B, m); `state=None` is the model's initial state.
+        x is int64 (τ, B) or float (τ, B, m), as `shapes.input_kind` says. Logits are (τ, B, p), or
+        (B, p) where only the last step is read out. Without `state` the sequence starts from the
+        model's initial state.
         """
 
     @abstractmethod
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
-        """Return h at every step, (τ, B, n), by the readable reference: any derivative works."""
+        """Return h at every step, (τ, B, n), computed by the readable reference.
+
+        It is slower than `forward` and has derivatives of any order.
+        """
 
     def restart(self, state: State, rows: Tensor) -> State:
-        """Return `state` with the initial one in `rows`, (B,) of booleans. Default: zero there."""
+        """Return `state` with the initial state in some rows of the batch. Default: zeros.
+
+        `rows` is bool, (B,).
+        """
 
         def reset(part: Tensor) -> Tensor:
             chosen = rows.to(part.device).reshape(-1, *[1] * (part.dim() - 1))
@@ -179,43 +205,59 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def recurrent_matrix(self) -> Tensor:
-        """Return W, (n, n), from the free parameters; a value, computed anew at each call."""
+        """Return W, (n, n), computed from the parameters at each call.
+
+        W is a value, never an attribute, so it cannot be out of date after an update.
+        """
 
     def state_blocks(self) -> dict[str, slice]:
-        """Return the named parts of the state, in order, as slices of n. Default: one part."""
+        """Return the parts of the state by name, as slices of its n units. Default: one part."""
         return {"state": slice(0, self.hidden_size)}
 
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
-        """Return `forward` with W computed once, for the many calls of an evaluation."""
+        """Return a function that does what `forward` does, with W computed once for all calls.
+
+        An evaluation calls it many times without an update in between.
+        """
         return self.forward
 
     def param_groups(self) -> list[ParamGroup]:
+        """Return all parameters, each in one group. Default: one group, `main`."""
         return [ParamGroup("main", list(self.parameters()))]
 
     def others(self, *taken: nn.Parameter) -> list[nn.Parameter]:
-        """Return the model's parameters without `taken`, in order."""
+        """Return the model's parameters except `taken`, in order."""
         ids = {id(p) for p in taken}
         return [p for p in self.parameters() if id(p) not in ids]
 
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
-        """Run what follows an optimizer step, given each group's learning rate: here nothing."""
+        """Do what must follow each optimizer step, such as moving a base. Default: nothing.
+
+        `learning_rates` holds the current learning rate of each group, by the group's name.
+        """
 
     def penalty(self) -> Tensor:
-        """Return the model's own regularisation, a scalar added to the loss. Default: zero."""
+        """Return the model's own regularisation, a scalar that is added to the loss. Default: 0."""
         anything = next(chain(self.parameters(), self.buffers()))
         return torch.zeros((), device=anything.device)
 
     def constraint_report(self) -> dict[str, Tensor]:
-        """Return scalars that show the model's constraint, such as max|WᵀW - I|. Default: none."""
+        """Return scalars that show how well the constraint holds, such as max |WᵀW - I|.
+
+        They become the curves `constraint/<name>`. Default: none.
+        """
         return {}
 
     def count_parameters(self, convention: Literal["free", "stored"] = "free") -> int:
-        """Return the degrees of freedom (the papers' way), or the entries of trainable tensors."""
+        """Return the number of parameters.
+
+        `free`: degrees of freedom, as the papers count; `stored`: entries of trainable tensors.
+        """
         if convention == "free":
             return self.config.free_parameters(self.shapes)
         return sum(p.numel() for p in trainable(self.parameters()))
 
 
 def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Return those of `params` that take a gradient."""
+    """Return the parameters that are trained."""
     return [p for p in params if p.requires_grad]

@@ -1,4 +1,4 @@
-"""An optimizer that moves unitary matrices along the unitary matrices.
+"""An optimizer whose steps keep unitary matrices unitary.
 
 Source: Wisdom, Powers, Hershey, Le Roux & Atlas, NeurIPS 2016, section 3; the scaled gradient and
 its constants are those of their program for MNIST.

@@ -1,7 +1,7 @@
 """Networks that solve copying and adding by construction, without training.
 
 Source: Henaff, Szlam & LeCun, "Recurrent Orthogonal Networks and Long-Memory Tasks", ICML 2016,
-section 3. Both are LT-RNNs whose every weight is written down.
+section 3. Both are LT-RNNs with fixed weights.
 
 Departure: the constants of the copying solution are lost in the text. `exact` decodes every step
 right as long as noise stays below ½; `positive` has more room at the answers, and takes the
@@ -24,7 +24,7 @@ from eigensweep.models.recurrence.ungated import recur
 
 
 class Constructed(Model):
-    """h_t = U x_t + W h_{t-1}, y_t = V h_t, with buffers in the places of parameters."""
+    """h_t = U x_t + W h_{t-1}, y_t = V h_t. The matrices are buffers; nothing is trained."""
 
     U: Tensor
     W: Tensor

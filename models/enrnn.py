@@ -133,13 +133,13 @@ class ENRNNConfig(NetworkConfig):
 
 
 class ENRNN(RecurrentModel):
-    """h_t = f(U x_t + [[Wᴸ, Wᶜ], [0, Wˢ]] h_{t-1} + b): no way leads from long to short."""
+    """h_t = f(U x_t + [[Wᴸ, Wᶜ], [0, Wˢ]] h_{t-1} + b): the short state never sees the long."""
 
     Config = ENRNNConfig
     config: ENRNNConfig
     D: Tensor
     switched: Tensor
-    """Whether Wˢ is normalised: never again off once ρ(T) > 1 was seen after an update."""
+    """Whether Wˢ is normalised. It stays on from the first update after which ρ(T) > 1."""
     fallback_events: Tensor
     """How many training steps met a dominant eigenvalue that was nearly multiple."""
 
@@ -193,10 +193,11 @@ class ENRNN(RecurrentModel):
 
     @torch.no_grad()
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
-        """Switch the normalisation on if ρ(T) > 1: no forward pass meets a larger radius.
+        """Switch the normalisation on if ρ(T) > 1, so that the next forward pass is normalised.
 
-        With `WORTH_IT` short units or more the leading pair is followed from then on, and where one
-        overtakes it unseen ρ(Wˢ) exceeds 1 for a few updates: see `matrices.dominant`.
+        With `WORTH_IT` short units or more, the dominant eigenvalue is followed from then on. If
+        another eigenvalue overtakes it between decompositions, ρ(Wˢ) exceeds 1 for a few updates:
+        see `matrices.dominant`.
         """
         self.switched.logical_or_(spectral_radius(self.T, needed=~self.switched) > 1)
         if self.dominant is not None:

@@ -1,4 +1,4 @@
-"""uRNN of full capacity: any unitary matrix, moved along the unitary matrices by its own rule.
+"""uRNN of full capacity: any unitary matrix, kept unitary by its own update rule.
 
 Source: Wisdom, Powers, Hershey, Le Roux & Atlas, "Full-Capacity Unitary Recurrent Neural
 Networks", NeurIPS 2016, section 3.

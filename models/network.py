@@ -1,4 +1,4 @@
-"""What the networks share: an encoder, a linear readout, and counts given as shares.
+"""What all networks share: encoder, linear readout, and counts that are given as shares.
 
 With `encoder: embedding` a symbol is first looked up in a table E of width e, and U x_t becomes
 U Eᵀ x_t. In h_t = f(U x_t + W h_{t-1} + b) with e = n, U is the identity and not trained: the
@@ -170,7 +170,7 @@ class Network(Model):
 
 
 class RecurrentModel(Network):
-    """h_t = f(U x_t + W h_{t-1} + b); W and f are left to the model."""
+    """h_t = f(U x_t + W h_{t-1} + b). The model defines W and f."""
 
     activation: Activation
 
@@ -183,7 +183,7 @@ class RecurrentModel(Network):
         return torch.zeros(self.hidden_size)
 
     def encode_input(self, x: Tensor) -> Tensor:
-        """Return what the input matrix meets in place of x."""
+        """Return the input that the input matrix multiplies. Default: x itself."""
         return x
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:

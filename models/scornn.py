@@ -1,4 +1,4 @@
-"""scoRNN: an orthogonal recurrence held in place by a scaled Cayley transform.
+"""scoRNN: a recurrence kept orthogonal by a scaled Cayley transform.
 
 Source: Helfrich, Willmott & Ye, ICML 2018, section 3.
 """
@@ -29,7 +29,7 @@ from eigensweep.models.network import (
 
 
 class ScoRNNConfig(NetworkConfig):
-    """What a search may vary. A field's name is the name a search space uses."""
+    """What a search may vary."""
 
     initial_only = NetworkConfig.initial_only | {"negative_ones"}
 

@@ -1,4 +1,4 @@
-"""What the papers look at beside losses: how far gradients reach, what a matrix remembers.
+"""The papers' analyses of trained networks: how far gradients reach, what a matrix remembers.
 
-Pure functions: a model and tensors in, tensors and numbers out. Each module names its figure.
+All are pure functions of a model and tensors. Each module names the figure that it reproduces.
 """

@@ -1,4 +1,4 @@
-"""How a state lives on under h_t = Θ h_{t-1} where Θ is triangular: growth, a hump, a sudden end.
+"""How the norm of a state changes under h_t = Θ h_{t-1} with a triangular Θ.
 
 Source: Kerg et al., NeurIPS 2019, figure 1b; the settings are those of the authors' notebook.
 """

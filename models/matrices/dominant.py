@@ -4,10 +4,10 @@ A block of vectors is multiplied by the matrix and made orthonormal again; the e
 matrix on the space they span come near those of largest modulus (subspace iteration with
 Rayleigh-Ritz: Saad, "Numerical Methods for Large Eigenvalue Problems", 2011, section 5.2).
 
-Departure: ENRNN's program decomposes T after every update. Here a pair that overtakes grows in the
-block, as a rule before it leads; one that escapes is seen by the next decomposition of all, at most
-`EVERY` updates later. Until then T is divided by the modulus of the pair that led, and the spectral
-radius of what comes out is the ratio of the two: more than 1.
+Departure: ENRNN's program computes all eigenvalues of T after every update. Here this is done at
+most `EVERY` updates apart. Usually another pair of eigenvalues is already in the block when it
+becomes the largest. If it overtakes unnoticed, T is divided by the modulus of the former largest
+pair until the next decomposition of T. The spectral radius is then above 1 for that time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNSURE = 0.02
 
 
 class DominantEigenvalue(nn.Module):
-    """What is known of the dominant eigenvalue of a matrix with s rows; belongs to a checkpoint."""
+    """The dominant eigenvalue of a matrix with s rows, as followed so far; part of a checkpoint."""
 
     block: Tensor
     value: Tensor

@@ -27,8 +27,8 @@ LARGEST_NORM = {
 def exponential(A: Tensor) -> Tensor:
     """Return exp(A), orthogonal, for a skew-symmetric A.
 
-    The gradient is the skew-symmetric part of that for free entries: all that can move such an A.
-    Only first derivatives are available.
+    The gradient is the skew-symmetric part of the gradient for free entries, because A stays
+    skew-symmetric. Only first derivatives are available.
 
     >>> exponential(torch.tensor([[0.0, -torch.pi], [torch.pi, 0.0]])).diagonal().round().tolist()
     [-1.0, -1.0]

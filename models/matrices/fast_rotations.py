@@ -1,7 +1,8 @@
-"""The products of `rotations` in place, with a backward pass that turns the layers back.
+"""The products of `rotations`, computed in place, with a backward pass of their own.
 
-A layer is undone by its own angles, so only the product itself is kept, and a layer costs a few
-passes over it in place of many. First derivatives only: `rotations` has any.
+The backward pass undoes one layer after the other with the layer's own angles. So only the product
+is stored, and a layer costs a few passes over it in place of many. It has first derivatives only;
+`rotations` has derivatives of any order.
 """
 
 from __future__ import annotations

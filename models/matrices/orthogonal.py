@@ -1,4 +1,4 @@
-"""Skew-symmetric matrices, the orthogonal ones that the Cayley map makes of them, first values."""
+"""Skew-symmetric and orthogonal matrices: the Cayley map, projections, initial values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def nearest_orthogonal(M: Tensor) -> Tensor:
 
 
 def polish(W: Tensor) -> Tensor:
-    """Return W (3I - WᵀW) / 2: nearly orthogonal made orthogonal, the error squared.
+    """Return W (3I - WᵀW) / 2, which squares the error of a nearly orthogonal W.
 
     >>> polish(torch.tensor([[0.0, -0.999], [1.0, 0.0]]))
     tensor([[ 0.0000, -1.0000],

@@ -160,7 +160,7 @@ class Eigenpair(NamedTuple):
 def eigenpair_near(T: Tensor, near: Tensor) -> Eigenpair | None:
     """Return the eigenpair next to `near`, (real, imaginary), or None if none is found there.
 
-    It is found where inverse iteration settles within a few steps and 5% of `near`.
+    It is found if inverse iteration converges within a few steps to a value within 5% of `near`.
     """
     shift = torch.complex(near[0], near[1])
     if not (shift.isfinite() and T.isfinite().all()):

@@ -1,1 +1,1 @@
-"""The loop over time, written once for each kind of cell."""
+"""The loop over time, for each kind of cell: a readable reference and a fast form of it."""

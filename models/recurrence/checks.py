@@ -1,4 +1,4 @@
-"""What the fast recurrences refuse before compiled steps, which check nothing, see a tensor."""
+"""Checks of the fast recurrences' arguments: the compiled steps themselves check nothing."""
 
 from __future__ import annotations
 

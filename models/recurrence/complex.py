@@ -1,8 +1,7 @@
-"""The fast complex recurrence, as a real one of twice the size in which pairs of units go together.
+"""The fast complex recurrence, run as a real one of twice the size.
 
-Real and imaginary part of a unit stand side by side: W becomes a real (2n, 2n) matrix of blocks
-[[a, -b], [b, a]], and modReLU acts on pairs. So `ungated` runs it like any
-other.
+Real and imaginary part of a unit stand side by side. W becomes a real (2n, 2n) matrix of blocks
+[[a, -b], [b, a]], and modReLU acts on pairs of units. `ungated` runs it as any other recurrence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The custom Function behind the fast gated recurrences: chunks of time, forward and back.
 
-The states and what the gates gave are stored. Time goes in chunks that stay in cache; in each the
-input is projected, the steps are run and a state is read out; backward likewise, with one product
-a chunk for each gradient of a matrix. What a step is, a cell's `GatedSteps` say. Inside, every
-tensor has a lane axis in front: M networks side by side; `torch.vmap` folds into it.
+The states and the values of the gates are stored. Time is cut into chunks that stay in cache. In
+each chunk the input is projected, the steps are run and a state is read out. The backward pass does
+the same, with one product a chunk for the gradient of each matrix. A cell's `GatedSteps` define
+one step. Inside, every tensor has an axis of lanes in front: M networks side by side. `torch.vmap`
+becomes part of that axis.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CHUNK_BYTES = 6 << 20
 
 @dataclass(frozen=True)
 class GatedHow:
-    """What is not a tensor."""
+    """The arguments that are no tensors."""
 
     steps: type[GatedSteps]
     seen: int

@@ -1,15 +1,16 @@
 """The steps of the fast gated recurrences, and their form in PyTorch: any dtype, any device.
 
-A cell carries states from step to step (LSTM: h and the cell c; GRU: h) and keeps, for the way
-back, what its gates gave. Everything has a lane axis in front, M networks side by side:
+A cell carries states from step to step (LSTM: h and the cell c; GRU: h). It keeps the values of its
+gates for the backward pass. Everything has an axis of lanes in front, M networks side by side:
 
-    S (M, states, τ+1, B, row)   the states, at [:, :, 0] those before the first step
-    A (M, τ, B, kept · row)      what is kept of each step, side by side
+    S (M, states, τ+1, B, row)   the states; those before the first step are at [:, :, 0]
+    A (M, τ, B, kept · row)      the values that are kept of each step, side by side
     G (M, τ, B, back · row)      the gradients of the arguments of the gates
-    D (M, τ, B, row)             the gradient that the readout brings to the state that it sees
+    D (M, τ, B, row)             the gradient that the readout gives to the state that it reads
 
-`row` is n, or more where rows are padded. The first `met` of the kept parts meet the input, and
-`seen` is the number of the state that is read out.
+`row` is n, or more where rows are padded. `states`, `kept` and `back` count parts of `row` entries.
+The input is added to the first `met` of the kept parts. `seen` is the number of the state that is
+read out.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class GatedSteps(ABC):
         self.sums: tuple[Tensor, ...] = ()
 
     def row_of(self, n: int) -> int:
+        """Return the length of a row of n units, with padding. Here there is none."""
         return n
 
     def spread(self, rows: Tensor, gates: int | None = None) -> Tensor:
@@ -58,7 +60,7 @@ class GatedSteps(ABC):
         return rows[..., first * self.row : (first + count) * self.row]
 
     def project(self, x: Tensor, A: Tensor) -> None:
-        """Make U x_t + b in the first parts of A."""
+        """Write U x_t + b into the first `met` parts of A."""
         made, Ut = self.columns(A, 0, self.met), self.Ut
         if x.is_floating_point():
             torch.bmm(x.flatten(1, 2), Ut, out=made.flatten(1, 2))
@@ -70,14 +72,14 @@ class GatedSteps(ABC):
 
     @abstractmethod
     def forward(self, S: Tensor, A: Tensor, x: Tensor) -> None:
-        """Make the states in S[:, :, 1:], starting from S[:, :, 0], and A."""
+        """Write the states into S[:, :, 1:], starting from S[:, :, 0], and what is kept into A."""
 
     @abstractmethod
     def backward(self, G: Tensor, S: Tensor, A: Tensor, D: Tensor | None, carry: Tensor) -> None:
-        """Make G, from what `forward` made.
+        """Write G, given what `forward` wrote.
 
-        `carry`, (M, states, B, row), comes with the gradients of the states after the chunk, and
-        leaves with those of the states before it.
+        `carry`, (M, states, B, row), holds the gradients of the states after the chunk on entry,
+        and those of the states before the chunk on return.
         """
 
     def add_gradients(self, G: Tensor, S: Tensor, A: Tensor, x: Tensor) -> None:
@@ -200,11 +202,11 @@ class GRUSteps(GatedSteps):
     states, kept, back, met = 1, 4, 4, 3
 
     def squash(self, z: Tensor) -> None:
-        """Make the candidate of its argument, in place."""
+        """Turn the candidate's argument into the candidate, in place."""
         z.tanh_()
 
     def slope(self, candidate: Tensor) -> Tensor:
-        """Return the slope of `squash` from what it made."""
+        """Return the slope of `squash`, given its result."""
         return 1 - candidate * candidate
 
     def forward(self, S: Tensor, A: Tensor, x: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Memory for the states of all time steps.
 
-A large block fresh from the system costs a page fault every 4 KB, a tenth of a training step where
-100 MB of states are kept. So the last blocks are kept for the next training step.
+A large new block costs a page fault every 4 KB: a tenth of a training step, if the states take
+100 MB. So the last blocks are kept for the next training step.
 """
 
 from __future__ import annotations

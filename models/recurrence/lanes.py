@@ -1,4 +1,4 @@
-"""Networks side by side: what `torch.vmap` of a recurrence becomes."""
+"""Lanes: networks side by side in one call, as `torch.vmap` of a recurrence asks for."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def on_folded_lanes(
     in_dims: tuple[int | None, ...],
     args: tuple[Any, ...],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Apply `function` once, the mapped axis of each tensor folded into its axis of lanes.
+    """Apply `function` once, with the mapped axis of each tensor made part of its axis of lanes.
 
-    `args` begins with x, which one lane may stand in for all, and every tensor has lanes in front;
-    so has every output. To be called from the `vmap` rule of `function`.
+    This is the body of a `vmap` rule of `function`. Every tensor of `args` and every output has
+    lanes in front. The first argument is x; it may have a single lane that all share.
     """
 
     def move_lanes(arg: Any, dim: int | None) -> Any:

@@ -1,7 +1,7 @@
 """The steps of a recurrence whose activation acts on pairs of units, and their form in PyTorch.
 
-Units 2i and 2i + 1 are real and imaginary part of a complex one. The slope of modReLU does not
-follow from h where h is zero, so a row of H is h and behind it z = U x_t + W h_{t-1}.
+Units 2i and 2i + 1 are real and imaginary part of a complex unit. Where h is zero, the slope of
+modReLU does not follow from h. So a row of H holds h, and after it z = U x_t + W h_{t-1}.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class PairedSteps:
         self.sums: tuple[Tensor, ...] = ()
 
     def half_of(self, n: int) -> int:
+        """Return the length of h in a row, with padding. Here there is none."""
         return n
 
     def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
@@ -65,7 +66,7 @@ class PairedSteps:
         return dUt.mT, dW, db, dV
 
     def run(self, H: Tensor) -> None:
-        """Make h and z in H[:, 1:], starting from H[:, 0], where U x_t stands in place of z."""
+        """Write h and z into H[:, 1:], starting from H[:, 0]. On entry U x_t is in place of z."""
         Wt, b, n = self.parameters.W.mT, self.parameters.b[:, None, ::2], self.n
         h, *rest = H.unbind(1)
         for row in rest:
@@ -76,9 +77,10 @@ class PairedSteps:
             h = row
 
     def run_back(self, G: Tensor, H: Tensor) -> Tensor:
-        """Make dL/dz in G[:, :-1], where the rest of dL/dh stands, and return dL/db, (M, n).
+        """Write dL/dz into G[:, :-1] and return dL/db, (M, n).
 
-        G[:, -1] holds dL/dz of the step after. Both entries of a pair in b take half of it.
+        On entry G[:, :-1] holds dL/dh without the part through the next step, and G[:, -1] holds
+        dL/dz of the step after the chunk. Both entries of a pair in b get half of the gradient.
         """
         W, b, n = self.parameters.W, self.parameters.b[:, None, None, ::2], self.n
         Z, shift, below = H[:, 1:, :, n:], self.form.shift, self.form.below

@@ -1,6 +1,6 @@
-"""The two calls behind the fast recurrence, and their form in PyTorch: any dtype, any device.
+"""The steps behind the fast recurrence, and their form in PyTorch: any dtype, any device.
 
-Everything here has a lane axis in front, M networks side by side: x (M, τ, B) or (M, τ, B, m),
+Everything here has an axis of lanes in front, M networks side by side: x (M, τ, B) or (M, τ, B, m),
 H (M, τ+1, B, n), W (M, n, n), b (M, n). Steps may ask for padded rows in H and G.
 """
 
@@ -42,13 +42,14 @@ class Steps(Protocol):
     """Length of a row of H and G: n, or more where rows are padded."""
 
     def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
-        """Make h_t in H[:, 1:], starting from H[:, 0], and V h_t + c in `logits` if given."""
+        """Write h_t into H[:, 1:], starting from H[:, 0], and V h_t + c into `logits` if given."""
 
     def backward(self, G: Tensor, H: Tensor, x: Tensor, d_logits: Tensor | None) -> None:
-        """Make dL/dz_t in G[:, :-1], z_t = U x_t + W h_{t-1}, and sum up the gradients.
+        """Write dL/dz_t into G[:, :-1], with z_t = U x_t + W h_{t-1}, and add up the gradients.
 
-        On entry G[:, -1] holds dL/dz of the step after the chunk and G[:, -2] what else reaches
-        the chunk's last state. H is what `forward` made.
+        H is what `forward` wrote. On entry G[:, -1] holds dL/dz of the step after the chunk, and
+        G[:, -2] the part of the last state's gradient that comes neither from that step nor from
+        the logits.
         """
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,9 +1,10 @@
 """The fast recurrence h_t = f(U x_t + W h_{t-1} + b), read out as V h_t + c, with its own backward.
 
-Only the states are stored: f's slope follows from h. Time goes in chunks that stay in cache, and in
-each the input is projected, the steps are run and the states are read out; backward likewise. So
-the gradient that comes in is that of the logits, and no (τ, B, n) tensor but the states is made.
-Inside, every tensor has a lane axis in front: M networks side by side; `torch.vmap` folds into it.
+Only the states are stored, because the slope of f follows from h. Time is cut into chunks that stay
+in cache. In each chunk the input is projected, the steps are run and the states are read out; the
+backward pass does the same. So the incoming gradient is that of the logits, and the states are the
+only (τ, B, n) tensor. Inside, every tensor has an axis of lanes in front: M networks side by side.
+`torch.vmap` becomes part of that axis.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def recur(
 
 @dataclass(frozen=True)
 class How:
-    """What is not a tensor."""
+    """The arguments that are no tensors."""
 
     activation: Activation | PairedActivation
     readout: Literal["all", "last"]
