@@ -125,7 +125,7 @@ class TestTheKernelIsTheReference:
             results(reference.recur, x, leaves, activation=activation),
         )
 
-    @pytest.mark.parametrize("n", [1, 64, 65, 138, 192, 250])
+    @pytest.mark.parametrize("n", [1, 65, 192, 250])
     def test_for_each_kind_of_size(self, on_cpu, n):
         x, leaves = draw(n, steps=3)
         close(
@@ -136,7 +136,7 @@ class TestTheKernelIsTheReference:
         assert {shape.is_backward for shape in on_cpu.shapes[-2:]} == {True, False}
 
     @pytest.mark.parametrize("activation", FORMS)
-    @pytest.mark.parametrize("n", [6, 50, 170])
+    @pytest.mark.parametrize("n", [6, 170])
     def test_for_units_in_pairs(self, on_cpu, n, activation):
         x, leaves = draw(n, batch=5, steps=4)
         leaves = [leaf.detach() for leaf in leaves]
@@ -256,9 +256,9 @@ class TestTheKernelIsCompiled:
 
     def test_a_kernel_is_compiled_once(self, tmp_path, monkeypatch):
         shape = ScanShape(8, 1, 1, False, "tanh")
-        first = compiler.cached_cubin(tmp_path, SOURCE, shape.definitions, "sm_90")
+        first = compiler.load_cubin(tmp_path, SOURCE, shape.definitions, "sm_90")
         monkeypatch.setattr(compiler, "compile_kernel", None)
-        assert compiler.cached_cubin(tmp_path, SOURCE, shape.definitions, "sm_90") == first
+        assert compiler.load_cubin(tmp_path, SOURCE, shape.definitions, "sm_90") == first
         assert [path.suffix for path in tmp_path.iterdir()] == [".cubin"]
 
 

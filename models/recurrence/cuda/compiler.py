@@ -73,7 +73,7 @@ def compile_kernel(source: Path, definitions: Mapping[str, int], architecture: s
     return Compiled(cubin, words)
 
 
-def cached_cubin(
+def load_cubin(
     folder: Path, source: Path, definitions: Mapping[str, int], architecture: str
 ) -> bytes:
     """Return the device code from `folder`; compile it if it is not there.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eigensweep.models.recurrence.cache import cache_folder
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
-from eigensweep.models.recurrence.cuda.compiler import CompileError, cached_cubin
+from eigensweep.models.recurrence.cuda.compiler import CompileError, load_cubin
 from eigensweep.models.recurrence.paired import PairedSteps
 from eigensweep.models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters, TorchSteps
 
@@ -232,7 +232,7 @@ def load_kernel(shape: ScanShape, device: int) -> Any:
     from cuda.bindings import driver
 
     major, minor = torch.cuda.get_device_capability(device)
-    cubin = cached_cubin(cache_folder(), SOURCE, shape.definitions, f"sm_{major}{minor}")
+    cubin = load_cubin(cache_folder(), SOURCE, shape.definitions, f"sm_{major}{minor}")
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # makes the device's context current
         status, module = driver.cuModuleLoadData(cubin)
