@@ -307,8 +307,8 @@ class TestRecordLedger:
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
         ledger.finish(0, 1, outcome, RESULT)
-        assert ledger.finished("abc", 3, 1, 100) is None
-        assert ledger.shorter("abc", 3, 1, 200) is None
+        assert ledger.find_finished("abc", 3, 1, 100) is None
+        assert ledger.find_shorter("abc", 3, 1, 200) is None
 
     def test_a_begin_whose_answer_was_lost_is_counted_once(self, record, spec, monkeypatch):
         ledger = dataclasses.replace(post_and_claim(record, spec()), patience=PATIENCE)
