@@ -23,6 +23,7 @@ from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base, Experiment
 from eigensweep.service.settings import Settings
+from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
@@ -135,6 +136,14 @@ class TestQueue:
             ledger.finish(number, attempt, outcome, Result(value=0.5, step=10 + number))
         record.claim(ledger.experiment_id)
         assert record.row(ledger.experiment_id).claimed_steps == 10 + 12
+
+    def test_giving_up_fails_the_experiment_and_shuts_its_last_driver_out(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        record.give_up(ledger.experiment_id, "its drivers died")
+        row = record.row(ledger.experiment_id)
+        assert (row.state, row.error) == ("failed", "its drivers died")
+        with pytest.raises(StaleWriteError):
+            ledger.set_total(1)
 
     def test_deaths_are_counted_anew_after_progress(self, record, spec):
         ledger = post_and_claim(record, spec())

@@ -4,10 +4,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
 from eigensweep.workers.shared.messages import Result, Source
@@ -169,6 +172,16 @@ class TestOutcomes:
         b = bench(tmp_path, search, objective={"metric": "accuracy"})
         b.run(lambda params: math.inf)
         assert b.in_optuna()[0].value == -math.inf
+
+    @pytest.mark.parametrize(
+        ("metric", "direction"),
+        [("cross_entropy", StudyDirection.MINIMIZE), ("accuracy", StudyDirection.MAXIMIZE)],
+    )
+    def test_optuna_searches_in_the_direction_of_the_metric(self, tmp_path, metric, direction):
+        search = {"method": "grid", "space": {"optimizer.lr": [0.1]}}
+        bench(tmp_path, search, objective={"metric": metric})
+        storage = open_storage(str(tmp_path), "e1")
+        assert optuna.load_study(study_name="e1", storage=storage).direction == direction
 
     @pytest.mark.parametrize("seed", range(3))
     def test_tpe_learns_to_avoid_a_region_that_diverges(self, tmp_path, seed):
