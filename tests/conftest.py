@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
-sys.path.insert(0, str(Path(__file__).parent))  # of `waiting`
 
 from eigensweep.workers.shared.messages import ParameterCount, Place, Result
 

@@ -1,15 +1,11 @@
 """What the tests of models share."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from eigensweep.models import MODELS
-
-sys.path.insert(0, str(Path(__file__).parent))  # of the modules beside the tests
 
 REQUIRED = {
     "scornn": {"negative_ones": 3},

@@ -7,7 +7,6 @@ import glob
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,9 +26,6 @@ from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
-
-for folder in ("service", "workers"):  # of the modules beside the tests
-    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 SPEC: dict[str, Any] = {
     "name": "two rates",

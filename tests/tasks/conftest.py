@@ -1,18 +1,14 @@
 import gzip
 import hashlib
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from recordings import voices
 
 from eigensweep.tasks import mnist, pixel_mnist, treebank
 from eigensweep.tasks.corpus import Form
 from eigensweep.tasks.streams import draw
-
-sys.path.insert(0, str(Path(__file__).parent))
-from recordings import voices
 
 TEXTS = {
     "train": " the cat sat on the mat \n a rat ran \n the hat <unk> \n" * 4,

@@ -19,7 +19,7 @@ from eigensweep.tasks.active_speech import (
 from eigensweep.tasks.speech_scores import pesq_lqo, pesq_raw, seg_snr, stoi
 
 
-def spoken(samples=9_000, seed=0):
+def speech(samples=9_000, seed=0):
     """Bursts of coloured noise between silences."""
     random = np.random.default_rng(seed)
     n = np.arange(samples)
@@ -34,7 +34,7 @@ def noisy(samples, share, seed=1):
     return np.clip(np.rint(samples + scale * noise), -32_768, 32_767).astype(np.int16)
 
 
-def filtered_by_hand(numerator, denominator, wave):
+def filter_by_hand(numerator, denominator, wave):
     out = np.zeros(len(wave))
     for i in range(len(wave)):
         for k, b in enumerate(numerator):
@@ -137,14 +137,14 @@ class TestActiveSpeech:
     def test_the_smoother_is_two_averages_one_after_the_other(self):
         wave = np.abs(np.random.default_rng(0).standard_normal(3_000))
         g = exp(-1 / 240)
-        once = filtered_by_hand([1 - g], [1, -g], wave)
-        twice = filtered_by_hand([1 - g], [1, -g], once)
+        once = filter_by_hand([1 - g], [1, -g], wave)
+        twice = filter_by_hand([1 - g], [1, -g], once)
         np.testing.assert_allclose(apply_filter(wave, smoother(8_000)), twice, rtol=0, atol=1e-14)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_active_samples_are_those_of_the_description(self, seed):
         """The last of them shows how long the envelope is held: silence follows the speech."""
-        fading = spoken(3_000, seed) / 32_768 * np.linspace(1, 0.05, 3_000)
+        fading = speech(3_000, seed) / 32_768 * np.linspace(1, 0.05, 3_000)
         wave = np.concatenate([fading, np.zeros(5_000)])
         expected, level = active_by_hand(wave, 8_000)
         found = active_samples(wave, 8_000)
@@ -171,19 +171,19 @@ class TestSegmentalSNR:
     @pytest.mark.parametrize("fit", ["linear", "parabola"])
     @pytest.mark.parametrize("share", [0.05, 0.5, 2.0])
     def test_it_is_the_one_described(self, fit, share):
-        reference = spoken(4_000)
+        reference = speech(4_000)
         estimate = noisy(reference, share)
         expected = seg_snr_by_hand(reference, estimate, fit)
         assert seg_snr(reference, estimate, fit) == pytest.approx(expected, rel=1e-12)
 
     @pytest.mark.parametrize("fit", ["linear", "parabola"])
     def test_identical_recordings_score_the_most_there_is(self, fit):
-        assert seg_snr(spoken(), spoken(), fit) == 100
+        assert seg_snr(speech(), speech(), fit) == 100
 
     @pytest.mark.parametrize("fit", ["linear", "parabola"])
     @pytest.mark.parametrize("shift", [1, -1])
     def test_a_recording_a_sample_late_or_early_counts_as_the_same(self, fit, shift):
-        assert seg_snr(spoken(), np.roll(spoken(), shift), fit) == pytest.approx(100)
+        assert seg_snr(speech(), np.roll(speech(), shift), fit) == pytest.approx(100)
 
     def test_half_a_sample_between_is_found_by_the_line_alone(self):
         estimate = np.random.default_rng(0).integers(-9_000, 9_000, 5_000) * 2
@@ -198,7 +198,7 @@ class TestSegmentalSNR:
         assert seg_snr(reference, estimate, "parabola") == pytest.approx(20, abs=0.2)
 
     def test_a_segment_of_silence_with_an_error_counts_minus_100(self):
-        reference = spoken()
+        reference = speech()
         reference[4_001:4_081] = 0
         estimate = reference.copy()
         estimate[4_040] = 5
@@ -223,14 +223,14 @@ class TestPackages:
     def test_identical_recordings_score_the_most_there_is(self):
         pytest.importorskip("pystoi")
         pytest.importorskip("pesq")
-        assert stoi(spoken(), spoken()) == pytest.approx(1, abs=1e-9)
-        assert pesq_lqo(spoken(), spoken()) == pytest.approx(4.5486, abs=1e-4)
+        assert stoi(speech(), speech()) == pytest.approx(1, abs=1e-9)
+        assert pesq_lqo(speech(), speech()) == pytest.approx(4.5486, abs=1e-4)
         assert pesq_raw(4.548638) == pytest.approx(4.5, abs=1e-5)
 
     @pytest.mark.parametrize("share", [0.1, 1.0])
     def test_a_noisy_recording_scores_as_the_packages_say(self, share):
         pystoi, pesq = pytest.importorskip("pystoi"), pytest.importorskip("pesq")
-        reference, estimate = spoken(), noisy(spoken(), share)
+        reference, estimate = speech(), noisy(speech(), share)
         assert stoi(reference, estimate) == pystoi.stoi(
             reference.astype(float) / 32_768, estimate.astype(float) / 32_768, 8_000
         )
@@ -247,30 +247,30 @@ class TestPackages:
     @pytest.mark.parametrize("n", [1, 200, 1_000, 2_500, 3_300])
     def test_of_too_little_speech_there_is_no_stoi(self, n):
         pytest.importorskip("pystoi")
-        assert stoi(spoken(n, 3), noisy(spoken(n, 3), 0.1)) is None
+        assert stoi(speech(n, 3), noisy(speech(n, 3), 0.1)) is None
 
     @pytest.mark.parametrize("n", [1, 1_000, 1_999])
     def test_of_less_than_a_quarter_of_a_second_there_is_no_pesq(self, n):
         pytest.importorskip("pesq")
-        assert pesq_lqo(spoken(n, 3) | 1, spoken(n, 3) | 1) is None
+        assert pesq_lqo(speech(n, 3) | 1, speech(n, 3) | 1) is None
 
     def test_silence_has_neither(self):
         pytest.importorskip("pystoi")
         pytest.importorskip("pesq")
         silence = np.zeros(9_000, np.int16)
-        assert stoi(silence, spoken()) is None
-        assert pesq_lqo(silence, spoken()) is None
-        assert pesq_lqo(spoken(), silence) is None
+        assert stoi(silence, speech()) is None
+        assert pesq_lqo(silence, speech()) is None
+        assert pesq_lqo(speech(), silence) is None
 
     def test_a_package_that_is_not_there_is_told_once(self, monkeypatch, caplog):
-        def gone(name):
+        def raise_import_error(name):
             raise ImportError(name)
 
-        monkeypatch.setattr(speech_scores.importlib, "import_module", gone)
+        monkeypatch.setattr(speech_scores.importlib, "import_module", raise_import_error)
         speech_scores.package.cache_clear()
         with caplog.at_level(logging.WARNING):
-            first = speech_scores.speech_scores(spoken(2_000), spoken(2_000))
-            speech_scores.speech_scores(spoken(2_000), spoken(2_000))
+            first = speech_scores.speech_scores(speech(2_000), speech(2_000))
+            speech_scores.speech_scores(speech(2_000), speech(2_000))
         speech_scores.package.cache_clear()
         assert set(first) == {"seg_snr", "seg_snr_parabola"}
         assert len(caplog.records) == 2

@@ -54,7 +54,7 @@ class TestBaseline:
         logits[..., 0] = torch.where(batch.y == 0, 100.0, -100.0)
         assert config.baseline() == pytest.approx(float(task.loss(logits, batch)), rel=1e-6)
         for metric in ("recall_accuracy", "accuracy"):
-            found = averaged_over_guesses(task, logits, batch, metric)
+            found = average_over_guesses(task, logits, batch, metric)
             assert config.baseline(metric) == pytest.approx(found)
 
     @pytest.mark.parametrize(("S", "T", "K"), [(2, 5, 3), (3, 3, 3), (1, 2, 2)])
@@ -74,7 +74,7 @@ class TestBaseline:
             some = type(batch)(batch.x[:, markers == place], batch.y[:, markers == place])
             answer = logits[:, markers == place]
             loss += float(task.loss(answer, some)) / len(places)
-            accuracy += averaged_over_guesses(task, answer, some, "accuracy") / len(places)
+            accuracy += average_over_guesses(task, answer, some, "accuracy") / len(places)
         assert config.baseline() == pytest.approx(loss, rel=1e-6)
         assert config.baseline("accuracy") == pytest.approx(accuracy, rel=1e-6)
 
@@ -91,7 +91,7 @@ def forgetting(x, S, T, K):
     return logits
 
 
-def averaged_over_guesses(task, logits, batch, metric):
+def average_over_guesses(task, logits, batch, metric):
     """Return a metric where each symbol in turn is the guess among equally likely ones."""
     found, K = 0.0, logits.shape[-1] - 1
     for guess in range(1, K + 1):
