@@ -316,6 +316,8 @@ class TestRecordLedger:
         transact, answers = database._transact, []
 
         def lose_the_first_answer(*arguments: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return transact(*arguments)  # a service of another test looks at its queue
             answers.append(transact(*arguments))
             if len(answers) == 1:
                 raise OperationalError("COMMIT", {}, ConnectionError("the answer was lost"))
