@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -74,6 +76,17 @@ def engine(url: str) -> Engine:
     return made
 
 
+@lru_cache(maxsize=64)
+def writers_turn(url: str) -> AbstractContextManager[object]:
+    """Return what a thread holds while it writes: with SQLite one thread of a process at a time.
+
+    SQLite has no queue of writers. One that waits asks again every 100 ms, and can find the
+    database locked by others each time until it gives up.
+    """
+    is_sqlite = make_url(url).get_backend_name() == "sqlite"
+    return threading.Lock() if is_sqlite else nullcontext()
+
+
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # pysqlite must not begin transactions behind our back
     connection.execute("PRAGMA journal_mode=WAL")
@@ -137,7 +150,8 @@ def _retry_for(patience: float) -> Retrying:
 def _transact(url: str, work: Callable[[Session], T], options: Mapping[str, bool]) -> T:
     try:
         bound = engine(url).execution_options(**options)
-        with Session(bound, expire_on_commit=False) as session, session.begin():
+        turn = writers_turn(url) if options.get("writes") else nullcontext()
+        with turn, Session(bound, expire_on_commit=False) as session, session.begin():
             return work(session)
     except DBAPIError as error:
         if lacks_schema(error):

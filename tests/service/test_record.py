@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
+from waiting import PATIENCE
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
@@ -317,3 +319,26 @@ class TestSettings:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("EIGENSWEEP_HOME", "somewhere")
         assert Settings().home == tmp_path / "somewhere"
+
+
+def test_writers_of_one_process_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0)  # SQLite itself waits for nobody
+    url = f"sqlite:///{tmp_path}/turns.db"
+    migrate(url)
+    inside, other_waits = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def write_first(session: Any) -> None:
+        inside.set()
+        assert other_waits.wait(PATIENCE)
+        order.append("first")
+
+    first = threading.Thread(target=database.write, args=(url, write_first))
+    first.start()
+    assert inside.wait(PATIENCE)
+    second = threading.Thread(target=database.write, args=(url, lambda _: order.append("second")))
+    second.start()
+    other_waits.set()
+    first.join()
+    second.join()
+    assert order == ["first", "second"]
