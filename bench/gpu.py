@@ -18,6 +18,7 @@ program works on a machine without a GPU; its numbers mean nothing.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import subprocess
 import sys
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench.report import describe, say, table, write
+from bench.report import add_quick, describe, new_parser, say, table, write
 from bench.rounds import median_of, processor, ratio
 from bench.steps import Step, lstm_step, our_step
 from bench.workloads import (
@@ -131,7 +132,7 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_in_turn(
+def time_variants(
     variants: Mapping[str, Callable[[], None]], device: str, rounds: int, seconds: float
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Return milliseconds of each variant in each round, and why a variant failed.
@@ -165,7 +166,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return what the training steps of a workload cost."""
     variants = make_variants(workload, device, on_core=on_core)
-    times, failed = time_in_turn(variants, device, rounds, seconds)
+    times, failed = time_variants(variants, device, rounds, seconds)
     whole = [name for name in variants if name not in failed]
     rows: list[dict[str, Any]] = [
         {
@@ -193,8 +194,12 @@ def run_tests() -> int:
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--noconftest", "-q"]
     options = ["--rootdir", str(root), "--import-mode=importlib", "-m", "gpu"]
-    files = sorted(str(path) for path in (root / "tests/models").glob("test_cuda*.py"))
-    return subprocess.run([*command, *options, *files], cwd=root, check=False).returncode
+    folder = root / "tests/models"
+    files = sorted(str(path) for path in folder.glob("test_cuda*.py"))
+    paths = os.pathsep.join((str(root), str(folder)))  # of our packages, and of the tests' helpers
+    environment = {**os.environ, "PYTHONPATH": paths}
+    run = subprocess.run([*command, *options, *files], cwd=root, env=environment, check=False)
+    return run.returncode
 
 
 def describe_devices(device: str) -> dict[str, Any]:
@@ -217,7 +222,7 @@ def describe_devices(device: str) -> dict[str, Any]:
 
 def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = new_parser(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--device", default="cuda", help="where the models train; cuda or cuda:1")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each workload")
@@ -226,7 +231,7 @@ def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--no-tests", action="store_true", help="leave out the tests")
     parser.add_argument("--no-core", action="store_true", help="leave out the CPU core")
-    parser.add_argument("--quick", action="store_true", help="small shapes, to see that it works")
+    add_quick(parser)
     parser.add_argument("--out", type=Path, default=Path(".bench/gpu"), help="folder of the JSON")
     return parser.parse_args(given)
 

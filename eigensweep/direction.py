@@ -11,7 +11,7 @@ Better = Literal["lower", "higher"]
 
 
 def sign(better: Better) -> int:
-    """Return 1 or -1: a value times it is the smaller, the better the value is.
+    """Return 1 if lower values are better, else -1. Sorted by sign times value, the best is first.
 
     >>> sorted([0.2, 0.9, 0.5], key=lambda accuracy: sign("higher") * accuracy)
     [0.9, 0.5, 0.2]

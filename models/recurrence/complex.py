@@ -13,7 +13,6 @@ from torch import Tensor
 
 from eigensweep.models.recurrence import ungated
 from eigensweep.models.recurrence.complex_reference import PairedActivation
-from eigensweep.models.recurrence.native.library import Backend
 
 
 def recur(
@@ -28,7 +27,7 @@ def recur(
     readout: Literal["all", "last"] = "all",
     h0: Tensor,
     chunk: int | None = None,
-    backend: Backend | None = None,
+    backend: ungated.Backend | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (logits, last h), as `complex_reference.recur` does, with its own backward.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from bench import gpu
@@ -28,7 +29,7 @@ def test_a_variant_that_fails_is_named_and_the_others_are_measured():
     def fail():
         raise RuntimeError("no such kernel\nand more")
 
-    times, failed = gpu.time_in_turn({"bad": fail, "good": lambda: None}, "cpu", 3, 60)
+    times, failed = gpu.time_variants({"bad": fail, "good": lambda: None}, "cpu", 3, 60)
 
     assert failed == {"bad": "RuntimeError: no such kernel"}
     assert len(times["good"]) == 3
@@ -39,3 +40,11 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 
     assert gpu.main([]) == 2
     assert "PyTorch finds none" in capsys.readouterr().out
+
+
+def test_the_gpu_tests_are_found_and_skipped_where_there_is_no_gpu(capfd):
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here: `make gpu` runs them")
+
+    assert gpu.run_tests() == 0
+    assert "skipped" in capfd.readouterr().out
