@@ -77,7 +77,7 @@ def hold(home: Path) -> Iterator[None]:
 
 
 def _write_holder(lock: int) -> None:
-    """Write into the lock file, of which this is the descriptor, which process holds it."""
+    """Write into the lock file which process holds it; `lock` is the file's descriptor."""
     os.ftruncate(lock, 0)
     moment = time.strftime("%Y-%m-%d %H:%M:%S")
     os.write(lock, f"process {os.getpid()}, started {moment}".encode())

@@ -78,7 +78,7 @@ def engine(url: str) -> Engine:
 
 @lru_cache(maxsize=64)
 def writers_turn(url: str) -> AbstractContextManager[object]:
-    """Return what a thread holds while it writes: with SQLite one thread of a process at a time.
+    """Return the lock of writers: with SQLite one thread of a process writes at a time.
 
     SQLite has no queue of writers. One that waits asks again every 100 ms, and can find the
     database locked by others each time until it gives up.

@@ -103,7 +103,7 @@ class ExperimentDriver:
         return None if job is None else make_order(self.experiment, self.spec, self.options, job)
 
     def _train(self) -> None:
-        """Run the trials until none is open: with Ray Tune, if there is room and no reason not."""
+        """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
         if self.why_stop() is None and self.sweep.has_work():
             self._wait_for_room()
         if (reason := self.why_stop()) is not None:
@@ -120,7 +120,7 @@ class ExperimentDriver:
             raise RuntimeError("Ray Tune returned although trials are open")
 
     def _wait_for_room(self) -> None:
-        """Return once a node is there that a trial fits on, or patience is over, or on a stop.
+        """Wait until a node has room for a trial, `room_seconds` are over, or a reason to stop.
 
         The nodes of a cluster come and go; what waits in the queue should outlive that.
         """

@@ -1,4 +1,4 @@
-"""What Ray Tune calls: a searcher that it asks, a recorder that it tells, a stopper it obeys.
+"""What Ray Tune calls: a searcher, a recorder of reports and ends, and a stopper.
 
 Tune pickles and copies all three, so they hold an experiment's id only; the live sweep is found
 under it in this process. Everything here is called in Tune's loop, one call at a time.
@@ -30,7 +30,7 @@ class Live(Protocol):
 
     @property
     def why_stop(self) -> Callable[[], str | None]:
-        """What returns why everything should stop now, None while it should not."""
+        """Returns the reason to stop everything now, None if there is none."""
 
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do, None if no trial waits."""
@@ -129,7 +129,7 @@ class Halt(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Tell whether to stop, having marked every open trial: Tune tells nobody about them."""
+        """Return whether to stop. Open trials are ended first: Tune reports none of them."""
         live = LIVE[self.experiment]
         reason = live.why_stop()
         if reason is not None:

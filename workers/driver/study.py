@@ -99,7 +99,7 @@ class Draw:
 
 
 class Study:
-    """Asks, tells and their record in Optuna, for one experiment. One driver at a time."""
+    """The Optuna study of one experiment: draws points, keeps how trials end. For one driver."""
 
     def __init__(
         self,

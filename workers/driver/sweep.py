@@ -1,4 +1,4 @@
-"""One experiment under way: what is open, what has ended, what comes next. No Ray here.
+"""The trials of a running experiment: which are open, have ended, come next. No Ray here.
 
 Every change goes to the ledger first and to Optuna second, so that whatever dies in between, the
 next driver finds in the ledger all that Optuna must be told.
@@ -277,5 +277,5 @@ def _key(point: Point) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
 
 
 def _identity(config: TrialConfig) -> tuple[Any, ...]:
-    """Return what tells two configurations' results apart."""
+    """Return the values that tell two configurations' results apart."""
     return config.content_hash(), config.training.steps, config.seed, config.replicates
