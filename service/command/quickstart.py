@@ -37,9 +37,10 @@ def main() -> int:
     """Run the quick start and return its exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.umask(0o077)
     screen = terminal.console()
     home = Path(os.environ.get("EIGENSWEEP_HOME") or tempfile.mkdtemp(prefix="eigensweep-"))
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = 128 + signal.SIGINT
     try:
         with running_service(home, screen) as client:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from eigensweep.private_folders import UnsafeFolderError, make_private, require_own
 from eigensweep.service.process import guard
 from eigensweep.service.settings import StartError
 
@@ -28,7 +29,7 @@ class HomeTakenError(StartError):
 
 
 class HomeUnusableError(StartError):
-    """The home folder cannot be written."""
+    """The home folder cannot be written, or another user could change what is in it."""
 
 
 @contextmanager
@@ -39,14 +40,15 @@ def hold(home: Path) -> Iterator[None]:
 
     Raises:
         HomeTakenError: if another service holds it.
-        HomeUnusableError: if the folder cannot be made or written.
+        HomeUnusableError: if the folder cannot be made or written, or is not this user's alone.
     """
     path = home / "service.lock"
     # The kernel's lock: it ends with this process, however the process ends. Where a file system
     # has none, a lock file that outlives a killed service would be no help: refuse instead.
     lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=_write_holder)
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        make_private(home)
+        require_own(home, but="ray")  # which was everybody's in earlier versions, and is made anew
         lock.acquire(blocking=False)
     except Timeout as error:
         holder = path.read_text(errors="replace").strip()
@@ -54,6 +56,8 @@ def hold(home: Path) -> Iterator[None]:
             f"another service works in {home} ({holder or 'it has just started'}); stop it, "
             "or set EIGENSWEEP_HOME to another folder"
         ) from error
+    except UnsafeFolderError as error:
+        raise HomeUnusableError(f"the home folder {home} is not safe: {error}") from error
     except OSError as error:
         raise HomeUnusableError(
             f"the home folder {home} cannot be written or locked ({error.strerror}); "

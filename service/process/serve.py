@@ -82,6 +82,7 @@ def main() -> int:
 
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then stop everything that was started, within 15 seconds."""
+    os.umask(0o077)  # for this process and for all that it starts
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(levelname)s %(name)s %(message)s", force=True
     )
@@ -93,6 +94,8 @@ def serve(settings: Settings) -> None:
         home.hold(settings.home),
         ExitStack() as stack,
     ):
+        # Ray's workers import from the current folder, so it must be one that only we can change.
+        os.chdir(settings.home)
         mlflow = _make_mlflow_server(settings)
         mlflow_uri = settings.mlflow_uri if mlflow is None else mlflow.url
         if mlflow is not None:

@@ -124,6 +124,26 @@ class TestServe:
         service.wait_for(here, lambda e: e["best"]["links"]["mlflow"])
         assert "MLflow ended" in service.log()
 
+    def test_nobody_else_can_enter_its_folders_or_read_its_files(self, service):
+        home = service.folder / "home"
+        assert home.stat().st_mode & 0o777 == 0o700
+        assert (home / "ray").stat().st_mode & 0o777 == 0o700  # everybody's inside, as Ray wants
+        opened = [
+            path
+            for path in home.rglob("*")
+            if path.lstat().st_mode & 0o077 and not path.is_symlink()
+        ]
+        assert [path for path in opened if home / "ray" not in path.parents] == []
+
+    def test_its_processes_import_from_no_folder_but_its_own(self, service):
+        folders = {
+            Path(process.cwd())
+            for process in (service.process, *service.process.children(recursive=True))
+            if process.name() != service.process.name() or process == service.process
+        }
+        home = service.folder / "home"
+        assert all(folder == home or home in folder.parents for folder in folders), folders
+
     def test_a_second_service_does_not_share_its_home(self, service):
         refused = service.command(
             EIGENSWEEP_PORT=str(ports.find_free_port("127.0.0.1", 29642, True))
@@ -204,6 +224,15 @@ class TestHome:
             process.communicate()
         with home.hold(tmp_path):
             assert str(os.getpid()) in (tmp_path / "service.lock").read_text()
+
+    def test_a_folder_that_others_can_change_is_refused_in_words(self, tmp_path):
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home").chmod(0o777)
+        with (
+            pytest.raises(HomeUnusableError, match="not safe: other users may write into"),
+            home.hold(tmp_path / "home"),
+        ):
+            pass
 
     def test_a_folder_that_cannot_be_made_is_refused_in_words(self, tmp_path):
         (tmp_path / "file").touch()

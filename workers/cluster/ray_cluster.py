@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
-import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -24,15 +20,14 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from eigensweep.private_folders import UnsafeFolderError
+from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "eigensweep"
-
-LONGEST_TEMP_DIR = 40
-"""Ray's sockets lie below its folder, and a socket's path has at most 107 characters."""
 
 OBJECT_STORE_BYTES = 128 * 2**20
 
@@ -120,8 +115,9 @@ class DriverHandle:
 class RayCluster:
     """A connection to Ray. One in a process."""
 
-    def __init__(self, temp_dir: Path | None, owned: bool) -> None:
-        self._temp_dir, self._owned = temp_dir, owned
+    def __init__(self, folder: RayFolder | None) -> None:
+        """`folder` is that of a Ray of our own; None: Ray belongs to somebody else."""
+        self._folder = folder
 
     @classmethod
     def start(
@@ -137,19 +133,22 @@ class RayCluster:
         has `temp_dir` to itself: it is emptied now, and removed by `stop`.
 
         Raises:
-            ClusterError: if Ray does not start or does not answer.
+            ClusterError: if Ray does not start or does not answer, or its folder is not safe.
         """
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if address is not None:
             _knock(address)
             with _keep_signal_handlers():
                 _init(address=address)
-            return cls(None, owned=False)
+            return cls(None)
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
         # none is given. One for each process: Ray remembers the first.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-        folder = _make_folder(temp_dir)
+        try:
+            folder = RayFolder.make(None if temp_dir is None else Path(temp_dir))
+        except (UnsafeFolderError, OSError) as error:
+            raise ClusterError(f"Ray has no folder to work in: {error}") from error
         with _keep_signal_handlers():
             _init(
                 address="local",
@@ -157,9 +156,9 @@ class RayCluster:
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(folder),
+                _temp_dir=str(folder.path),
             )
-        return cls(folder, owned=True)
+        return cls(folder)
 
     def launch(
         self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
@@ -193,14 +192,14 @@ class RayCluster:
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes; else drivers go on."""
-        if self._owned:
+        if self._folder is not None:
             for actor in ray.util.list_named_actors(all_namespaces=True):
                 with suppress(ValueError, ray.exceptions.RayError):
                     ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
         with _keep_signal_handlers():
             ray.shutdown()
-        if self._temp_dir is not None:
-            shutil.rmtree(self._temp_dir, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
 
 def _name(experiment: str) -> str:
@@ -235,24 +234,6 @@ def _init(**settings: Any) -> None:
             if place != "local"
             else f"Ray does not start: {error}"
         ) from error
-
-
-def _make_folder(wanted: Path | str | None) -> Path:
-    """Return an empty folder for Ray: the one wanted if its path is short enough, or one in /tmp.
-
-    The name of that one follows from the path wanted, so the next process finds and clears what a
-    killed one left. If the folder belongs to another user, a fresh one is made.
-    """
-    base = Path("/tmp" if sys.platform != "win32" else tempfile.gettempdir())
-    if wanted is not None:
-        folder = Path(wanted).absolute()
-        if len(str(folder)) > LONGEST_TEMP_DIR:
-            folder = base / f"eigensweep-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True)
-            return folder
-    return Path(tempfile.mkdtemp(prefix="eigensweep-", dir=base))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from eigensweep.models.recurrence.cache import cache_folder
+from eigensweep.private_folders import make_private
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def compile_library(source: Path, folder: Path) -> Path:
     or not at all.
 
     Raises:
-        OSError: if there is no compiler, it refuses the source, or `folder` cannot be written.
+        OSError: if there is no compiler, it refuses the source, or `folder` cannot be written or
+            is not this user's alone.
         subprocess.TimeoutExpired: if the compiler takes longer than `LONGEST_SECONDS`.
     """
     tunings = tuning_options(platform.machine())
@@ -84,12 +86,12 @@ def compile_library(source: Path, folder: Path) -> Path:
     for file in source_files(source):
         key.update(file.read_bytes())
     path = folder / f"recurrence-{source.stem}-{key.hexdigest()[:16]}.so"
+    make_private(folder)  # whoever can write there runs code in this process
     if path.exists():
         return path
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
     if compiler is None:
         raise FileNotFoundError("no C++ compiler found; install g++ or set CXX")
-    folder.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:

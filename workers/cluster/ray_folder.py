@@ -1,0 +1,72 @@
+"""The folder of a Ray of our own, which no other user can enter. Runs in the service's process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from filelock import FileLock, Timeout
+
+from eigensweep.private_folders import UnsafeFolderError, make_private
+
+LONGEST: Final = 40
+"""Ray's sockets lie below its folder, and a socket's path has at most 107 characters."""
+PREFIX: Final = "eigensweep-"
+"""How the names of folders begin that are made in the folder for temporary files."""
+INNER: Final = "r"
+"""Ray gives everybody all rights in its folder, so that one lies inside of ours."""
+
+
+@dataclass
+class RayFolder:
+    """A folder in use; its lock is the kernel's and ends with this process."""
+
+    path: Path
+    """Ray's own folder."""
+    _ours: Path
+    _lock: FileLock
+
+    @classmethod
+    def make(cls, wanted: Path | None) -> Self:
+        """Make an empty folder: `wanted`, or where that path is too long one for temporary files.
+
+        What killed processes of this user have left among the temporary files is removed.
+
+        Raises:
+            UnsafeFolderError: if another user could exchange the folder.
+            OSError: if it cannot be made.
+        """
+        if wanted is not None and len(str(wanted.absolute() / INNER)) <= LONGEST:
+            ours = wanted.absolute()
+            shutil.rmtree(ours, ignore_errors=True)
+            if ours.exists():
+                raise UnsafeFolderError(f"{ours} cannot be removed: remove it by hand")
+        else:
+            base = Path("/tmp" if sys.platform != "win32" else tempfile.gettempdir())
+            _remove_abandoned(base)
+            ours = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        make_private(ours)
+        lock = FileLock(ours / "lock", fallback_to_soft=False)
+        lock.acquire(blocking=False)
+        return cls(ours / INNER, ours, lock)
+
+    def remove(self) -> None:
+        """Remove the folder with all that Ray has left in it."""
+        shutil.rmtree(self._ours, ignore_errors=True)
+        self._lock.release()
+
+
+def _remove_abandoned(base: Path) -> None:
+    """Remove this user's folders whose process has ended."""
+    for folder in base.glob(f"{PREFIX}*"):
+        with suppress(OSError, Timeout):
+            is_mine = folder.lstat().st_uid == os.geteuid() and folder.lstat().st_mode & 0o077 == 0
+            if is_mine and (folder / "lock").exists():
+                with FileLock(folder / "lock", fallback_to_soft=False).acquire(blocking=False):
+                    shutil.rmtree(folder, ignore_errors=True)
