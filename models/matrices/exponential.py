@@ -1,17 +1,23 @@
 """The exponential of a skew-symmetric matrix and its gradient.
 
-Source: scaling and squaring with diagonal Padé approximants, Higham, "The scaling and squaring
+On a CPU: scaling and squaring with diagonal Padé approximants, Higham, "The scaling and squaring
 method for the matrix exponential revisited", SIAM J. Matrix Anal. Appl. 26 (2005), section 2. For
 a skew-symmetric A an approximant p(A) p(-A)⁻¹ is orthogonal whatever its degree: p(A) = E + O with
 E even and symmetric, O odd and skew-symmetric. The norms up to which a degree serves are its own.
+Degree and squarings follow each matrix's norm.
+
+On other devices the same operations run for every A, and no number is read back, so that a CUDA
+graph can hold them: `static_exponential`.
 """
 
 from __future__ import annotations
 
-from math import ceil, comb, log2, perm
+from math import ceil, comb, log2, perm, pi
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -23,63 +29,171 @@ LARGEST_NORM = {
 }
 """2-norm of A up to which a degree turns by no wrong angle, to 2e-7 or 1e-16 of the angle."""
 
+SQUARINGS = 11
+"""Of `static_exponential`; it serves norms of A up to 2¹¹ π/2 = 3217."""
+
 
 def exponential(A: Tensor) -> Tensor:
-    """Return exp(A), orthogonal, for a skew-symmetric A.
+    """Return exp(A), (..., n, n), orthogonal, for a skew-symmetric A.
 
-    The gradient is the skew-symmetric part of the gradient for free entries, because A stays
-    skew-symmetric. Only first derivatives are available.
+    A lane's result does not depend on the other lanes. The gradient is the skew-symmetric part of
+    the gradient for free entries, because A stays skew-symmetric. Only first derivatives are
+    available.
 
     >>> exponential(torch.tensor([[0.0, -torch.pi], [torch.pi, 0.0]])).diagonal().round().tolist()
     [-1.0, -1.0]
     """
-    return _exponential(A)[0]
+    if A.device.type == "cpu":
+        return _Exponential.apply(A, _Lanes())  # type: ignore[no-untyped-call]
+    return static_exponential(A)
 
 
-def _exponential(A: Tensor) -> tuple[Tensor, ...]:
-    return _Exponential.apply(A)  # type: ignore[no-untyped-call]
+def static_exponential(A: Tensor) -> Tensor:
+    """Return exp(A), (..., n, n), by the same operations whatever is in A; NaN beyond a norm.
+
+    A/2ˢ has a norm of at most π/2, where polynomials in A² approximate cos and sin x / x of
+    x² = -A². It is squared s times; lanes with a smaller s keep what they have meanwhile.
+    """
+    if not A.shape[-1]:
+        return A
+    A = _skew(A)  # exact; its gradient is skew-symmetric
+    square = A @ A
+    fourth = square @ square
+    with torch.no_grad():  # |A|₂ is at most the fourth root of |A⁴|₁
+        norm = fourth.abs().sum(-2).amax(-1)[..., None, None] ** 0.25
+        s = torch.log2(norm * (2 / pi)).ceil().clamp(min=0)
+        scale = torch.where(s <= SQUARINGS, torch.exp2(-s), torch.nan)
+    A, square, fourth = A * scale, square * scale**2, fourth * scale**4
+    cos, sinc = POLYNOMIALS[A.dtype]
+    W = _evaluate(cos, square, fourth) + A @ _evaluate(sinc, square, fourth)
+    for k in range(1, SQUARINGS + 1):
+        W = torch.where(k <= s, W @ W, W)
+        if k in (8, SQUARINGS):  # each square doubles what rounding has left
+            W = W + (polish(W) - W).detach()
+    return W
+
+
+def _polynomials(degree: int) -> tuple[list[float], list[float]]:
+    """Return coefficients c_k of A²ᵏ for cos x and sin x / x, with x² = -A² from 0 to (π/2)².
+
+    They interpolate at Chebyshev's points; cos x is 1 exactly at 0.
+    """
+
+    def interpolate(f: Any, degree: int) -> Any:
+        found = Chebyshev.interpolate(f, degree, domain=[0, (pi / 2) ** 2])
+        return found.convert(kind=Polynomial).coef
+
+    def sinc(x: Any) -> Any:
+        return np.sinc(x / pi)
+
+    signs = (-1.0) ** np.arange(degree + 1)
+    less_one = interpolate(lambda u: -(sinc(np.sqrt(u) / 2) ** 2) / 2, degree - 1)
+    cos = signs * np.concatenate(([1.0], less_one))
+    return cos.tolist(), (signs * interpolate(lambda u: sinc(np.sqrt(u)), degree)).tolist()
+
+
+POLYNOMIALS = {torch.float32: _polynomials(4), torch.float64: _polynomials(8)}
+"""Those of `static_exponential`, right to 6e-8 or 2e-15; their degree is even."""
+
+
+def _evaluate(coefficients: list[float], square: Tensor, fourth: Tensor) -> Tensor:
+    """Return the polynomial in `square`, given with its own square."""
+    *pairs, (a, b) = zip(coefficients[1::2], coefficients[2::2], strict=True)
+    total = a * square + b * fourth
+    for a, b in reversed(pairs):
+        total = (fourth @ total).add(square, alpha=a).add(fourth, alpha=b)
+    n = square.shape[-1]
+    return total + coefficients[0] * torch.eye(n, dtype=square.dtype, device=square.device)
+
+
+class _Lanes:
+    """What the gradients of matrices need, in the order of `A.reshape(-1, n, n)`."""
+
+    def __init__(self) -> None:
+        self.evaluated: list[_Evaluated] = []
 
 
 class _Exponential(torch.autograd.Function):
-    """(exp(A), and what its gradient needs) of lanes of skew-symmetric matrices (..., n, n).
-
-    What it needs are A/2ˢ, its even powers (..., k, n, n), Z in O = A Z, p(-A) decomposed, and each
-    matrix that was squared.
-    """
+    """exp(A) of matrices (..., n, n), each evaluated alone; `lanes` is filled for the gradient."""
 
     @staticmethod
-    def forward(A: Tensor) -> tuple[Tensor, ...]:
-        A, powers, s = _scale_down(A)
-        c = _coefficients(2 * len(powers) + 1)
-        even, Z = _combine(powers, c[::2]), _combine(powers, c[1::2])
-        odd = A @ Z
-        LU, pivots, _ = torch.linalg.lu_factor_ex(even - odd)
-        Y = torch.linalg.lu_solve(LU, pivots, even + odd, left=False)
-        squared = []
-        for k in range(1, s + 1):
-            squared.append(Y)
-            Y = Y @ Y
-            if k == s or k % 8 == 0:  # each square doubles what rounding has left
-                Y = polish(Y)
-        return Y, A, torch.stack(powers, -3), Z, LU, pivots, *squared
+    def forward(A: Tensor, lanes: _Lanes) -> Tensor:
+        if not A.numel():
+            return A.clone()
+        lanes.evaluated = [_Evaluated(a) for a in A.reshape(-1, *A.shape[-2:])]
+        return torch.stack([lane.W for lane in lanes.evaluated]).reshape(A.shape)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*output)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        A, ctx.lanes = inputs
+        ctx.save_for_backward(A)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, G: Tensor, *_: None) -> Tensor:
-        Y, A, stacked, Z, LU, pivots, *squared = ctx.saved_tensors
-        for Y in reversed(squared):
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None]:
+        (A,) = ctx.saved_tensors
+        return _Gradient.apply(G, A, ctx.lanes), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], A: Tensor, lanes: _Lanes
+    ) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        return _Exponential.apply(A.movedim(in_dims[0], 0), lanes), 0  # type: ignore[no-untyped-call]
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient to A from that to exp(A), both (..., n, n). Has no gradient of its own."""
+
+    @staticmethod
+    def forward(G: Tensor, A: Tensor, lanes: _Lanes) -> Tensor:
+        if not G.numel():
+            return G.clone()
+        pairs = zip(lanes.evaluated, G.reshape(-1, *G.shape[-2:]), strict=True)
+        return torch.stack([lane.gradient(g) for lane, g in pairs]).reshape(G.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], G: Tensor, A: Tensor, lanes: _Lanes
+    ) -> tuple[Tensor, int]:
+        of_G, of_A = in_dims[:2]
+        G = G.expand(info.batch_size, *G.shape) if of_G is None else G.movedim(of_G, 0)
+        if of_A is None:  # several gradients of the same matrices
+            return torch.stack([_Gradient.apply(g, A, lanes) for g in G]), 0  # type: ignore[no-untyped-call]
+        return _Gradient.apply(G, A.movedim(of_A, 0), lanes), 0  # type: ignore[no-untyped-call]
+
+
+class _Evaluated:
+    """W = exp(A) of one matrix, and what its gradient needs."""
+
+    def __init__(self, A: Tensor) -> None:
+        self.A, self.powers, s = _scale_down(A)
+        c = _coefficients(2 * len(self.powers) + 1)
+        even, self.Z = _combine(self.powers, c[::2]), _combine(self.powers, c[1::2])
+        odd = self.A @ self.Z
+        self.LU, self.pivots, _ = torch.linalg.lu_factor_ex(even - odd)
+        Y = torch.linalg.lu_solve(self.LU, self.pivots, even + odd, left=False)
+        self.squared = []
+        for k in range(1, s + 1):
+            self.squared.append(Y)
+            Y = Y @ Y
+            if k == s or k % 8 == 0:  # each square doubles what rounding has left
+                Y = polish(Y)
+        self.W = Y
+
+    def gradient(self, G: Tensor) -> Tensor:
+        """Return the gradient to A, skew-symmetric, from that to W."""
+        Y, A, powers = self.W, self.A, self.powers
+        for Y in reversed(self.squared):
             G = G @ Y.mT + Y.mT @ G
         # With N = E - O and Y = N⁻¹ Nᵀ: dY = N⁻¹ (dNᵀ - dN Y).
-        H = torch.linalg.lu_solve(LU, pivots, G, adjoint=True)
+        H = torch.linalg.lu_solve(self.LU, self.pivots, G, adjoint=True)
         dN = H.mT - H @ Y.mT
         dE, dO = _symmetric(dN), -_skew(dN)
-        powers = stacked.unbind(-3)
         c = _coefficients(2 * len(powers) + 1)
         dZ = -_symmetric(A @ dO)
         gradients = [c[2 * k] * dE + c[2 * k + 1] * dZ for k in range(1, len(powers) + 1)]
@@ -87,16 +201,8 @@ class _Exponential(torch.autograd.Function):
             of_last = _symmetric(powers[0] @ gradients[k])
             gradients[0] += of_last if k == 1 else _symmetric(powers[k - 1] @ gradients[k])
             gradients[k - 1] += of_last
-        dA = dO @ Z - 2 * (A @ gradients[0])
-        return _skew(dA) / 2.0 ** len(squared)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], A: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        assert in_dims[0] is not None
-        outputs = _exponential(A.movedim(in_dims[0], 0))
-        return outputs, (0,) * len(outputs)
+        dA = dO @ self.Z - 2 * (A @ gradients[0])
+        return _skew(dA) / 2.0 ** len(self.squared)
 
 
 def _coefficients(degree: int) -> list[float]:

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from eigensweep.models.matrices.exponential import exponential
+from eigensweep.models.matrices.exponential import exponential, static_exponential
 from eigensweep.models.matrices.orthogonal import orthogonality_error, skew
 
 
@@ -25,9 +26,13 @@ def frechet(A, E):
 
 
 class TestExponential:
+    @pytest.fixture(params=[exponential, static_exponential])
+    def exponential(self, request):
+        return request.param
+
     @pytest.mark.parametrize("norm", [0.0, 1e-6, 0.03, 0.3, 3.0, 100.0])
     @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 2e-13), (torch.float32, 2e-5)])
-    def test_it_is_the_exponential_of_the_eigenvalues(self, norm, dtype, close):
+    def test_it_is_the_exponential_of_the_eigenvalues(self, exponential, norm, dtype, close):
         A = random_skew(30, norm, dtype)
         found = exponential(A)
         assert found.dtype == dtype
@@ -35,7 +40,9 @@ class TestExponential:
 
     @pytest.mark.parametrize("norm", [1e-3, 0.03, 0.5, 2.0, 20.0])
     @pytest.mark.parametrize("n", [1, 2, 9])
-    def test_its_gradient_is_the_skew_part_of_the_frechet_derivative_at_minus_a(self, n, norm):
+    def test_its_gradient_is_the_skew_part_of_the_frechet_derivative_at_minus_a(
+        self, exponential, n, norm
+    ):
         A = random_skew(n, norm) if n > 1 else torch.zeros(1, 1, dtype=torch.float64)
         G = torch.randn(n, n, dtype=torch.float64)
         A.requires_grad_()
@@ -45,14 +52,16 @@ class TestExponential:
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
     @pytest.mark.parametrize("norm", [1.0, 3.0, 6.0, 50.0])
-    def test_large_float32_matrices_are_orthogonal_and_turn_by_the_right_angles(self, norm):
+    def test_large_float32_matrices_are_orthogonal_and_turn_by_the_right_angles(
+        self, exponential, norm
+    ):
         A = random_skew(400, norm, torch.float32)
         W = exponential(A)
         assert orthogonality_error(W) < 5e-6
         torch.testing.assert_close(W.double(), by_eigenvalues(A), atol=1e-6 * max(3, norm), rtol=0)
 
     @pytest.mark.parametrize("norm", [1.0, 3.0, 6.0, 50.0])
-    def test_float32_gradients_are_those_of_float64(self, norm):
+    def test_float32_gradients_are_those_of_float64(self, exponential, norm):
         A, G = random_skew(100, norm, torch.float32).requires_grad_(), torch.randn(100, 100)
         double = A.detach().double().requires_grad_()
         (found,) = torch.autograd.grad(exponential(A), A, G)
@@ -72,24 +81,32 @@ class TestExponential:
         rounding = 4 * torch.finfo(dtype).eps * norm
         torch.testing.assert_close(W.double(), expected, atol=rounding, rtol=0)
 
-    def test_a_lane_that_is_not_finite_leaves_the_others_as_they_are(self):
-        A = random_skew(6, 50.0)
-        W = exponential(torch.stack((torch.full_like(A, torch.nan), A)))
-        assert W[0].isnan().all()
-        assert torch.equal(W[1], exponential(A))
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    @pytest.mark.parametrize("other", [torch.nan, torch.inf, 0.0, 1e-3, 30.0])
+    def test_a_lane_has_the_same_bits_whatever_the_other_is(self, exponential, dtype, other):
+        def evaluate(neighbour):
+            A = torch.stack((neighbour, mine)).requires_grad_()
+            W = torch.vmap(exponential)(A)
+            (gradient,) = torch.autograd.grad(W, A, torch.stack((G, G)))
+            return W[1], gradient[1]
+
+        mine, G = random_skew(6, 5.0, dtype), torch.randn(6, 6, dtype=dtype)
+        expected = evaluate(mine)
+        for found, same in zip(evaluate(mine * other), expected, strict=True):
+            assert torch.equal(found, same)
 
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-    def test_what_is_not_finite_gives_nan_and_no_error(self, value):
+    def test_what_is_not_finite_gives_nan_and_no_error(self, exponential, value):
         A = random_skew(4, 1.0)
         A[0, 1] = value
         A.requires_grad_()
         exponential(A).sum().backward()
         assert A.grad.isnan().any()
 
-    def test_a_matrix_without_entries_is_left_alone(self):
+    def test_a_matrix_without_entries_is_left_alone(self, exponential):
         assert exponential(torch.zeros(0, 0)).shape == (0, 0)
 
-    def test_lanes_of_different_norms_are_single_matrices(self):
+    def test_lanes_of_different_norms_are_single_matrices(self, exponential):
         A = torch.stack([random_skew(6, norm) for norm in (0.01, 5.0)]).requires_grad_()
         G = torch.randn(2, 6, 6, dtype=torch.float64)
         W = torch.vmap(exponential)(A)
@@ -107,6 +124,74 @@ class TestExponential:
         (gradient,) = torch.autograd.grad(exponential(A).pow(2).sum(), A, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward()
+
+    def test_several_gradients_of_one_matrix_are_taken_at_once(self, exponential):
+        A, G = random_skew(5, 2.0).requires_grad_(), torch.randn(3, 5, 5, dtype=torch.float64)
+        W = exponential(A)
+        (found,) = torch.autograd.grad(W, A, G, retain_graph=True, is_grads_batched=True)
+        for g, gradient in zip(G, found, strict=True):
+            (expected,) = torch.autograd.grad(W, A, g, retain_graph=True)
+            torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
+
+
+class NoReading(TorchDispatchMode):
+    """Refuses operations whose result on the host, or whose shape, depends on what tensors hold."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in self.REFUSED, f"{name} reads a tensor"
+        self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self):
+        self.seen = []
+        return super().__enter__()
+
+
+class TestStaticExponential:
+    """It can be captured: the same operations for every A, none of which reads a tensor."""
+
+    @staticmethod
+    def operations(A):
+        A = A.clone().requires_grad_()
+        with NoReading() as mode:
+            torch.vmap(static_exponential)(A).sum().backward()
+        return mode.seen
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_the_operations_are_the_same_for_every_matrix(self, dtype):
+        A = random_skew(6, 1.0, dtype)
+        expected = self.operations(torch.stack((A, A)))
+        for norm in (0.0, 1e-4, 10.0, 1e3, 1e6, torch.nan):
+            assert self.operations(torch.stack((A, norm * A))) == expected
+
+    def test_it_needs_no_values(self):
+        A = torch.zeros(3, 6, 6, device="meta", requires_grad=True)
+        W = exponential(A)
+        W.sum().backward()
+        assert W.shape == A.grad.shape == (3, 6, 6)
+
+    @pytest.mark.parametrize("norm", [0.0, 1e-3, 0.5, 1.6, 10.0, 1e2, 1e3, 2e3])
+    @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+    def test_it_is_right_up_to_large_norms(self, norm, dtype, close):
+        A = random_skew(30, norm, dtype).requires_grad_()
+        double = A.detach().double().requires_grad_()
+        G = torch.randn(30, 30, dtype=dtype)
+        W = static_exponential(A)
+        assert orthogonality_error(W) < close
+        rounding = max(close, torch.finfo(dtype).eps * norm)
+        torch.testing.assert_close(W.double(), by_eigenvalues(A.detach()), atol=rounding, rtol=0)
+        (found,) = torch.autograd.grad(W, A, G)
+        (expected,) = torch.autograd.grad(exponential(double), double, G.double())
+        scale = expected.abs().max()
+        torch.testing.assert_close(
+            found / scale, expected / scale, atol=4 * rounding, rtol=0, check_dtype=False
+        )
+
+    def test_beyond_them_it_is_not_a_number(self):
+        assert static_exponential(random_skew(6, 1e4)).isnan().all()
 
 
 def test_the_gradient_of_a_trivialised_matrix_is_the_closed_form(nets):
