@@ -37,7 +37,8 @@ from eigensweep.models.trivialization import Trivialization, TrivializationConfi
 class AsRNNConfig(TrivializationConfig):
     """What a search may vary."""
 
-    initial_only = TrivializationConfig.initial_only | {"a", "b"}
+    scalars = TrivializationConfig.scalars | {"eps"}
+    lane_fields = TrivializationConfig.lane_fields | {"a", "b"}
 
     name: Literal["asrnn"] = "asrnn"
     a: float = Field(0.02, ge=-100, le=100, description="Smallest initial s in d = |s| + ε")
@@ -107,7 +108,7 @@ class AsRNN(RecurrentModel):
 
     def scale(self) -> Tensor:
         """Return d, (n,)."""
-        return self.s.abs() + self.config.eps
+        return self.s.abs() + self.scalar("eps")
 
     def prepare(self) -> Callable[[Tensor, State | None], tuple[Tensor, State]]:
         return self._direct() if self.config.form == "direct" else self._similar()
@@ -168,9 +169,10 @@ class AsRNN(RecurrentModel):
         return [ParamGroup("orth", [orth]), ParamGroup("main", self.others(orth))]
 
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
+        rebase_every, project_every = self.scalar("rebase_every"), self.scalar("project_every")
         for rotation in (self.recurrent, self.saturation):
             if rotation is not None:
-                rotation.after_update()
+                rotation.after_update(rebase_every, project_every)
 
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:

@@ -71,8 +71,11 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    initial_only: ClassVar[frozenset[str]] = frozenset()
-    """Fields that only set initial values and buffers. Networks in a stack may differ in them."""
+    scalars: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose numbers a training step reads, always by `Model.scalar`."""
+    lane_fields: ClassVar[frozenset[str]] = frozenset()
+    """Other fields in which the networks of a stack may differ, too: those that only set initial
+    values, buffers, or options of a parameter group."""
 
     name: str
     hidden_size: int | None = Field(
@@ -159,9 +162,13 @@ class Model(nn.Module, ABC):
     A model does not choose its loss, optimizer, device or seed, and it does not log.
 
     - What must be kept for a rerun is a parameter or a registered buffer.
-    - `torch.vmap` stacks many networks into one program (`models/stack.py`). So no Python branch in
-      `forward`, `recurrent_matrix`, `penalty` or `after_update` depends on a tensor's value: a flag
-      is a buffer, a choice is `torch.where`, and a custom Function has a `vmap` rule.
+    - `torch.vmap` stacks many networks into one program (`models/stack.py`), and a GPU repeats that
+      program as a whole. So no Python branch in `forward`, `recurrent_matrix`, `penalty` or
+      `after_update` depends on a tensor's value, and no value is read back to the host: a flag is a
+      buffer, a choice is `torch.where`, and a custom Function has a `vmap` rule. On a CPU reading
+      costs nothing; a value that is read there may save work, but changes no result.
+    - The result of one network does not depend on the values of its neighbours in a stack, not even
+      by rounding.
     """
 
     Config: ClassVar[type[ModelConfig]]
@@ -174,6 +181,14 @@ class Model(nn.Module, ABC):
         self.shapes = shapes
         assert self.config.hidden_size is not None
         self.hidden_size: int = self.config.hidden_size
+
+    def scalar(self, field: str) -> Any:
+        """Return the number in a field of the config: as it is, or in a stack a 0-dim tensor.
+
+        The name of the field is one of `scalars`.
+        """
+        tensor = getattr(self, scalar_name(field), None)
+        return getattr(self.config, field) if tensor is None else tensor
 
     @abstractmethod
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -256,6 +271,11 @@ class Model(nn.Module, ABC):
         if convention == "free":
             return self.config.free_parameters(self.shapes)
         return sum(p.numel() for p in trainable(self.parameters()))
+
+
+def scalar_name(field: str) -> str:
+    """Return the name of the buffer that holds a field's numbers in a stack."""
+    return f"scalar_{field}"
 
 
 def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:

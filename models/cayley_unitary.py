@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from eigensweep.models.matrices.orthogonal import nearest_orthogonal, orthogonality_error
+from eigensweep.models.matrices.orthogonal import orthogonality_error, reorthogonalise, solve
 
 LARGEST_ERROR = 1e-4
 """Beyond this max |W*W - I| the nearest unitary matrix takes W's place."""
@@ -25,17 +25,19 @@ class CayleyUnitary(Optimizer):
     """W ← (I + λ/2 S)⁻¹ (I - λ/2 S) W with S = G W* - W G* and G = ∂L/∂Re W + i ∂L/∂Im W.
 
     A parameter is (..., 2, n, n), real and imaginary part of W. With `natgrad_rms` both parts of G
-    are divided by the root of a running mean of their squares.
+    are divided by the root of a running mean of their squares. The shape in front of a parameter
+    may be that of lanes; `lr` may then be a tensor of this shape.
     """
 
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         *,
         natgrad_rms: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "natgrad_rms": natgrad_rms})
+        # `capturable`: a checkpoint's step counts are loaded to the device of the parameters.
+        super().__init__(params, {"lr": lr, "natgrad_rms": natgrad_rms, "capturable": True})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -47,11 +49,11 @@ class CayleyUnitary(Optimizer):
                 if p.grad is not None:
                     self._move(p, group["lr"], group["natgrad_rms"])
 
-    def _move(self, p: Tensor, lr: float, natgrad_rms: bool) -> None:
+    def _move(self, p: Tensor, lr: float | Tensor, natgrad_rms: bool) -> None:
         state, gradient = self.state[p], p.grad
         assert gradient is not None
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = torch.zeros(p.shape[:-3], device=p.device)
             if natgrad_rms:
                 state["mean_square"] = torch.zeros_like(p)
         state["step"] += 1
@@ -60,20 +62,22 @@ class CayleyUnitary(Optimizer):
             gradient = gradient / (state["mean_square"].sqrt() + 1e-8)
         W = move(torch.complex(*p.unbind(-3)), torch.complex(*gradient.unbind(-3)), lr)
         drifted = orthogonality_error(W) > LARGEST_ERROR
-        drifted |= state["step"].item() % PROJECT_EVERY == 0
-        if drifted.any():
-            W = torch.where(drifted[..., None, None], nearest_orthogonal(W), W)
+        drifted |= state["step"] % PROJECT_EVERY == 0
+        if p.device.type != "cpu" or drifted.any():  # elsewhere, to ask waits for the device
+            W = torch.where(drifted[..., None, None], reorthogonalise(W), W)
         p.copy_(torch.stack((W.real, W.imag), -3))
 
 
-def move(W: Tensor, G: Tensor, lr: float) -> Tensor:
-    """Return W after a step against the gradient G, both complex (..., n, n).
+def move(W: Tensor, G: Tensor, lr: float | Tensor) -> Tensor:
+    """Return W after a step against the gradient G, both complex (..., n, n), `lr` (...) or one.
 
     >>> W, G = torch.ones(1, 1) + 0j, torch.tensor([[2j]])
     >>> move(W, G, 0.1).angle().neg().mul(1e4).round().item()  # 2 atan(0.1 · 2)
     3948.0
     """
     GWh = G @ W.mH
+    if isinstance(lr, Tensor):
+        lr = lr[..., None, None]
     half = lr / 2 * (GWh - GWh.mH)
     eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
-    return torch.linalg.solve(eye + half, W - half @ W)
+    return solve(eye + half, W - half @ W)

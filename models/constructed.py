@@ -67,6 +67,8 @@ class Constructed(Model):
 class ConstructedCopyingConfig(ModelConfig):
     """What a search may vary. `delay` and `symbols` are those of the task."""
 
+    lane_fields = frozenset({"delay", "symbols", "variant"})
+
     name: Literal["constructed_copying"] = "constructed_copying"
     hidden_size: int | None = Field(
         None, ge=3, le=65_537, description="Number n = 2 d + 1: d rotating planes and a counter"

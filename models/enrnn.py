@@ -45,7 +45,8 @@ from eigensweep.models.scornn import signs
 class ENRNNConfig(NetworkConfig):
     """What a search may vary."""
 
-    initial_only = NetworkConfig.initial_only | {"coupling_init", "negative_ones"}
+    scalars = frozenset({"eps"})
+    lane_fields = NetworkConfig.lane_fields | {"coupling_init", "negative_ones"}
 
     name: Literal["enrnn"] = "enrnn"
     short_size: int | None = Field(
@@ -181,9 +182,9 @@ class ENRNN(RecurrentModel):
 
     def short_block(self) -> Tensor:
         """Return Wˢ, (s, s), and count the fallback where it is trained."""
-        config = self.config
+        eps, fallback = self.scalar("eps"), self.config.fallback
         near = None if self.dominant is None else self.dominant.value
-        W_S, multiple = spectral_normalise(self.T, self.switched, config.eps, config.fallback, near)
+        W_S, multiple = spectral_normalise(self.T, self.switched, eps, fallback, near)
         if self.training and torch.is_grad_enabled():
             self.fallback_events.add_(multiple)
         return W_S

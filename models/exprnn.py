@@ -58,7 +58,7 @@ class ExpRNN(RecurrentModel):
         return [ParamGroup("orth", [A]), ParamGroup("main", self.others(A))]
 
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
-        self.recurrent.after_update()
+        self.recurrent.after_update(self.scalar("rebase_every"), self.scalar("project_every"))
 
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ class LSTMConfig(GatedConfig):
 
     name: Literal["lstm"] = "lstm"
     gates: ClassVar[int] = 4
-    initial_only = GatedConfig.initial_only | {"forget_bias"}
+    lane_fields = GatedConfig.lane_fields | {"forget_bias"}
 
     forget_bias: float = Field(1.0, ge=-100, le=100, description="Initial bias of the forget gate")
     peephole: Literal["none", "diagonal", "output_full"] = Field(

@@ -29,6 +29,8 @@ from eigensweep.models.recurrence.ungated import recur
 class LTRNNConfig(NetworkConfig):
     """What a search may vary. With pooling n is even."""
 
+    scalars = frozenset({"activation_clip", "orthogonality_penalty"})
+
     name: Literal["lt_rnn"] = "lt_rnn"
     recurrent_init: Literal["orthogonal", "identity"] = Field(
         "orthogonal",
@@ -141,7 +143,7 @@ class LTRNN(Network):
         return driven.view(*x.shape[:2], self.hidden_size), None
 
     def _history(self, x: Tensor, U: Tensor | None, W: Tensor, h: Tensor) -> Tensor:
-        limit = self.config.activation_clip
+        limit = self.scalar("activation_clip")
         if limit is None:
             b = W.new_zeros(self.hidden_size)
             return recurrent_states(x, U, W, b, activation="identity", h0=h)
@@ -159,7 +161,7 @@ class LTRNN(Network):
         X = _unit_vectors(self.draws, self.W, self.config.orthogonality_vectors)
         R = self.W.mT @ (self.W @ X) - X
         gradient = 2 / X.shape[-1] * self.W @ (X @ R.mT + R @ X.mT)
-        rate = self.config.orthogonality_penalty * learning_rates["main"]
+        rate = self.scalar("orthogonality_penalty") * learning_rates["main"]
         self.W.sub_(rate * gradient)
         self.draws.add_(1)
 
@@ -173,7 +175,7 @@ def pool(h: Tensor) -> Tensor:
     return (h[..., ::2].square() + h[..., 1::2].square() + 1e-12).sqrt()
 
 
-def clip(h: Tensor, limit: float) -> Tensor:
+def clip(h: Tensor, limit: float | Tensor) -> Tensor:
     """Return states, (B, n), none longer than `limit`.
 
     >>> clip(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)

@@ -27,6 +27,9 @@ from eigensweep.models.network import NetworkConfig, RecurrentModel
 class NNRNNConfig(NetworkConfig):
     """What a search may vary. n is even."""
 
+    scalars = frozenset({"gamma_weight"})
+    lane_fields = NetworkConfig.lane_fields | {"t_decay"}
+
     name: Literal["nnrnn"] = "nnrnn"
     gamma_penalty: Literal["l2", "l1"] = Field(
         "l2", description="Penalty on the radii γ. `l2`: sum of (1 - γ)²; `l1`: sum of |1 - γ|"
@@ -115,7 +118,7 @@ class NNRNN(RecurrentModel):
         distance = (1 - self.gamma).abs()
         if self.config.gamma_penalty == "l2":
             distance = distance.square()
-        return self.config.gamma_weight * distance.sum()
+        return self.scalar("gamma_weight") * distance.sum()
 
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:

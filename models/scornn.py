@@ -31,7 +31,7 @@ from eigensweep.models.network import (
 class ScoRNNConfig(NetworkConfig):
     """What a search may vary."""
 
-    initial_only = NetworkConfig.initial_only | {"negative_ones"}
+    lane_fields = NetworkConfig.lane_fields | {"negative_ones"}
 
     name: Literal["scornn"] = "scornn"
     negative_ones: int | None = Field(

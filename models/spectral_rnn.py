@@ -23,6 +23,8 @@ from eigensweep.models.reflected import ReflectedConfig
 class SpectralRNNConfig(ReflectedConfig):
     """What a search may vary."""
 
+    scalars = frozenset({"margin"})
+
     name: Literal["spectral_rnn"] = "spectral_rnn"
     reflections: int = Field(
         16, ge=1, le=65_536, description="Number of reflections in each of P and Q, at most n"
@@ -60,7 +62,7 @@ class SpectralRNN(RecurrentModel):
 
     def recurrent_matrix(self) -> Tensor:
         """Return P diag(σ) Qᵀ, (n, n)."""
-        sigma = 1 + 2 * self.config.margin * (torch.sigmoid(self.p) - 0.5)
+        sigma = 1 + 2 * self.scalar("margin") * (torch.sigmoid(self.p) - 0.5)
         return reflections(self.P) * sigma @ reflections(self.Q).mT
 
     @torch.no_grad()

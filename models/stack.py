@@ -15,20 +15,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from eigensweep.models.base import Model, ParamGroup, State
+from eigensweep.models.base import Model, ParamGroup, State, scalar_name
 
 
 class Stack:
     """Lanes of one program: the parameters and buffers of M models, stacked along a first axis.
 
-    The models given are copied. They are of one class, and their configs differ at most in fields
-    that set initial values and buffers.
+    The models given are copied. They are of one class, and their configs differ at most in the
+    fields that `lane_fields` and `scalars` of the config name. What the stack's own buffers hold of
+    `scalars` is no part of a lane's checkpoint.
     """
 
     def __init__(self, models: Sequence[Model]) -> None:
@@ -42,6 +44,24 @@ class Stack:
         }
         self.buffers = {name: b.clone() for name, b in buffers.items()}
         self._program = _Method(copy.deepcopy(first))
+        scalars = [_scalar_tensors(model) for model in models]
+        for name, tensor in scalars[0].items():
+            self._program.model.register_buffer(name, tensor, persistent=False)
+            self.buffers[f"model.{name}"] = torch.stack([each[name] for each in scalars])
+
+    @torch.no_grad()
+    def put(self, index: int, model: Model) -> None:
+        """Write a network into a lane, in place.
+
+        Raises:
+            ValueError: if the network does not fit to those in the stack.
+        """
+        _check_alike(self._program.model, model)
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, tensor in {**tensors, **_scalar_tensors(model)}.items():
+            whole = self.parameters.get(f"model.{name}", self.buffers.get(f"model.{name}"))
+            assert whole is not None
+            whole[index].copy_(tensor)
 
     def __len__(self) -> int:
         return len(next(iter((self.parameters or self.buffers).values())))
@@ -83,8 +103,8 @@ class Stack:
         """Return one network's state dict, for `load_state_dict` of a model built alone."""
         everything = {**self.parameters, **self.buffers}
         return {
-            name.removeprefix("model."): value[index].detach().clone()
-            for name, value in everything.items()
+            name.removeprefix("model."): everything[name][index].detach().clone()
+            for name in self._program.state_dict()
         }
 
 
@@ -99,17 +119,42 @@ class _Method(nn.Module):
         return getattr(self.model, method)(*arguments)
 
 
+def _scalar_tensors(model: Model) -> dict[str, Tensor]:
+    """Return the numbers in the `scalars` of a model's config, by the names of their buffers."""
+    numbers = {f: getattr(model.config, f) for f in sorted(model.config.scalars)}
+    like = next(chain(model.parameters(), model.buffers()))
+    return {
+        scalar_name(field): torch.tensor(
+            number, dtype=like.dtype if isinstance(number, float) else None, device=like.device
+        )
+        for field, number in numbers.items()
+        if number is not None
+    }
+
+
 def _check_alike(first: Model, other: Model) -> None:
     if type(first) is not type(other):
         raise ValueError(
             f"a stack holds models of one class; these are {type(first).__name__} "
             f"and {type(other).__name__}"
         )
-    may_differ = set(type(first.config).model_fields) & first.config.initial_only
-    one, two = (m.config.model_dump(exclude=may_differ) for m in (first, other))
-    differing = [name for name in one if one[name] != two[name]]
+    scalars = first.config.scalars
+    may_differ = set(type(first.config).model_fields) & (first.config.lane_fields | scalars)
+    one, two = first.config.model_dump(), other.config.model_dump()
+    differing = [
+        name
+        for name in one
+        if one[name] != two[name]
+        and (name not in may_differ or (name in scalars and None in (one[name], two[name])))
+    ]
     if differing:
         raise ValueError(
             f"models in a stack may differ in {', '.join(sorted(may_differ))}; "
             f"these differ in {', '.join(differing)}"
+        )
+    shapes = [{name: t.shape for name, t in m.state_dict().items()} for m in (first, other)]
+    if unlike := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
+        raise ValueError(
+            "models in a stack have parameters and buffers of equal shapes; these differ in "
+            f"{', '.join(unlike)}"
         )

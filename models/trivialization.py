@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from eigensweep.models.base import Shapes
 from eigensweep.models.matrices.exponential import exponential
-from eigensweep.models.matrices.orthogonal import cayley, nearest_orthogonal, skew
+from eigensweep.models.matrices.orthogonal import cayley, reorthogonalise, skew
 from eigensweep.models.network import NetworkConfig
 
 OrthogonalMap = Literal["exp", "cayley"]
@@ -26,6 +26,8 @@ MAPS = {"exp": exponential, "cayley": cayley}
 
 class TrivializationConfig(NetworkConfig):
     """What a search may vary where a matrix is trained as W = B φ(A)."""
+
+    scalars = frozenset({"rebase_every", "project_every"})
 
     trivialization: Literal["static", "dynamic"] = Field(
         "static",
@@ -76,7 +78,6 @@ class Trivialization(nn.Module):
     def __init__(self, X: Tensor, config: TrivializationConfig) -> None:
         super().__init__()
         self.map: OrthogonalMap = config.parametrization
-        self.rebase_every, self.project_every = config.rebase_every, config.project_every
         if config.trivialization == "static":
             self.A = nn.Parameter(X)
             self.register_buffer("base", None)
@@ -91,39 +92,57 @@ class Trivialization(nn.Module):
         return W if self.base is None else self.base @ W
 
     @torch.no_grad()
-    def after_update(self) -> None:
-        """Count the update and move the base where it is due."""
+    def after_update(self, rebase_every: int | Tensor, project_every: int | Tensor) -> None:
+        """Count the update and move the base where it is due; both are as in the config."""
         if self.base is None:
             return
-        assert self.rebase_every is not None
-        assert self.project_every is not None
         self.updates += 1
-        due = self.updates % self.rebase_every == 0
-        number = self.updates // self.rebase_every + 1
-        project = number % self.project_every == 0
-        base, A = _rebase(self.base, self.A, due, project, self.map)
+        due = self.updates % rebase_every == 0
+        number = self.updates // rebase_every + 1
+        project = number % project_every == 0
+        base, A = rebase(self.base, self.A, due, project, self.map)
         self.base.copy_(base)
         self.A.copy_(A)
 
 
-def _rebase(
+def rebase(
     base: Tensor, A: Tensor, due: Tensor, project: Tensor, name: OrthogonalMap
 ) -> tuple[Tensor, Tensor]:
+    """Return base and A, (..., n, n), after a move in lanes that are `due`; some are projected."""
     return _Rebased.apply(base, A, due, project, name)  # type: ignore[no-untyped-call]
 
 
+def static_rebase(
+    base: Tensor, A: Tensor, due: Tensor, project: Tensor, name: OrthogonalMap
+) -> tuple[Tensor, Tensor]:
+    """Return base and A after a move in lanes that are `due`; computed for every lane."""
+    moved, due = _moved(base, A, project, name), due[..., None, None]
+    return torch.where(due, moved, base), torch.where(due, 0, A)
+
+
+def _moved(base: Tensor, A: Tensor, project: Tensor, name: OrthogonalMap) -> Tensor:
+    """Return B φ(A), made exactly orthogonal again where `project`."""
+    W = base @ MAPS[name](skew(A))
+    return torch.where(project[..., None, None], reorthogonalise(W), W)
+
+
 class _Rebased(torch.autograd.Function):
-    """(base, A) of lanes (..., n, n), moved in those that are `due`. Has no gradient."""
+    """What `rebase` does. Has no gradient.
+
+    On a CPU nothing is computed for the others. Elsewhere looking for them would wait for the
+    device.
+    """
 
     @staticmethod
     def forward(
         base: Tensor, A: Tensor, due: Tensor, project: Tensor, name: OrthogonalMap
     ) -> tuple[Tensor, Tensor]:
+        if due.device.type != "cpu":
+            return static_rebase(base, A, due, project, name)
         base, A = base.clone(), A.clone()
         for index in due.nonzero().tolist():
             lane = tuple(index)
-            W = base[lane] @ MAPS[name](skew(A[lane]))
-            base[lane] = nearest_orthogonal(W) if project[lane] else W
+            base[lane] = _moved(base[lane], A[lane], project[lane], name)
             A[lane] = 0
         return base, A
 
@@ -139,4 +158,4 @@ class _Rebased(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(args[:4], in_dims[:4], strict=True)
         )
-        return _rebase(base, A, due, project, args[4]), (0, 0)
+        return rebase(base, A, due, project, args[4]), (0, 0)

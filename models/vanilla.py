@@ -19,7 +19,7 @@ from eigensweep.models.network import NetworkConfig, RecurrentModel
 class FreeConfig(NetworkConfig):
     """What a search may vary where W is free."""
 
-    initial_only = NetworkConfig.initial_only | {"scale"}
+    lane_fields = NetworkConfig.lane_fields | {"scale"}
 
     recurrent_init: Literal["glorot", "orthogonal", "identity"] = Field(
         "glorot", description="Initial W: Glorot uniform, random orthogonal, or the identity"

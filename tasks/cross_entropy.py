@@ -10,8 +10,8 @@ from torch import Tensor
 Reduction = Literal["mean", "sum"]
 
 NARROW = 32.0
-"""If all logits lie within this range, one shift for all keeps exp precise. Otherwise each row has
-its own shift."""
+"""If all logits of a lane lie within this range, one shift for them keeps exp precise. Otherwise
+each row has its own shift."""
 
 
 def cross_entropy(
@@ -131,13 +131,17 @@ def _fold_lanes(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...
 
 
 def _shift(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what is subtracted from the logits before exp: the largest of all, or of each row.
+    """Return what is subtracted from the logits before exp: the largest of a lane, or of each row.
 
-    The largest of all takes a tenth of the time. It is used only on a CPU, since its value must be
-    read, and only without a mask, since rows that are not scored would change it.
+    The largest of a lane takes a tenth of the time. It is used only on a CPU, since its value must
+    be read, and only without a mask, since rows that are not scored would change it. Each lane has
+    the shift that it has without the others.
     """
-    if mask is None and logits.device.type == "cpu" and logits.numel():
-        low, high = logits.aminmax()
-        if high - low <= NARROW:
-            return high
-    return logits.amax(-1, keepdim=True)
+    if mask is not None or logits.device.type != "cpu" or not logits.numel():
+        return logits.amax(-1, keepdim=True)
+    ends = [lane.aminmax() for lane in logits]
+    high = torch.stack([end.max for end in ends])[:, None, None]
+    narrow = [bool(end.max - end.min <= NARROW) for end in ends]
+    if all(narrow):
+        return high
+    return torch.where(torch.tensor(narrow)[:, None, None], high, logits.amax(-1, keepdim=True))

@@ -10,6 +10,7 @@ from eigensweep.models.matrices.orthogonal import (
     nearest_orthogonal,
     orthogonality_error,
     random_rotation,
+    reorthogonalise,
     rotation_logarithm,
     skew,
 )
@@ -82,6 +83,24 @@ def test_where_a_matrix_is_not_finite_there_is_no_nearest_one(dtype):
     Q = nearest_orthogonal(M)
     assert Q[0].isnan().all()
     assert orthogonality_error(Q[1]) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_a_nearly_orthogonal_matrix_is_made_so_by_products_alone(dtype):
+    torch.manual_seed(1)
+    W = nearest_orthogonal(torch.randn(4, 20, 20, dtype=dtype))
+    W = W + 0.01 * torch.randn_like(W)
+    found, expected = reorthogonalise(W), nearest_orthogonal(W)
+    atol = 1e-7 if dtype == torch.float32 else 1e-14
+    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+
+
+def test_the_cayley_map_of_what_is_not_finite_is_not_finite_and_no_error():
+    A = skew(torch.randn(2, 5, 5))
+    A[0, 1, 2] = torch.inf
+    W = cayley(A)
+    assert not W[0].isfinite().all()
+    assert orthogonality_error(W[1]) < 1e-5
 
 
 class TestInitialValues:

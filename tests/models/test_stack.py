@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from eigensweep.models import MODELS
+from eigensweep.models.base import scalar_name
 from eigensweep.models.stack import Stack
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
@@ -127,6 +128,67 @@ def test_a_lane_loads_into_a_network_built_alone(nets):
     close(alone(x)[0], stack(x, shared=True)[0][1])
 
 
+SCALARS = [
+    ("enrnn", {}, ({"eps": 0.3}, {"eps": 0.0})),
+    ("asrnn", {}, ({"eps": 0.5, "a": 0.1}, {"eps": 0.03, "a": 0.2})),
+    ("asrnn", DYNAMIC, ({"rebase_every": 1, "project_every": 1}, {"rebase_every": 3})),
+    ("exprnn", DYNAMIC, ({"rebase_every": 1, "project_every": 3}, {"rebase_every": 2})),
+    ("nnrnn", {}, ({"gamma_weight": 0.5, "t_decay": 0.1}, {"gamma_weight": 0.0})),
+    ("spectral_rnn", {}, ({"margin": 0.3}, {"margin": 0.05})),
+    ("lt_rnn", {"activation_clip": 1.0}, ({"activation_clip": 0.5}, {})),
+    ("lt_rnn", {"orthogonality_penalty": 1.0}, ({"orthogonality_penalty": 0.5}, {})),
+    ("lstm", {}, ({"forget_bias": 0.0}, {"forget_bias": 3.0})),
+    ("scornn", {}, ({"negative_ones": 1}, {"negative_ones": 9})),
+]
+
+
+@pytest.mark.parametrize(("name", "common", "each"), SCALARS)
+class TestLanesOfDifferentNumbers:
+    def test_a_lane_computes_with_the_numbers_of_its_own_config(self, nets, name, common, each):
+        networks = [
+            lanes_of(nets, name, {**common, **fields})[index] for index, fields in enumerate(each)
+        ]
+        stack = Stack(networks)
+        x = nets.input(networks[0].shapes, lanes=(2,))
+        for _ in range(3):
+            stack.after_update(RATES)
+            for i, network in enumerate(networks):
+                network.after_update({"main": RATES["main"][i].item(), "orth": 0.01})
+            stack.parameters = {n: p.detach() + 0.01 for n, p in stack.parameters.items()}
+            for network in networks:
+                for parameter in network.parameters():
+                    parameter.data.add_(0.01)
+        close(stack(x)[0], torch.stack([net(x[i])[0] for i, net in enumerate(networks)]))
+        close(stack.call("penalty"), torch.stack([net.penalty() for net in networks]))
+
+    def test_checkpoints_know_nothing_of_them(self, nets, name, common, each):
+        networks = [nets.build(name, **{**common, **fields}) for fields in each]
+        stack = Stack(networks)
+        assert stack.lane(0).keys() == networks[0].state_dict().keys()
+        stack.put(1, networks[0])
+        close(stack.lane(1), dict(networks[0].state_dict()))
+        x = nets.input(networks[0].shapes)
+        assert torch.equal(stack(x, shared=True)[0][0], stack(x, shared=True)[0][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("enrnn", "eps"), ("asrnn", "eps"), ("nnrnn", "gamma_weight"), ("spectral_rnn", "margin")],
+)
+def test_a_number_and_a_tensor_of_it_give_the_same_bits(nets, name, number):
+    network = nets.build(name, **{number: 0.123})
+    results = []
+    for scalar in (None, torch.tensor(0.123)):
+        if scalar is not None:
+            network.register_buffer(scalar_name(number), scalar, persistent=False)
+        network.zero_grad()
+        torch.manual_seed(3)
+        x = nets.input(network.shapes)
+        (network(x)[0].sum() + network.penalty()).backward()
+        results.append([p.grad.clone() for p in network.parameters()])
+    assert all(map(torch.equal, *results))
+
+
 def test_groups_of_a_stack_are_groups_of_its_networks(nets):
     stack = Stack([nets.build("scornn", seed=seed) for seed in range(3)])
     orth, main = stack.param_groups()
@@ -141,7 +203,11 @@ def test_networks_that_differ_in_first_values_stack_and_others_are_refused(nets)
     assert len(Stack([few, many])) == 2
     with pytest.raises(ValueError, match="these differ in hidden_size"):
         Stack([few, nets.build("scornn", hidden_size=11)])
-    with pytest.raises(ValueError, match="these differ in eps"):
-        Stack([nets.build("enrnn"), nets.build("enrnn", eps=0.5)])
+    with pytest.raises(ValueError, match="these differ in activation"):
+        Stack([nets.build("enrnn"), nets.build("enrnn", activation="tanh")])
+    with pytest.raises(ValueError, match="these differ in activation_clip"):
+        Stack([nets.build("lt_rnn"), nets.build("lt_rnn", activation_clip=1.0)])
+    with pytest.raises(ValueError, match="of equal shapes; these differ in draws"):
+        Stack([nets.build("lt_rnn"), nets.build("lt_rnn", orthogonality_penalty=1.0)])
     with pytest.raises(ValueError, match="ScoRNN and TanhRNN"):
         Stack([few, nets.build("tanh_rnn")])

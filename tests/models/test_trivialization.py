@@ -5,7 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eigensweep.models.matrices.exponential import exponential, static_exponential
-from eigensweep.models.matrices.orthogonal import orthogonality_error, skew
+from eigensweep.models.matrices.orthogonal import nearest_orthogonal, orthogonality_error, skew
+from eigensweep.models.trivialization import rebase, static_rebase
 
 
 def random_skew(n, norm, dtype=torch.float64):
@@ -254,6 +255,20 @@ class TestMovingBase:
         model.after_update({})
         error = orthogonality_error(model.recurrent.base)
         assert bool(error < 1e-13) is projected
+
+    @pytest.mark.parametrize("parametrization", ["exp", "cayley"])
+    def test_on_a_gpu_the_same_lanes_are_moved_without_looking_for_them(self, parametrization):
+        torch.manual_seed(8)
+        base, A = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+        base = nearest_orthogonal(base) * 1.001
+        due, project = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0]]).bool()
+        expected = rebase(base, A, due, project, parametrization)
+        found = static_rebase(base, A, due, project, parametrization)
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-13, rtol=0)
+        assert (orthogonality_error(found[0]) < 1e-12).tolist() == [True, False, False, False]
+        assert torch.equal(found[0][2:], base[2:])
+        assert torch.equal(found[1][2:], A[2:])
 
     def test_where_and_how_far_it_is_belongs_to_the_state(self, nets):
         model = nets.build("exprnn", trivialization="dynamic", rebase_every=2)

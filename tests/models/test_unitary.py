@@ -244,6 +244,29 @@ class TestCayleyUnitary:
         assert errors[0] < 1e-12
         assert errors[1] == pytest.approx(2e-6, rel=0.1)
 
+    @pytest.mark.parametrize("natgrad_rms", [False, True])
+    def test_lanes_have_their_own_rates_and_step_counts(self, natgrad_rms):
+        lanes = torch.stack([parts(unitary(3, seed) * (1 + 1e-6)).detach() for seed in (1, 2, 3)])
+        rates, steps = torch.tensor([0.1, 0.0, 0.3]).double(), torch.tensor([5.0, 999.0, 999.0])
+        together, alone = lanes.clone().requires_grad_(), [p.requires_grad_() for p in lanes]
+        G = torch.randn(3, 2, 3, 3, dtype=torch.float64)
+
+        def move(p, gradient, rate, steps):
+            optimizer = CayleyUnitary([p], lr=rate, natgrad_rms=natgrad_rms)
+            p.grad = torch.zeros_like(p)
+            optimizer.step()
+            optimizer.state[p]["step"].copy_(steps)
+            p.grad = gradient
+            optimizer.step()
+            return p.detach()
+
+        found = move(together, G, rates, steps)
+        for i, p in enumerate(alone):
+            expected = move(p, G[i], rates[i].item(), steps[i])
+            torch.testing.assert_close(found[i], expected, atol=1e-14, rtol=0)
+        errors = orthogonality_error(torch.complex(*found.unbind(1)))
+        assert (errors > 1e-9).tolist() == [True, False, False]
+
     def test_every_thousandth_step_projects_in_any_case(self):
         p = parts(unitary(3) * (1 + 1e-6))
         p.grad = torch.zeros_like(p)

@@ -97,6 +97,21 @@ def test_lanes_are_single_losses(shared):
         torch.testing.assert_close(inner[i], expected[i], atol=1e-14, rtol=0)
 
 
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf, 1e4])
+def test_a_lane_keeps_its_bits_whatever_its_neighbour_does(spoilt):
+    logits, y = draw(lanes=(2,), dtype=torch.float32)
+
+    def loss_and_gradient(logits):
+        return torch.vmap(torch.func.grad_and_value(cross_entropy))(logits, y)
+
+    before = loss_and_gradient(logits.detach())
+    with torch.no_grad():
+        logits[0, 1, 2, 3] = spoilt
+    after = loss_and_gradient(logits.detach())
+    assert all(torch.equal(one[1], two[1]) for one, two in zip(before, after, strict=True))
+    assert not torch.equal(before[1][0], after[1][0])
+
+
 def test_a_second_derivative_is_refused_with_words():
     logits, y = draw()
     (gradient,) = torch.autograd.grad(cross_entropy(logits, y), logits, create_graph=True)
