@@ -6,9 +6,9 @@ appears in specs, messages and the JSON Schema by itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Union
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
@@ -108,13 +108,58 @@ class SchedulerConfig(Strict):
     )
 
 
-class ResourcesConfig(Strict):
-    """What one trial occupies."""
+MOST_LANES = 512
 
-    cpus: float = Field(1.0, gt=0, le=1024, description="CPU cores of one trial")
-    gpus: float = Field(
-        0.0, ge=0, le=64, description="GPUs of one trial; with a fraction, trials share a GPU"
+
+def _check_lanes(lanes: Any) -> Any:
+    """Return lanes as they were given, or say what may be given: a union would say it twice."""
+    is_number = isinstance(lanes, int) and not isinstance(lanes, bool)
+    if lanes is None or lanes == "auto" or (is_number and 1 <= lanes <= MOST_LANES):
+        return lanes
+    raise ValueError(f"should be 'auto' or a whole number from 1 to {MOST_LANES}")
+
+
+class ResourcesConfig(Strict):
+    """What one trial occupies, or with `lanes` all trials that train side by side."""
+
+    cpus: float = Field(
+        1.0,
+        gt=0,
+        le=1024,
+        description="CPU cores of one trial; with `lanes`, of all that train side by side",
     )
+    gpus: float = Field(
+        0.0,
+        ge=0,
+        le=64,
+        description="GPUs of one trial; with a fraction, trials share a GPU as processes of their "
+        "own. With `lanes`: 1, which all that train side by side share, or 0",
+    )
+    lanes: Annotated[
+        Annotated[int, Field(ge=1, le=MOST_LANES)] | Literal["auto"] | None,
+        BeforeValidator(_check_lanes),
+    ] = Field(
+        None,
+        description="How many trainings of equal shape one process trains side by side, of this "
+        "and of other experiments; `auto` measures which number is best. Default: each trial has a "
+        "process to itself",
+    )
+
+    @field_validator("gpus")
+    @classmethod
+    def _is_a_share_or_whole(cls, gpus: float) -> float:
+        if gpus > 1 and gpus != int(gpus):
+            raise ValueError("should be a whole number, or less than 1: no trial has parts of two")
+        return gpus
+
+    @model_validator(mode="after")
+    def _has_one_device_with_lanes(self) -> Self:
+        if self.lanes is not None and self.gpus not in (0, 1):
+            raise ValueError(
+                f"with 'lanes' all that train side by side share one device: give 'gpus': 1, or 0 "
+                f"for the CPU; got {self.gpus:g}. Each further GPU gets lanes of its own"
+            )
+        return self
 
 
 class LimitsConfig(Strict):

@@ -59,6 +59,11 @@ def test_a_good_spec_has_no_problems():
     assert post() == ([], None)
 
 
+@pytest.mark.parametrize("lanes", [1, 512, "auto", None])
+def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
+    assert post(resources={"gpus": 1, "lanes": lanes}) == ([], None)
+
+
 @pytest.mark.parametrize(
     ("changes", "path", "words"),
     [
@@ -122,6 +127,13 @@ def test_a_good_spec_has_no_problems():
             "'low' must be below 'high'",
         ),
         ({"search": grid(optimizer__lr=[0.1, 0.1])}, "search.space.optimizer.lr.choices", "twice"),
+        ({"resources": {"lanes": 0}}, "resources.lanes", "from 1 to 512; got 0"),
+        ({"resources": {"lanes": 513}}, "resources.lanes", "'auto' or a whole number.*got 513"),
+        ({"resources": {"lanes": "all"}}, "resources.lanes", "'auto' or a whole number"),
+        ({"resources": {"lanes": True}}, "resources.lanes", "'auto' or a whole number"),
+        ({"resources": {"gpus": 1.5}}, "resources.gpus", "whole number, or less than 1.*got 1.5"),
+        ({"resources": {"gpus": 0.5, "lanes": 4}}, "resources", "share one device: give 'gpus': 1"),
+        ({"resources": {"gpus": 2, "lanes": 4}}, "resources", "Each further GPU gets lanes"),
     ],
 )
 def test_an_invalid_spec_is_refused_with_the_place_and_what_would_work(changes, path, words):

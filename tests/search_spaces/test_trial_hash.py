@@ -30,6 +30,8 @@ HASH = trial().content_hash()
         {"training": {"steps": 100, "log_every": 3}},
         {"seed": 9, "replicates": 4},
         {"name": "another", "priority": 3, "resources": {"gpus": 1}},
+        {"resources": {"gpus": 1, "lanes": 32}},
+        {"resources": {"cpus": 2, "lanes": "auto"}},
         {"model": {"negative_fraction": 0.5, "hidden_size": 32, "name": "scornn"}},
         {"model": {"name": "scornn", "hidden_size": 32, "negative_ones": 16}},
         {"model": {"name": "scornn", "hidden_size": 32, "negative_fraction": 0.49}},

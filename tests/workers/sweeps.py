@@ -14,6 +14,7 @@ from eigensweep.workers.driver.experiment import make_order
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
+from eigensweep.workers.engine.shares import share_of
 from eigensweep.workers.shared.messages import DriverOptions, Order, Result
 
 COPYING: dict[str, Any] = {
@@ -47,6 +48,7 @@ class Bench:
     def __init__(self, folder: Path, content: dict[str, Any], retries: int = 3) -> None:
         self.folder, self.retries, self.storage = folder, retries, str(folder)
         self.spec = ExperimentSpec.model_validate(content)
+        self.share = share_of(self.spec.resources, self.spec.replicates, None)
         self.ledger = FileLedger(folder / "ledger.json")
         self.start()
 
@@ -60,7 +62,7 @@ class Bench:
     def next_order(self) -> Order | None:
         job = self.sweep.next_job()
         options = DriverOptions(storage=str(self.folder), optuna=self.storage)
-        return None if job is None else make_order("e1", self.spec, options, job)
+        return None if job is None else make_order("e1", self.spec, options, self.share, job)
 
     def why_stop(self) -> None:
         return None

@@ -123,7 +123,7 @@ class TestRungs:
 class TestCode:
     def test_importing_the_trainable_loads_neither_torch_nor_mlflow(self):
         check = (
-            "import sys, eigensweep.workers.trial.trainable\n"
+            "import sys, eigensweep.workers.engine.trainable\n"
             "print({'torch', 'mlflow'} & set(sys.modules))"
         )
         command = [sys.executable, "-c", check]

@@ -11,6 +11,7 @@ import pytest
 from orders import make_order
 
 from eigensweep.workers.shared.messages import (
+    EngineNeed,
     Order,
     ParameterCount,
     Place,
@@ -43,10 +44,12 @@ RESULT = replace(summarise(REPLICATES), reused_from=Source("e0", 7, "run7"))
 MESSAGES: list[Any] = [
     make_order(donor=Source("e0", 7), reported=5, reports=((5, 0.5),), data_root="/data"),
     make_order(),
+    make_order(engine=EngineNeed(lanes=8, trials=9, cpus=2.0, gpus=1.0)),
     RESULT,
     Result(),
     Report(20, {"objective": 0.25}, "completed", RESULT, None, Place("here", 7, "cpu")),
     Report(3, outcome="failed", error="Traceback"),
+    Report(3, place=Place("here", 7, "cuda:1", lanes=8), lost="the engine died"),
 ]
 
 

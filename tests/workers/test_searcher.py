@@ -208,6 +208,31 @@ class TestOutcomes:
         assert b.sweep.close() == (all_failed if outcome == "failed" else ("completed", None))
 
 
+class TestALostEngine:
+    def lose(self, sweep, engine=True, reported=None):
+        job = sweep.next_job()
+        number = job.entry.number
+        sweep.begin(number, job.attempt)
+        if reported is not None:
+            sweep.report(number, reported, {"objective": 1.0}, None)
+        sweep.lose(number, job.attempt, "it died", engine=engine)
+        return job
+
+    def test_it_counts_against_none_of_its_trials(self, tmp_path):
+        b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=1)
+        jobs = [self.lose(b.sweep, reported=5 * turn) for turn in range(1, 5)]
+        assert [job.attempt for job in jobs] == [1, 2, 3, 4]
+        assert not any(job.alone for job in jobs)
+        assert b.sweep.entries[0].state == "waiting"
+
+    def test_a_trial_under_which_engines_die_again_trains_alone_and_can_then_fail(self, tmp_path):
+        b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=1)
+        assert [self.lose(b.sweep).alone for _ in range(3)] == [False, False, True]
+        assert [self.lose(b.sweep, engine=False).alone for _ in range(2)] == [True, True]
+        assert b.sweep.entries[0].state == "failed"
+        assert "its process died 2 times" in b.sweep.entries[0].error
+
+
 class TestANewDriver:
     @pytest.mark.parametrize("method", ["grid", "random", "tpe"])
     def test_it_takes_up_first_what_is_unfinished_with_the_next_attempt(self, tmp_path, method):

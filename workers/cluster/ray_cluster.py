@@ -22,12 +22,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.private_folders import UnsafeFolderError
 from eigensweep.workers.cluster.ray_folder import RayFolder
+from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 
 logger = logging.getLogger(__name__)
-
-NAMESPACE = "eigensweep"
 
 OBJECT_STORE_BYTES = 128 * 2**20
 

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import ray
 
-from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.workers.engine.shares import Share
 from eigensweep.workers.shared.messages import Json
 
 
-def ray_resources(resources: ResourcesConfig) -> dict[str, float]:
-    """Return what one trial occupies, in Ray's words."""
-    gpus = {"GPU": resources.gpus} if resources.gpus else {}
-    return {"CPU": resources.cpus, **gpus}
-
-
-def count_slots(resources: ResourcesConfig) -> int:
+def count_slots(share: Share) -> int:
     """Return how many such trials the nodes of this cluster hold at once."""
-    need = ray_resources(resources)
-    return sum(
-        min(int(node.get(kind, 0) // amount) for kind, amount in need.items()) for node in _nodes()
-    )
+    return sum(share.count_slots(node) for node in _nodes())
 
 
-def explain_no_slot(resources: ResourcesConfig) -> str:
+def explain_no_slot(share: Share) -> str:
     """Return the words for a person whose trials fit on no node."""
-    need = ray_resources(resources)
+    need, who = share.resources, "a trial needs"
+    if share.engine is not None:
+        need, who = share.engine.resources, "trials that share lanes need"
     wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in need.items())
-    nodes = [", ".join(f"{node.get(kind, 0):g} {kind}" for kind in need) for node in _nodes()]
-    return f"resources: a trial needs {wanted}, and no node has that; there are {'; '.join(nodes)}"
+    nodes = _nodes()
+    there = "; ".join(", ".join(f"{n.get(kind, 0):g} {kind}" for kind in need) for n in nodes)
+    words = f"resources: {who} {wanted}, and no node has that; there are {there}"
+    if need.get("GPU") and not any(node.get("GPU") for node in nodes):
+        words += ". Leave 'gpus' out to train on CPUs"
+    return words
 
 
 def _nodes() -> list[dict[str, float]]:

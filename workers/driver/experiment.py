@@ -18,19 +18,20 @@ from ray.tune.experiment import Trial
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver.capacity import count_slots, explain_no_slot, ray_resources
+from eigensweep.workers.driver.capacity import count_slots, explain_no_slot
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
+from eigensweep.workers.engine.shares import Share, share_of
+from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, DriverOptions, Order, Reports, SpecJson
 from eigensweep.workers.shared.states import OPEN_TRIALS
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
-from eigensweep.workers.trial.trainable import TrialTrainable
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,9 @@ class ExperimentDriver:
         limit = spec.limits.wall_seconds
         deadline = None if limit is None else study.note_start(time.time()) + limit
         self.why_stop = StopReason(experiment, ledger, options.storage, limit, deadline)
+        lanes = spec.resources.lanes
+        self.share = share_of(spec.resources, spec.replicates, 1 if lanes == "auto" else lanes)
+        """What one trial asks Ray for; with `lanes: auto` it is set again once they are chosen."""
 
     def run(self) -> None:
         """Train every trial, record the end, and wait until MLflow holds everything."""
@@ -100,7 +104,11 @@ class ExperimentDriver:
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do, None if no trial waits."""
         job = self.sweep.next_job()
-        return None if job is None else make_order(self.experiment, self.spec, self.options, job)
+        return (
+            None
+            if job is None
+            else make_order(self.experiment, self.spec, self.options, self.share, job)
+        )
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
@@ -108,8 +116,8 @@ class ExperimentDriver:
             self._wait_for_room()
         if (reason := self.why_stop()) is not None:
             self.sweep.cancel(reason)
-        elif self.sweep.has_work() and not count_slots(self.spec.resources):
-            self.sweep.cancel(explain_no_slot(self.spec.resources), "failed")
+        elif self.sweep.has_work() and not count_slots(self.share):
+            self.sweep.cancel(explain_no_slot(self.share), "failed")
         elif self.sweep.has_work():
             LIVE[self.experiment] = self
             try:
@@ -125,7 +133,7 @@ class ExperimentDriver:
         The nodes of a cluster come and go; what waits in the queue should outlive that.
         """
         deadline = time.monotonic() + self.options.room_seconds
-        while not count_slots(self.spec.resources):
+        while not count_slots(self.share):
             if time.monotonic() >= deadline or self.why_stop() is not None:
                 return
             time.sleep(1)
@@ -161,8 +169,7 @@ class ExperimentDriver:
 
     def _concurrency(self) -> int:
         """Return how many trials run at once: the least of what is allowed and what fits."""
-        resources, limits = self.spec.resources, self.spec.limits
-        bounds = [count_slots(resources), self.options.concurrency, limits.concurrency]
+        bounds = [count_slots(self.share), self.options.concurrency, self.spec.limits.concurrency]
         return max(1, min(bound for bound in bounds if bound is not None))
 
     def _scheduler(self) -> tune.schedulers.TrialScheduler:
@@ -197,7 +204,9 @@ class ExperimentDriver:
             self.tracker.wait()
 
 
-def make_order(experiment: str, spec: ExperimentSpec, options: DriverOptions, job: Job) -> Order:
+def make_order(
+    experiment: str, spec: ExperimentSpec, options: DriverOptions, share: Share, job: Job
+) -> Order:
     """Return what the process of a job's trial is to do."""
     entry = job.entry
     return Order(
@@ -212,8 +221,9 @@ def make_order(experiment: str, spec: ExperimentSpec, options: DriverOptions, jo
         storage=options.storage,
         data_root=options.data_root,
         checkpoint_seconds=options.checkpoint_seconds,
-        resources=ray_resources(spec.resources),
+        resources=share.resources,
         code=own_code(),
+        engine=None if job.alone else share.engine,
     )
 
 

@@ -20,6 +20,7 @@ from ray.tune.schedulers import (
 )
 
 from eigensweep.direction import Better
+from eigensweep.workers.engine.trainable import LOST
 from eigensweep.workers.shared.messages import OBJECTIVE, Json, Order, Reports
 
 MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
@@ -59,6 +60,12 @@ class Asha(KnowsReports, AsyncHyperBandScheduler):
         for _, recorded in bracket._rungs:
             recorded.pop(trial.trial_id, None)
 
+    def on_trial_complete(self, controller: Any, trial: Any, result: Json) -> None:
+        if result.get(LOST):
+            self.on_trial_error(controller, trial)
+        else:
+            super().on_trial_complete(controller, trial, result)
+
     def _remember(self, trial: Any, reports: Reports) -> None:
         bracket: Any = self._brackets[0]
         sign = -1.0 if self._mode == "min" else 1.0
@@ -92,7 +99,9 @@ class Median(KnowsReports, MedianStoppingRule):
             self._results[trial] += [{"step": step, OBJECTIVE: value} for step, value in reports]
 
     def on_trial_complete(self, controller: Any, trial: Any, result: Json) -> None:
-        if OBJECTIVE in result:  # a trial that diverged or failed has none
+        if result.get(LOST):
+            self.on_trial_error(controller, trial)
+        elif OBJECTIVE in result:  # a trial that diverged or failed has none
             super().on_trial_complete(controller, trial, result)
 
 

@@ -16,8 +16,8 @@ from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
 from eigensweep.workers.driver.sweep import Sweep
+from eigensweep.workers.engine.trainable import REPORT
 from eigensweep.workers.shared.messages import Json, Order, Report
-from eigensweep.workers.trial.trainable import REPORT
 
 LONGEST_CAUSE = 1500
 """Characters of Ray's account of a lost process that are kept."""
@@ -103,8 +103,14 @@ class Recorder(tune.Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
-        """Record the end. What the trial did not end itself was stopped by the scheduler."""
+        """Record the end. What the trial did not end itself was stopped by the scheduler.
+
+        A trial whose engine was lost ends here for Tune, which so keeps the trial's process.
+        """
         order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
+        if report.lost is not None:
+            self._sweep.lose(order.number, order.attempt, report.lost, engine=True)
+            return
         self._sweep.end(order.number, report.outcome or "pruned", report.result, report.error)
 
     def on_trial_error(

@@ -26,6 +26,9 @@ ASKS = 10
 RANDOM_ASKS = 200
 """How often points are then drawn at random, where the space has no list of all its points."""
 
+MOST_ENGINES = 2
+"""Engines that may die under a trial between two of its reports before it trains alone."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -35,6 +38,8 @@ class Job:
     attempt: int
     donor: Source | None = None
     """The same configuration, finished with a smaller budget: what the trial goes on from."""
+    alone: bool = False
+    """Whether it should have its process to itself, because engines kept dying under it."""
 
 
 class Sweep:
@@ -59,6 +64,7 @@ class Sweep:
         self.entries: dict[int, TrialEntry] = {}
         self._exhausted = False
         self._lost: Counter[int] = Counter()
+        self._lost_engines: Counter[int] = Counter()
         self._space = spec.space()
         self._walked = 0
         self._points: set[tuple[str, tuple[tuple[str, Scalar], ...]]] = set()
@@ -109,7 +115,12 @@ class Sweep:
                 continue
             self._handed_out.add(entry.number)
             shorter = self._find(self.ledger.find_shorter, entry)
-            return Job(entry, entry.attempt + 1, shorter.source if shorter else None)
+            return Job(
+                entry,
+                entry.attempt + 1,
+                donor=shorter.source if shorter else None,
+                alone=self._lost_engines[entry.number] >= MOST_ENGINES,
+            )
         return None
 
     def begin(self, number: int, attempt: int) -> None:
@@ -128,6 +139,7 @@ class Sweep:
         entry = self.entries[number]
         if entry.state != "running":
             return
+        self._lost_engines.pop(number, None)
         self.ledger.report(number, entry.attempt, step, metrics, place)
         self._put(replace(entry, reports={**entry.reports, step: metrics}, place=place))
 
@@ -150,12 +162,17 @@ class Sweep:
         self.study.tell(entry)
         self._put(entry)
 
-    def lose(self, number: int, attempt: int, cause: str) -> None:
-        """Record that an attempt's process died: the trial waits again, up to `retries` times."""
+    def lose(self, number: int, attempt: int, cause: str, *, engine: bool = False) -> None:
+        """Record that an attempt's process died: the trial waits again, up to `retries` times.
+
+        Where an `engine` died, one of its trials may be to blame, and the others are not. So that
+        counts against none of them. A trial under which engines die again before it has reported
+        goes on alone in its process, whose death does count.
+        """
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
-        self._lost[number] += 1
+        (self._lost_engines if engine else self._lost)[number] += 1
         if self._lost[number] > self.retries:
             times = self._lost[number]
             self.end(number, "failed", error=f"its process died {times} times; the last: {cause}")

@@ -93,7 +93,9 @@ class Place(Flat):
     """The host's name."""
     pid: int
     device: str
-    """`cpu` or `cuda`."""
+    """`cpu` or `cuda`; in an engine with the number of its GPU, such as `cuda:3`."""
+    lanes: int | None = None
+    """How many lanes the engine has; None: the process is the trial's own."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,25 @@ class Code(Flat):
     """Of the files there that decide a trial's numbers."""
     node: str
     """The host's name."""
+
+
+@dataclass(frozen=True)
+class EngineNeed(Flat):
+    """An engine as a trial wants it: one process that trains many trials on one device."""
+
+    lanes: int
+    """Replicates that train side by side."""
+    trials: int
+    """Trials that are aboard at once, those that wait for a lane included."""
+    cpus: float
+    """CPU cores of the engine."""
+    gpus: float
+    """1, or 0 for an engine on the CPU."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What all trials of the engine occupy together, in Ray's words."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
 
 @dataclass(frozen=True)
@@ -302,6 +323,8 @@ class Order:
     """Folder of corpora, an absolute path."""
     checkpoint_seconds: float = 10.0
     """Training that a lost process costs at most."""
+    engine: EngineNeed | None = None
+    """The engine that trains it beside others; None: it trains in its own process."""
 
     def to_dict(self) -> Json:
         return {
@@ -318,11 +341,12 @@ class Order:
             "checkpoint_seconds": self.checkpoint_seconds,
             "resources": dict(self.resources),
             "code": self.code.to_dict(),
+            "engine": self.engine and self.engine.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        donor = content["donor"]
+        donor, engine = content["donor"], content.get("engine")
         return cls(
             experiment=content["experiment"],
             number=content["number"],
@@ -337,6 +361,7 @@ class Order:
             checkpoint_seconds=content["checkpoint_seconds"],
             resources=content["resources"],
             code=Code.from_dict(content["code"]),
+            engine=engine and EngineNeed.from_dict(engine),
         )
 
 
@@ -355,6 +380,8 @@ class Report:
     error: str | None = None
     """For a person to read; with the traceback where it is a bug."""
     place: Place | None = None
+    lost: str | None = None
+    """Why the engine that trained the trial is gone; the trial then waits for another one."""
 
     def to_dict(self) -> Json:
         return {
@@ -364,6 +391,7 @@ class Report:
             "result": self.result and self.result.to_dict(),
             "error": self.error,
             "place": self.place and self.place.to_dict(),
+            "lost": self.lost,
         }
 
     @classmethod
@@ -376,4 +404,5 @@ class Report:
             result=result and Result.from_dict(result),
             error=content["error"],
             place=place and Place.from_dict(place),
+            lost=content.get("lost"),
         )

@@ -1,8 +1,8 @@
 """A trial as Ray Tune sees it: an actor that is used for one trial after another.
 
-Importing this loads neither torch nor MLflow. A trial arrives as a plain dict, an `Order`; what
-trains it is imported by the process that will. Tune's own checkpoints are off: an attempt looks
-into the store instead.
+A trial arrives as a plain dict, an `Order`. It trains in this process, or an engine trains it and
+this process only asks. Importing this loads neither torch nor MLflow: the process that trains does.
+Tune's own checkpoints are off: whoever trains looks into the store instead.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import ray
 from ray import tune
 
+from eigensweep.workers.engine.actor import Seat
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Place, Report
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 REPORT = "report"
 """Key of a `Report`, as plain data, in what `TrialTrainable.step` returns."""
 
+LOST = "lost"
+"""Key beside it: whether the trial's engine was lost, so that the trial will come again."""
+
 
 class TrialTrainable(tune.Trainable):
     """Trains the trial it was last given, one rung a step.
@@ -36,7 +40,7 @@ class TrialTrainable(tune.Trainable):
     trial, so nothing that is shared is touched before the first `step`.
     """
 
-    attempt: Attempt | None = None
+    attempt: Attempt | Seat | None = None
 
     @classmethod
     def default_resource_request(cls, config: Json) -> tune.PlacementGroupFactory:
@@ -47,16 +51,21 @@ class TrialTrainable(tune.Trainable):
 
         If the code here is wrong, the first step reports it as the trial's own failure.
         """
+        order = Order.from_dict(config)
+        if order.engine is not None:
+            return
         with suppress(ForeignCodeError, ImportError):
-            check_code(Order.from_dict(config).code)
+            check_code(order.code)
             import_module("eigensweep.workers.trial.attempt").warm_up()
 
     def reset_config(self, new_config: Json) -> bool:
-        self.attempt = None
+        self.cleanup()
         return True
 
     def cleanup(self) -> None:
-        self.attempt = None
+        attempt, self.attempt = self.attempt, None
+        if isinstance(attempt, Seat):
+            attempt.leave()
 
     def step(self) -> Json:
         """Return the report of the next rung; a failure is a report too, with its traceback.
@@ -66,11 +75,7 @@ class TrialTrainable(tune.Trainable):
         device = assigned_device()
         try:
             if self.attempt is None:
-                order = Order.from_dict(self.config)
-                check_code(order.code)
-                from eigensweep.workers.trial.attempt import Attempt
-
-                self.attempt = Attempt(order, device)
+                self.attempt = open_attempt(Order.from_dict(self.config), device)
             report = self.attempt.advance()
         except StaleWriteError:
             raise  # not this trial's failure: it has a later attempt
@@ -78,15 +83,33 @@ class TrialTrainable(tune.Trainable):
             # The one edge where a trial's errors are caught, whatever they are.
             step = 0 if self.attempt is None else self.attempt.reached_step
             report = Report(step, outcome="failed", error=describe(error))
-        report = replace(report, place=Place(platform.node(), os.getpid(), device))
-        done = report.outcome is not None
-        return {REPORT: report.to_dict(), "done": done, "step": report.step, **report.metrics}
+        here = Place(platform.node(), os.getpid(), device)
+        report = replace(report, place=report.place or here)
+        lost = report.lost is not None
+        done = lost or report.outcome is not None
+        told = {"done": done, LOST: lost, "step": report.step}
+        return {REPORT: report.to_dict(), **told, **report.metrics}
 
     def save_checkpoint(self, checkpoint_dir: str) -> Json:
         return {}
 
     def load_checkpoint(self, checkpoint: Json | None) -> None:
-        self.attempt = None
+        self.cleanup()
+
+
+def open_attempt(order: Order, device: str) -> Attempt | Seat:
+    """Return what trains an order's trial rung by rung: this process, or an engine.
+
+    Raises:
+        ForeignCodeError: if this process would run other code than the driver.
+        StaleAttemptError: if a later attempt has begun.
+    """
+    check_code(order.code)
+    if order.engine is not None:
+        return Seat(order)
+    from eigensweep.workers.trial.attempt import Attempt
+
+    return Attempt(order, device)
 
 
 def describe(error: Exception) -> str:

@@ -1,0 +1,6 @@
+"""What trains many trials side by side on one device: engines and their lanes.
+
+`shares` says how trials share an engine, `trainable` is a trial as Ray Tune calls it, alone in its
+process or thin with a seat in an engine, and `actor` is an engine's process. These last two import
+Ray.
+"""

@@ -1,0 +1,322 @@
+"""An engine as a process that Ray starts, and a trial's seat in it.
+
+The trials of one device share its engine, whatever experiment they are of. The engine has a name
+made of node and device, so the first trial there starts it and the others find it. It outlives them
+all, takes no part in Ray's accounts (the trials' shares are the account), and ends by itself when
+nobody has been aboard for a while.
+
+Importing this loads neither torch nor MLflow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from eigensweep.workers.shared.code import check_code
+from eigensweep.workers.shared.messages import Code, EngineNeed, Json, Order, Place, Report
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NAMESPACE = "eigensweep"
+"""Ray's namespace of all named actors of a service."""
+
+ANSWER_SECONDS = 5.0
+"""A trial that waits for its rung is answered at least this often, and asks again."""
+
+LEASE_SECONDS = 30.0
+"""A trial that has not asked for so long is put off the engine: its process is gone."""
+
+IDLE_SECONDS = 60.0
+"""An engine with nobody aboard ends after this time."""
+
+MOST_CALLS = 2_000
+"""Calls that an engine takes at once: several for each trial aboard."""
+
+BOARDING_TRIES = 5
+"""How often a trial looks for an engine again when the one that it found ends."""
+
+PAUSE_SECONDS = 0.5
+"""Pause between two looks for an engine with a free seat."""
+
+Key = tuple[str, int]
+"""Experiment and number of a trial."""
+
+
+class Engine(Protocol):
+    """What trains; `engine.Engine` is it."""
+
+    def ask(self, order: Order, seconds: float) -> Report | None:
+        """Return the report of a trial's next rung, None if it is not there after some seconds."""
+
+    def leave(self, order: Order) -> None:
+        """Stop training this trial."""
+
+    def occupancy(self) -> Json:
+        """Return lane-seconds by what the lanes did."""
+
+    def status(self) -> Json:
+        """Return who is in which lane, and under `error` why the engine cannot go on."""
+
+
+class NoSeatError(LookupError):
+    """A trial asked an engine that it is not aboard of: it was away for longer than its lease."""
+
+
+@dataclass
+class _Seat:
+    """A trial that is aboard."""
+
+    order: Order
+    asked_at: float = field(default_factory=time.monotonic)
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    last: Json | None = None
+    """The newest report, kept until the trial has it: an answer may be lost on its way."""
+
+    @property
+    def weight(self) -> float:
+        """The part of the engine that the trial takes."""
+        assert self.order.engine is not None
+        return 1 / self.order.engine.trials
+
+
+class EngineActor:
+    """The process of an engine. Calls meet in one event loop; what blocks has a thread each."""
+
+    def __init__(self, device: str, gpu: str | None, need: Json, code: Json) -> None:
+        """Take the device as trials name it, `cpu` or `cuda:ID`, and the id of its GPU."""
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+        # Ray gives this process no GPU, because the trials' shares are the account. It sees the one
+        # that Ray gave to the trial which started it. Nothing has loaded CUDA yet.
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu or ""
+        self._device, self._need = device, EngineNeed.from_dict(need)
+        self._code = Code.from_dict(code)
+        self._place = Place(platform.node(), os.getpid(), device, self._need.lanes)
+        self._engine: Engine | None = None
+        self._opening = asyncio.Lock()
+        self._seats: dict[Key, _Seat] = {}
+        self._threads = ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="trial")
+        self._empty_since = time.monotonic()
+        self._is_broken = False
+        self._watch: asyncio.Task[None] | None = None
+
+    async def board(self, order: Json) -> bool:
+        """Take a trial aboard; False if all seats are taken, or this process is about to end.
+
+        Raises:
+            ForeignCodeError: if this process would run other code than the trial's driver.
+        """
+        wanted = Order.from_dict(order)
+        async with self._opening:
+            if self._watch is None:
+                self._watch = asyncio.create_task(self._look_after())
+            if self._engine is None:
+                self._engine = await self._in_thread(self._open)
+        earlier = self._seats.pop(_key(wanted), None)
+        if earlier is not None:  # its process was lost, or its driver
+            self._engine.leave(earlier.order)
+        seat = _Seat(wanted)
+        taken = sum(each.weight for each in self._seats.values())
+        if self._is_broken or taken + seat.weight > 1 + 1e-9:
+            return False
+        self._seats[_key(wanted)] = seat
+        return True
+
+    async def advance(self, order: Json) -> Json | None:
+        """Return the report of the trial's next rung, None if it is not there yet: ask again.
+
+        Raises:
+            NoSeatError: if the trial is not aboard.
+            StaleAttemptError: if the trial has a later attempt.
+        """
+        asked = Order.from_dict(order)
+        seat = self._seats.get(_key(asked))
+        if seat is None or seat.order.attempt != asked.attempt:
+            raise NoSeatError(f"trial {asked.number} of {asked.experiment} is not aboard")
+        seat.asked_at = time.monotonic()
+        async with seat.asking:
+            if seat.last is None or asked.reported >= seat.last["step"]:
+                report = await self._ask(asked)
+                if report is None:
+                    return None
+                seat.last = replace(report, place=self._place).to_dict()
+            return seat.last
+
+    async def leave(self, order: Json) -> None:
+        """Put this attempt of a trial off the engine, if it is aboard."""
+        left = Order.from_dict(order)
+        seat = self._seats.get(_key(left))
+        if seat is not None and seat.order.attempt == left.attempt:
+            self._put_off(seat)
+
+    async def occupancy(self) -> Json:
+        """Return lane-seconds by what the lanes did."""
+        return {} if self._engine is None else self._engine.occupancy()
+
+    def _open(self) -> Engine:
+        check_code(self._code)
+        threads = max(1, int(self._need.cpus))
+        import_module("torch").set_num_threads(threads)
+        logger.info("engine starts device=%s lanes=%d", self._device, self._need.lanes)
+        kind: Any = import_module("eigensweep.workers.engine.engine").Engine
+        device = self._device.partition(":")[0]  # one GPU is visible
+        engine: Engine = kind(device, self._need.lanes, threads=threads)
+        return engine
+
+    async def _ask(self, order: Order) -> Report | None:
+        """Ask the engine; if it cannot go on, that is a report, too."""
+        assert self._engine is not None
+        try:
+            return await self._in_thread(self._engine.ask, order, ANSWER_SECONDS)
+        except Exception as error:
+            if type(error).__name__ != "EngineError":
+                raise
+            # The trial's thin process could not read the error itself without loading torch.
+            self._is_broken = self._is_broken or self._engine.status()["error"] is not None
+            return Report(order.reported, lost=str(error))
+
+    def _put_off(self, seat: _Seat) -> None:
+        assert self._engine is not None
+        self._seats.pop(_key(seat.order), None)
+        self._empty_since = time.monotonic()
+        self._engine.leave(seat.order)
+
+    async def _look_after(self) -> None:
+        """Put trials off whose processes are gone; end this process when it is idle or broken."""
+        while not self._is_broken and (
+            self._seats or time.monotonic() - self._empty_since < IDLE_SECONDS
+        ):
+            await asyncio.sleep(1)
+            for seat in list(self._seats.values()):
+                waits = time.monotonic() - seat.asked_at
+                if waits > LEASE_SECONDS:
+                    words = "trial has not asked for %.0f s, off the engine experiment=%s trial=%d"
+                    logger.warning(words, waits, seat.order.experiment, seat.order.number)
+                    self._put_off(seat)
+        if self._is_broken:
+            logger.error("engine ends, it could not go on device=%s", self._device)
+            await asyncio.sleep(2 * PAUSE_SECONDS)  # so that every trial is answered
+        else:
+            logger.info("engine ends, nobody was aboard for %.0f s", IDLE_SECONDS)
+        os._exit(0)
+
+    async def _in_thread(self, act: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act, *arguments)
+
+
+class Seat:
+    """A trial's place in an engine, as the trial's own thin process holds it."""
+
+    def __init__(self, order: Order) -> None:
+        """Look for no engine yet: `advance` does, because an actor may be made and never used."""
+        self._order = order
+        self._engine: Any = None
+
+    @property
+    def reached_step(self) -> int:
+        """Step of the last report."""
+        return self._order.reported
+
+    def advance(self) -> Report:
+        """Return the report of the next rung, or one that says how the engine was lost."""
+        while True:
+            try:
+                if self._engine is None:
+                    self._engine = self._board()
+                answer = ray.get(self._engine.advance.remote(self._order.to_dict()))
+            except NoSeatError:
+                self._engine = None
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(PAUSE_SECONDS)
+            except ray.exceptions.RayActorError as error:
+                self._engine = None
+                return Report(self.reached_step, lost=f"the engine that trained it died: {error}")
+            else:
+                if answer is not None:
+                    report = Report.from_dict(answer)
+                    if report.lost is not None:
+                        self.leave()
+                    self._order = replace(self._order, reported=report.step)
+                    return report
+
+    def leave(self) -> None:
+        """Give the seat back."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.leave.remote(self._order.to_dict())
+
+    def _board(self) -> Any:
+        """Return an engine of this node's in which the trial has a seat now.
+
+        Raises:
+            RayActorError: if one engine after another ends while the trial goes aboard.
+        """
+        tries = 0
+        while True:
+            for name, device, gpu in _engines_here(self._order):
+                engine = _find_or_start(name, device, gpu, self._order)
+                try:
+                    if ray.get(engine.board.remote(self._order.to_dict())):
+                        return engine
+                except ray.exceptions.RayActorError:  # it was about to end, idle
+                    tries += 1
+                    if tries >= BOARDING_TRIES:
+                        raise
+            time.sleep(PAUSE_SECONDS)
+
+
+def _engines_here(order: Order) -> list[tuple[str, str, str | None]]:
+    """Return name, device and visible GPU of each engine of this node that the trial may use.
+
+    On a GPU it is the one of the GPU that Ray gave to the trial. On CPUs there are as many as the
+    node has room for, to be filled one after another.
+    """
+    need = order.engine
+    assert need is not None
+    node = ray.get_runtime_context().get_node_id()
+    first, last = f"engine-{node[:16]}", order.code.digest
+    gpus = ray.get_gpu_ids()
+    if gpus:
+        return [(f"{first}-gpu{gpus[0]}-{last}", f"cuda:{gpus[0]}", str(gpus[0]))]
+    alive: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
+    cores = next(each["Resources"].get("CPU", 1) for each in alive if each["NodeID"] == node)
+    count = max(1, int(cores / need.cpus + 1e-6))
+    return [(f"{first}-cpu{k}x{need.cpus:g}-{last}", "cpu", None) for k in range(count)]
+
+
+def _find_or_start(name: str, device: str, gpu: str | None, order: Order) -> Any:
+    assert order.engine is not None
+    here = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(EngineActor)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            num_gpus=0,
+            max_concurrency=MOST_CALLS,
+            # Not in the trial's placement group, with which it would end.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+        )
+        .remote(device, gpu, order.engine.to_dict(), order.code.to_dict())
+    )
+
+
+def _key(order: Order) -> Key:
+    return order.experiment, order.number
