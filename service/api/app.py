@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from fastapi import FastAPI, Security
+from fastapi import FastAPI, Security, params
 from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
@@ -54,6 +55,7 @@ def create_app(
             {"name": "health", "description": "For monitoring."},
         ],
     )
+    app.state.settings = settings
     app.state.service = Service(
         settings=settings,
         record=record,
@@ -64,7 +66,8 @@ def create_app(
         mlflow_uri=mlflow_uri,
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
-    for routes in (experiments, trials, streams, analyses, catalogue):
+    _include_previews(app, guard)  # before `/experiments/{id}`
+    for routes in (experiments, trials, streams, analyses):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
     app.add_api_route("/", _home, include_in_schema=False)
@@ -72,6 +75,20 @@ def create_app(
     app.add_middleware(BodyLimits)
     app.add_middleware(Access, token=settings.token)
     return app
+
+
+def create_local_app(settings: Settings) -> FastAPI:
+    """Return an application that answers from the code alone: catalogue, kinds and previews."""
+    app = FastAPI()
+    app.state.settings = settings
+    _include_previews(app)
+    answer_errors(app)
+    return app
+
+
+def _include_previews(app: FastAPI, guard: Sequence[params.Depends] = ()) -> None:
+    for router in (experiments.previews, analyses.kinds, catalogue.router):
+        app.include_router(router, prefix="/v1", dependencies=guard)
 
 
 async def _home() -> RedirectResponse:

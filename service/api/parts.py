@@ -47,5 +47,13 @@ async def _service(request: Request) -> Service:
     return service
 
 
+async def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
 TheService = Annotated[Service, Depends(_service)]
 """A route's parameter of this type is the service that answers the request."""
+
+TheSettings = Annotated[Settings, Depends(_settings)]
+"""A route's parameter of this type is the settings alone."""

@@ -6,7 +6,8 @@ is 15 seconds for the trials of a large grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.cells import cell_len
@@ -33,15 +34,18 @@ def align_columns(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def format_cell(column: str, value: Any) -> str:
     """Return the value of a column as text.
 
-    >>> format_cell("settings", {"optimizer.lr": 0.001}), format_cell("ratio", 0.51234)
-    ('lr=0.001', '0.512')
+    >>> format_cell("settings", {"optimizer.name": "rmsprop", "optimizer.lr": 0.001})
+    'optimizer=rmsprop lr=0.001'
+    >>> format_cell("ratio", 0.51234)
+    '0.512'
     >>> format_cell("value", None)
     '-'
     """
     if value is None or value == {}:
         return "-"
     if column == "settings":
-        return " ".join(f"{path.rpartition('.')[2]}={format_value(v)}" for path, v in value.items())
+        labels = shorten_paths(value)
+        return " ".join(f"{labels[path]}={format_value(v)}" for path, v in value.items())
     if column == "parameters":
         return f"{value:,}"
     if column == "seconds":
@@ -49,6 +53,28 @@ def format_cell(column: str, value: Any) -> str:
     if column == "ratio":
         return f"{value:.3f}"
     return format_value(value)
+
+
+def shorten_paths(paths: Iterable[str]) -> Mapping[str, str]:
+    """Return a short label for each dotted path: its last word, or more.
+
+    A name is labelled with what it names. Two paths with the same label keep their whole paths.
+
+    >>> labels = shorten_paths(["optimizer.name", "optimizer.name_orth", "training.steps"])
+    >>> list(labels.values())
+    ['optimizer', 'optimizer_orth', 'steps']
+    >>> list(shorten_paths(["task.size", "model.size"]).values())
+    ['task.size', 'model.size']
+    """
+    labels = {path: _label(path) for path in paths}
+    uses = Counter(labels.values())
+    return {path: label if uses[label] == 1 else path for path, label in labels.items()}
+
+
+def _label(path: str) -> str:
+    rest, _, last = path.rpartition(".")
+    is_name = last == "name" or last.startswith("name_")
+    return rest.rpartition(".")[2] + last.removeprefix("name") if rest and is_name else last
 
 
 def format_value(value: Any) -> str:

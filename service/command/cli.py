@@ -7,6 +7,7 @@ experiment failed or was cancelled, the service is away); 2 bad input; 130 Ctrl-
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,9 +37,19 @@ from eigensweep.service.command import data as data_command
 from eigensweep.service.command import summaries, terminal
 from eigensweep.service.command.options import BAD_INPUT, FAILURE, INTERRUPTED, AsJson
 
+
+def _inherit(context: typer.Context, url: str | None) -> str | None:
+    """Return the address given to the command, else the one given before the command."""
+    return url or context.find_root().params.get("url")
+
+
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar="EIGENSWEEP_URL", help="Address of the service."),
+    typer.Option(
+        "--url",
+        callback=_inherit,
+        help="Address of the service; default: EIGENSWEEP_URL, else this machine's service.",
+    ),
 ]
 Source = Annotated[
     str,
@@ -60,7 +71,6 @@ CatalogueName = Annotated[str | None, typer.Argument(help="The name of one, to s
 app = typer.Typer(
     name="eigensweep",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -80,6 +90,7 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback()
 def read_options(
+    url: Url = None,  # the commands inherit it
     _: Annotated[
         bool,
         typer.Option(
@@ -114,6 +125,21 @@ def connect(url: str | None, as_json: bool = False) -> Iterator[Client]:
         words = f"{error.filename}: {error.strerror}"
         problem = {"title": "A file cannot be written", "detail": words}
         _fail(f"error: {words}", problem, as_json, BAD_INPUT)
+
+
+@contextmanager
+def connect_or_answer_here(url: str | None, as_json: bool = False) -> Iterator[Client]:
+    """Lend a client; if no address was given and no service runs, this process answers instead."""
+    with connect(url, as_json) as client:
+        if not (url or os.environ.get("EIGENSWEEP_URL")):
+            try:
+                client.get("/healthz")
+            except ServiceAwayError:
+                from eigensweep.service.command.local import LocalClient
+
+                typer.echo("no service answers; this installation does", err=True)
+                client = LocalClient()
+        yield client
 
 
 def _fail(words: str, problem: Mapping[str, Any], as_json: bool, code: int) -> None:
@@ -165,7 +191,7 @@ def preview(
     source: Source, settings: Settings = None, url: Url = None, as_json: AsJson = False
 ) -> None:
     """Show the trials, sizes and time of an experiment without posting it."""
-    with connect(url, as_json) as client:
+    with connect_or_answer_here(url, as_json) as client:
         content = client.preview(source, **parse_settings(settings or []))
         _print(content, summaries.format_preview, as_json)
 
@@ -336,7 +362,7 @@ def presets(name: CatalogueName = None, url: Url = None, as_json: AsJson = False
 
 
 def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> None:
-    with connect(url, as_json) as client:
+    with connect_or_answer_here(url, as_json) as client:
         content = client.get(f"/v1/{kind}/{quote(name)}" if name else f"/v1/{kind}")
         if as_json:
             _print_json(content)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +24,22 @@ from eigensweep.service.client import Event, Experiment, ServiceAwayError
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell, format_value
 from eigensweep.service.client.trial_table import COLUMNS, TrialTable
+from eigensweep.workers.shared.messages import OBJECTIVE
 
+DROPPED_FIRST = (
+    "baseline",
+    "created",
+    "project",
+    "seconds",
+    "parameters",
+    "mlflow",
+    "ratio",
+    "arm",
+    "state",
+)
+"""Columns that a narrow terminal does without, the least important first."""
+FOLLOWED = 0.2
+"""Share of the difference to a new estimate of the time left by which the shown one moves."""
 QUIET_SECONDS = 30.0
 """Where there is no terminal, a trial's report is a line only after so long a silence."""
 DRAWN_ROWS = 500
@@ -46,11 +61,14 @@ def follow(experiment: Experiment, screen: Console) -> None:
 
 def _follow_live(experiment: Experiment, screen: Console) -> None:
     running: list[JsonObject] = []
+    left = SteadyEstimate()
     with Live(board(experiment.content, running), console=screen, auto_refresh=False) as live:
         for _ in experiment.poll(pause=0.5):
             with contextlib.suppress(ServiceAwayError):
                 running = experiment.listing(limit=50, state="running")
-            live.update(board(experiment.content, running), refresh=True)
+            content = experiment.content
+            content = {**content, "eta_seconds": left.see(content.get("eta_seconds"))}
+            live.update(board(content, running), refresh=True)
 
 
 def _follow_lines(experiment: Experiment, screen: Console) -> None:
@@ -100,6 +118,7 @@ def board(experiment: JsonObject, running: Sequence[JsonObject]) -> RenderableTy
             Text(f"  {trial['number']} {trial['arm']}"),
             ProgressBar(total=steps, completed=step, width=30),
             f"step {step:,} of {steps:,}",
+            _format_current(trial),
             Text(format_cell("settings", trial.get("params"))),
         )
     return Group(bars, Text(standing(experiment)))
@@ -109,12 +128,57 @@ def standing(experiment: JsonObject) -> str:
     """Return the state of an experiment and its best trial so far as one line."""
     best, state = experiment.get("best"), experiment["state"]
     if best is None:
-        return f"{state}: {'other experiments run first' if state == 'queued' else 'no result yet'}"
+        return f"{state}: {_name_phase(experiment)}"
     words = f"{state}: best {format_value(best['value'])}"
     if experiment.get("baseline") is not None:
         words += f", baseline {format_value(experiment['baseline'])}"
     settings = format_cell("settings", best.get("params"))
     return f"{words} (trial {best['number']}, {best['arm']} {settings})"
+
+
+def _name_phase(experiment: JsonObject) -> str:
+    """Return what an experiment without a result is doing.
+
+    >>> _name_phase({"state": "running", "progress": {"waiting": 3, "running": 0}})
+    'its first trials wait for a process and for room'
+    """
+    if experiment["state"] == "queued":
+        return "other experiments run first"
+    progress = experiment["progress"]
+    if experiment["state"] != "running" or progress.get("running"):
+        return "no result yet"
+    waiting = progress.get("waiting")
+    return "its first trials wait for a process and for room" if waiting else "its driver starts"
+
+
+def _format_current(trial: JsonObject) -> str:
+    """Return the best value that a running trial has reported so far."""
+    value = (trial.get("metrics") or {}).get(OBJECTIVE)
+    return "" if value is None else f"best {format_value(value)}"
+
+
+class SteadyEstimate:
+    """An estimate of the time left that follows new estimates slowly, so that it does not jump."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends_at: float | None = None
+
+    def see(self, seconds: float | None) -> float | None:
+        """Take in a new estimate in seconds, None if there is none; return the steady one.
+
+        >>> steady = SteadyEstimate(clock=lambda: 100.0)
+        >>> steady.see(60.0), steady.see(120.0)
+        (60.0, 72.0)
+        """
+        if seconds is None:
+            self._ends_at = None
+            return None
+        now = self._clock()
+        shown = seconds if self._ends_at is None else self._ends_at - now
+        shown += FOLLOWED * (seconds - shown)
+        self._ends_at = now + shown
+        return max(0.0, shown)
 
 
 def count_trials(progress: JsonObject) -> str:
@@ -176,20 +240,41 @@ def _draw(
     screen: Console,
     styles: Sequence[str] = (),
 ) -> None:
-    """Print a table on a terminal: its widest column of several words is folded, none is cut.
+    """Print a table on a terminal. It fits the width, and no number is cut.
 
-    Where the terminal is too narrow even so, it folds whole lines itself.
+    The widest column of several words is folded. If that is not enough, the columns of
+    `DROPPED_FIRST` are left out one by one, and named below the table. Where even the rest is too
+    wide, the terminal folds whole lines itself.
     """
-    texts = [[str(cell) for cell in column] for column in zip(heads, *rows, strict=True)]
-    widths = [max(map(cell_len, column)) for column in texts]
-    words = [max(cell_len(word) for text in column for word in text.split()) for column in texts]
-    folded = max(range(len(texts)), key=lambda n: (widths[n] > words[n], widths[n]))
+    columns = {head: [head, *(str(row[n]) for row in rows)] for n, head in enumerate(heads)}
+    widest = {head: max(map(cell_len, column)) for head, column in columns.items()}
+    words = {
+        head: max(cell_len(word) for text in column for word in text.split())
+        for head, column in columns.items()
+    }
+    folded = max(heads, key=lambda head: (widest[head] > words[head], widest[head]))
+    widths = {**widest, folded: words[folded]}
+    shown, dropped = list(heads), []
+    for head in DROPPED_FIRST:
+        if _total(widths, shown) <= screen.width:
+            break
+        if head in shown and head != folded:
+            shown.remove(head)
+            dropped.append(head)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for n, head in enumerate(heads):
-        table.add_column(head, no_wrap=n != folded)
+    for name in shown:
+        table.add_column(name, no_wrap=name != folded)
     for n, row in enumerate(rows):
-        cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
+        by_head = dict(zip(heads, row, strict=True))
+        cells = [Text(cell) if isinstance(cell := by_head[name], str) else cell for name in shown]
         table.add_row(*cells, style=styles[n] if styles else "")
-    least = sum(widths) - widths[folded] + words[folded] + 2 * (len(texts) - 1)
-    width = max(least, screen.width)
+    width = max(_total(widths, shown), screen.width)
     Console(file=screen.file, force_terminal=True, width=width, highlight=False).print(table)
+    if dropped:
+        note = f"not shown: {', '.join(dropped)}; a wider terminal or --json shows them"
+        screen.print(note, soft_wrap=True)
+
+
+def _total(widths: Mapping[str, int], shown: Sequence[str]) -> int:
+    """Return the width of a table with these columns, the gaps of two included."""
+    return sum(widths[head] for head in shown) + 2 * (len(shown) - 1)

@@ -18,8 +18,8 @@ from rich.text import Text
 from typer.testing import CliRunner, Result
 from waiting import PATIENCE
 
-from eigensweep.service.client import Client
-from eigensweep.service.client.trial_table import TrialTable
+from eigensweep.service.client import Client, connection
+from eigensweep.service.client.trial_table import COLUMNS, TrialTable
 from eigensweep.service.command import terminal
 from eigensweep.service.command.cli import app
 
@@ -152,6 +152,36 @@ def test_a_service_that_is_away_is_exit_code_1(free_port: Callable[[], int]) -> 
     assert f"no answer from the service at {away}" in done.stderr
 
 
+def test_the_address_may_stand_before_the_command_or_after_it(
+    scripted_service: str, free_port: Callable[[], int]
+) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+
+    before = CliRunner().invoke(app, ["--url", scripted_service, "list", "--json"])
+    after = CliRunner().invoke(app, ["--url", away, "list", "--url", scripted_service, "--json"])
+
+    assert (before.exit_code, after.exit_code) == (0, 0)
+
+
+def test_without_a_service_this_process_answers_for_catalogue_and_preview(
+    cli: Cli, spec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = [("models",), ("tasks", "copying", "--json"), ("preview", spec), ("preview", "none")]
+    asked += [("presets", "quickstart"), ("analyses",)]
+    from_service = [cli(*args) for args in asked]
+    monkeypatch.delenv("EIGENSWEEP_URL")
+    monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(connection, "DEFAULT_URL", "http://127.0.0.1:9")
+
+    here = [cli(*args) for args in asked]
+
+    assert [done.stdout for done in here] == [done.stdout for done in from_service]
+    assert [done.exit_code for done in here] == [0, 0, 0, 2, 0, 0]
+    assert all(done.stderr.startswith("no service answers") for done in here)
+    assert cli("list").exit_code == 1
+    assert not (tmp_path / "home").exists()
+
+
 def test_watching_a_cancelled_experiment_ends_with_exit_code_1(cli: Cli, spec: str) -> None:
     lrs = [n / 100 for n in range(1, 100)]
     submitted = cli("submit", spec, "--json", "--set", f"search.space.optimizer.lr={lrs}")
@@ -267,8 +297,17 @@ def test_a_table_on_a_terminal_of_any_width_cuts_no_number(width: int) -> None:
     terminal.show_trials(table, screen)
 
     drawn = Text.from_ansi(screen.file.getvalue()).plain  # type: ignore[attr-defined]
-    for words in ("0.0001234", "0.0002468", "22,395", "1234.5", "negative_fraction=0.25", "run"):
+    for words in ("0.0001234", "0.0002468", "negative_fraction=0.25"):
         assert words in drawn.split()
+    head, *_, last = drawn.splitlines()
+    dropped = [column for column in COLUMNS if column not in head.split()]
+    if dropped:
+        assert last.startswith("not shown: ")
+        assert all(column in last for column in dropped)
+    for column, words in {"parameters": "22,395", "seconds": "1234.5", "mlflow": "run"}.items():
+        assert (words in drawn.split()) == (column not in dropped)
+    assert max(map(len, drawn.splitlines()[:-1])) <= max(width, 60)
+    assert bool(dropped) == (width < 110)
 
 
 def test_a_table_in_a_pipe_is_the_same_at_every_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +322,23 @@ def test_a_table_in_a_pipe_is_the_same_at_every_width(monkeypatch: pytest.Monkey
 
     assert pages[0] == pages[1]
     assert len(pages[0].splitlines()) == 2
+
+
+def test_a_bar_shows_the_best_value_so_far_and_the_steady_time_left() -> None:
+    now = [0.0]
+    left = terminal.SteadyEstimate(clock=lambda: now[0])
+    shown = []
+    for estimate in (100.0, 300.0, 299.0, None, 50.0):
+        shown.append(left.see(estimate))
+        now[0] += 1.0
+    assert shown == pytest.approx([100.0, 139.2, 170.36, None, 50.0])
+    trial = {"number": 3, "arm": "lstm", "step": 5, "steps": 10, "metrics": {"objective": 0.125}}
+    experiment = {"name": "n", "id": "e", "state": "running", "progress": {}, "eta_seconds": 7}
+    screen = Console(file=io.StringIO(), width=120)
+    screen.print(terminal.board(experiment, [trial]))
+    drawn = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "step 5 of 10  best 0.125" in drawn
+    assert "0:00:07 left" in drawn
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

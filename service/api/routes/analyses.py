@@ -26,6 +26,8 @@ from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import Kind
 
 router = APIRouter(tags=["analyses"])
+kinds = APIRouter(tags=["analyses"])
+"""What is described from the code alone."""
 
 AnalysisId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
 SORT: Final = "-created_at"
@@ -187,7 +189,7 @@ def get_file(
     return FileResponse(path, media_type=FILES[name], headers={"X-Content-Type-Options": "nosniff"})
 
 
-@router.get("/analysis-kinds", summary="List kinds of analyses", responses=describe_errors(401))
+@kinds.get("/analysis-kinds", summary="List kinds of analyses", responses=describe_errors(401))
 def list_kinds() -> AnalysisKinds:
     """Return the kinds of analyses."""
     items = [
@@ -196,7 +198,7 @@ def list_kinds() -> AnalysisKinds:
     return AnalysisKinds(items=items)
 
 
-@router.get(
+@kinds.get(
     "/analysis-kinds/{name}",
     summary="Look at a kind of analysis",
     responses=describe_errors(401, 404, 422),

@@ -13,11 +13,13 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
-from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.parts import TheService, TheSettings
 from eigensweep.service.api.schemas import ExperimentNow, Page
 from eigensweep.workers.shared.states import ExperimentState
 
 router = APIRouter(tags=["experiments"])
+previews = APIRouter(tags=["experiments"])
+"""What needs the settings alone, and no record."""
 
 ExperimentId = Annotated[
     str, Path(min_length=1, max_length=32, description="The id in the answer to the post")
@@ -77,14 +79,14 @@ def post_experiment(
     return answer
 
 
-@router.post(
+@previews.post(
     "/experiments/preview",
     summary="Preview an experiment",
     responses=describe_errors(401, 413, 415, 422),
 )
-def preview_experiment(service: TheService, spec: PostedSpec) -> Preview:
+def preview_experiment(settings: TheSettings, spec: PostedSpec) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
-    check_spec(spec, service.settings.corpora)
+    check_spec(spec, settings.corpora)
     return preview(spec)
 
 
