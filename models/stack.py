@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -77,19 +77,30 @@ class Stack:
         dims = {name: 0 if isinstance(lr, Tensor) else None for name, lr in learning_rates.items()}
         self.call("after_update", dict(learning_rates), lanes=(dims,))
 
-    def call(self, method: str, *arguments: Any, lanes: Sequence[Any] = ()) -> Any:
+    def call(
+        self,
+        method: str | Callable[..., Any],
+        *arguments: Any,
+        lanes: Sequence[Any] = (),
+        parameters: Mapping[str, Tensor] | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Any:
         """Return what `method` of each lane returns, lanes first; buffers change in their place.
 
-        `lanes` says for each argument where its lanes are, as `in_dims` of `torch.vmap` does.
+        A method is a name, or a function that is given the model first. `lanes` says for each
+        argument where its lanes are, as `in_dims` of `torch.vmap` does. `parameters` and `buffers`
+        are used in place of the stack's own.
         """
+        parameters = self.parameters if parameters is None else parameters
+        buffers = self.buffers if buffers is None else buffers
 
         def one(parameters: Any, buffers: Any, *arguments: Any) -> Any:
             result = functional_call(self._program, (parameters, buffers), (method, *arguments))
             return () if result is None else result
 
         dims = (d if a is not None else None for d, a in zip(lanes, arguments, strict=True))
-        lanes_of_state = (0 if self.parameters else None, 0 if self.buffers else None)
-        return torch.vmap(one, (*lanes_of_state, *dims))(self.parameters, self.buffers, *arguments)
+        lanes_of_state = (0 if parameters else None, 0 if buffers else None)
+        return torch.vmap(one, (*lanes_of_state, *dims))(parameters, buffers, *arguments)
 
     def param_groups(self) -> list[ParamGroup]:
         """Return the groups of the models with the stacked parameters in place of theirs."""
@@ -115,8 +126,10 @@ class _Method(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.model, method)(*arguments)
+    def forward(self, method: str | Callable[..., Any], *arguments: Any) -> Any:
+        if isinstance(method, str):
+            return getattr(self.model, method)(*arguments)
+        return method(self.model, *arguments)
 
 
 def _scalar_tensors(model: Model) -> dict[str, Tensor]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -68,6 +69,34 @@ class Batch:
     rows: Tensor | None = None
     """int64 (B,): the numbers of these sequences in the split. Only for scores that need more than
     y."""
+
+    def pad(self, steps: int, rows: int) -> Batch:
+        """Return the batch with more steps and rows, zero and not scored, and with a mask.
+
+        Raises:
+            ValueError: if the batch is larger, or has no step that answers in each added one.
+        """
+        more = steps - self.x.shape[0], rows - self.x.shape[1]
+        reads_last = self.y.dim() == 1
+        if min(more) < 0 or (reads_last and more[0]):
+            raise ValueError(
+                f"a batch of {self.x.shape[0]} steps and {self.x.shape[1]} rows cannot be padded "
+                f"to {steps} steps and {rows} rows"
+            )
+        mask = torch.ones(self.y.shape, dtype=torch.bool) if self.mask is None else self.mask
+
+        def widen(part: Tensor, axes: tuple[int, ...]) -> Tensor:
+            shape = list(part.shape)
+            for axis, size in zip(axes, more[2 - len(axes) :], strict=True):
+                shape[axis] += size
+            wide = part.new_zeros(shape)
+            wide[tuple(map(slice, part.shape))] = part
+            return wide
+
+        axes = (0,) if reads_last else (0, 1)
+        starts = None if self.starts is None else widen(self.starts, (0,))
+        x, y, mask = widen(self.x, (0, 1)), widen(self.y, axes), widen(mask, axes)
+        return replace(self, x=x, y=y, mask=mask, starts=starts, rows=None)
 
     def to(self, device: str) -> Batch:
         """Return the batch on `device`."""
@@ -147,6 +176,15 @@ class TaskConfig(BaseModel):
         raise NotImplementedError
 
     @property
+    def has_unequal_batches(self) -> bool:
+        """Whether training batches differ in shape. Default: no.
+
+        Networks that train side by side pad such batches to `sequence_length` steps, or to
+        `padded_to` of the batch, and to `batch_size` rows, with a mask.
+        """
+        return False
+
+    @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch: one pass over the training data.
 
@@ -185,7 +223,8 @@ class TaskConfig(BaseModel):
 class Task(ABC):
     """A source of batches, with a loss and scores, built from its config and the data root.
 
-    A batch is a function of (step, seed), so it is the same on every machine and after a restart.
+    A batch is a function of (step, seed), so it is the same on every machine and after a restart;
+    threads may draw batches side by side.
     Evaluation data is fixed. A task downloads nothing. Its tensors are on the CPU.
     """
 
@@ -225,6 +264,9 @@ class Task(ABC):
     @abstractmethod
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the training loss, a scalar: the mean over all scored positions.
+
+        Where batches differ in shape, steps and rows that are not scored change nothing: the loss
+        counts what the mask scores.
 
         `logits` are what the model returns for `batch.x`: (τ, B, p), or (B, p) if only the last
         step is read out.

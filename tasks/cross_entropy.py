@@ -91,7 +91,7 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         outputs = _apply(*_fold_lanes(info.batch_size, in_dims, args))
         size = info.batch_size
-        return tuple(o.reshape(size, -1, *o.shape[1:]) for o in outputs), (0, 0)
+        return tuple(o.reshape(size, len(o) // size, *o.shape[1:]) for o in outputs), (0, 0)
 
 
 class _Gradient(torch.autograd.Function):

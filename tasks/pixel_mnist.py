@@ -83,6 +83,11 @@ class PixelMnistConfig(TaskConfig):
         return PIXELS
 
     @property
+    def has_unequal_batches(self) -> bool:
+        """Whether the last batch of an epoch has fewer images."""
+        return self.train_size % self.batch_size != 0
+
+    @property
     def steps_per_epoch(self) -> int:
         return -(-self.train_size // self.batch_size)
 
@@ -146,7 +151,7 @@ class PixelMnist(Task):
             yield self._batch(images, rows[chunk])
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return cross_entropy(logits, batch.y)
+        return cross_entropy(logits, batch.y, batch.mask)
 
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
         return {

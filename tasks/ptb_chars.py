@@ -97,6 +97,14 @@ class PtbCharsConfig(TaskConfig):
         return self.bptt
 
     @property
+    def has_unequal_batches(self) -> bool:
+        """Whether the last piece of an epoch is shorter, or lines differ in length.
+
+        After the last piece states begin anew, so that padding at its end changes nothing.
+        """
+        return self.reading == "sentences" or (self._rows("train") - 1) % self.bptt != 0
+
+    @property
     def steps_per_epoch(self) -> int:
         if self.reading == "sentences":
             return -(-treebank.LINES["train"] // self.batch_size)

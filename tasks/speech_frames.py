@@ -141,6 +141,10 @@ class SpeechFramesConfig(TaskConfig):
         return LONGEST.get(self.corpus, frame_count(LONGEST_SECONDS * RATE))
 
     @property
+    def has_unequal_batches(self) -> bool:
+        return True
+
+    @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch; an incomplete last batch is dropped.
 
@@ -234,12 +238,12 @@ class SpeechFrames(Task):
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         metric = LOSSES[self.config.normalisation].name
-        return squared_error(logits, batch) / divisor(metric, batch)
+        return squared_error(logits, batch) / divisor(metric, batch, self.config.mask)
 
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
         total = squared_error(logits, batch)
         errors = [m.name for m in self.config.metrics if not m.test_only]
-        found = {name: (total, int(divisor(name, batch))) for name in errors}
+        found = {name: (total, int(divisor(name, batch, self.config.mask))) for name in errors}
         return found if batch.rows is None else found | self._score_waveforms(logits, batch.rows)
 
     def picture(self, lengths: Sequence[int]) -> str:

@@ -115,12 +115,17 @@ def squared_error(logits: Tensor, batch: Batch) -> Tensor:
     return torch.where(batch.mask, logits - batch.y, 0.0).square().sum()
 
 
-def divisor(metric: str, batch: Batch) -> Tensor | int:
-    """Return by how many numbers a sum of squared errors is divided for this metric."""
-    steps, B, bins = batch.y.shape
-    if metric == "padded_mse":
-        return B * (batch.padded_to or steps) * bins
-    if metric == "batch_padded_mse":
-        return B * steps * bins
+def divisor(metric: str, batch: Batch, mask: Mask) -> Tensor | int:
+    """Return by how many numbers a sum of squared errors is divided for this metric.
+
+    The frames of the batch's longest recording follow from the mask, so steps that were added
+    behind it do not count.
+    """
+    _, B, bins = batch.y.shape
     assert batch.mask is not None
+    if metric == "padded_mse" and batch.padded_to is not None:
+        return B * batch.padded_to * bins
+    if metric in ("padded_mse", "batch_padded_mse"):
+        longest = batch.mask.any(1).sum() + (mask == "lengths-1")
+        return B * longest * bins
     return batch.mask.sum() * bins

@@ -18,6 +18,14 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
 
     A metric of which nothing was scored is left out.
     """
+    sums, counts = sum_scores(model, task, split, device)
+    return {name: float(total) / counts[name] for name, total in sums.items() if counts[name]}
+
+
+def sum_scores(
+    model: Model, task: Task, split: Split, device: str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the sum of each metric over the whole split, and of how many scores it is."""
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     state: State | None = None
@@ -29,7 +37,7 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
         for name, (total, count) in task.scores(logits, batch).items():
             sums[name] = sums.get(name, 0.0) + total.double()
             counts[name] = counts.get(name, 0) + count
-    return {name: float(total) / counts[name] for name, total in sums.items() if counts[name]}
+    return sums, counts
 
 
 def carry_into(model: Model, starts: Tensor | None, state: State | None) -> State | None:

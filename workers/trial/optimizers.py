@@ -8,6 +8,7 @@ name their groups, papers tune the two apart.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -25,6 +26,19 @@ TorchGroup = dict[str, Any]
 """A parameter group as torch's optimizers take it: `params`, and settings by their names."""
 
 
+@dataclass(frozen=True)
+class UpdatedGroup:
+    """The trained parameters of one group, and how they are updated."""
+
+    name: str
+    kind: str
+    """The name of the update rule; `rule of NAME` for a rule of the group's own."""
+    params: list[nn.Parameter]
+    rate: float
+    weight_decay: float
+    rule: Callable[[list[TorchGroup]], Optimizer] | None
+
+
 class Optimizers:
     """The optimizers of one model: one for each kind that its groups ask for."""
 
@@ -32,25 +46,19 @@ class Optimizers:
         groups = model.param_groups()
         self.params = [p for g in groups for p in trainable(g.params)]
         _check_complete(model, self.params)
-        self.learning_rates: dict[str, float] = {g.name: _rate(g, config) for g in groups}
-        """Of each group, by its name; what `scale` made of them."""
-        self._first_rates, self._factor = dict(self.learning_rates), 1.0
+        self.first_rates: dict[str, float] = {g.name: _rate(g, config) for g in groups}
+        """The learning rate of each group, by its name, as in the config."""
+        self.learning_rates = dict(self.first_rates)
+        """What `scale` made of them."""
+        self._factor = 1.0
         self._clip = _make_clip(config)
-        kinds: dict[str, list[TorchGroup]] = {}
-        for group in groups:
-            if params := trainable(group.params):
-                name: str = config.name
-                if group.rule is not None:
-                    name = f"rule of {group.name}"
-                elif group.name == "orth":
-                    name = config.name_orth or config.name
-                rate = _rate(group, config)
-                settings = {"lr": rate, "first_lr": rate, "weight_decay": _decay(group, config)}
-                kinds.setdefault(name, []).append({"params": params, **settings})
-        rules = {f"rule of {g.name}": g.rule for g in groups if g.rule is not None}
+        self.groups = [
+            _describe(g, params, config) for g in groups if (params := trainable(g.params))
+        ]
+        """The groups that are trained; those of one kind are one optimizer."""
         self._optimizers = {
-            name: rules[name](part) if name in rules else _build(name, part, config)
-            for name, part in kinds.items()
+            kind: _build_kind([g for g in self.groups if g.kind == kind], config)
+            for kind in dict.fromkeys(g.kind for g in self.groups)
         }
 
     def zero_grad(self) -> None:
@@ -67,7 +75,7 @@ class Optimizers:
         if factor == self._factor:
             return
         self._factor = factor
-        self.learning_rates = {name: lr * factor for name, lr in self._first_rates.items()}
+        self.learning_rates = {name: lr * factor for name, lr in self.first_rates.items()}
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = group["first_lr"] * factor
@@ -87,6 +95,27 @@ class Optimizers:
         for name, optimizer in self._optimizers.items():
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state[name], "param_groups": groups})
+
+
+def _describe(
+    group: ParamGroup, params: list[nn.Parameter], config: OptimizerConfig
+) -> UpdatedGroup:
+    kind: str = config.name
+    if group.rule is not None:
+        kind = f"rule of {group.name}"
+    elif group.name == "orth":
+        kind = config.name_orth or config.name
+    rate, decay = _rate(group, config), _decay(group, config)
+    return UpdatedGroup(group.name, kind, params, rate, decay, group.rule)
+
+
+def _build_kind(groups: list[UpdatedGroup], config: OptimizerConfig) -> Optimizer:
+    parts: list[TorchGroup] = [
+        {"params": g.params, "lr": g.rate, "first_lr": g.rate, "weight_decay": g.weight_decay}
+        for g in groups
+    ]
+    rule = groups[0].rule
+    return _build(groups[0].kind, parts, config) if rule is None else rule(parts)
 
 
 def _build(name: str, groups: list[TorchGroup], config: OptimizerConfig) -> Optimizer:
@@ -138,4 +167,4 @@ def _check_complete(model: Model, params: list[nn.Parameter]) -> None:
         )
 
 
-__all__ = ["Optimizers"]
+__all__ = ["Optimizers", "UpdatedGroup"]

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,22 @@ from eigensweep.workers.trial.schedules import Schedule
 from eigensweep.workers.trial.selection import ReportedTests, Selection, Weights
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    valid: Metrics
+    """The scores on the validation data; some may be not finite."""
+    constraint: Metrics
+    """The model's report on its constraint; finite numbers only."""
+    weights: Callable[[], Weights]
+    """Returns a copy of the weights that were evaluated."""
+    test: Metrics | None = None
+    """The scores on the test data, finite numbers only, where each evaluation takes them."""
+    spectra: Json | None = None
+    """The spectra of the recurrent matrix, where they are kept."""
 
 
 class Training:
@@ -70,7 +86,8 @@ class Training:
         self.step = 0
         """Optimizer steps taken."""
         self.outcome: End | None = None
-        self._carried: State | None = None
+        self.carried: State | None = None
+        """The state that the next batch may go on from."""
         self._window = [0.0, 0.0, 0.0]
         """Steps since the last logged one, and the sums of their losses and gradient norms."""
         self._constraint: Metrics = {}
@@ -78,6 +95,10 @@ class Training:
         self._points: list[CurvePoint] = []
         self._spectra: list[tuple[int, Json]] = []
         self._last_point = -1
+        self._means: Metrics = {}
+        """What the curve shows of the last steps, until their evaluation is seen."""
+        self._evaluated = self._tested = -1
+        """The steps of the last evaluation, and of the selected weights' test."""
         self._seconds = 0.0
         self._started: float | None = None
 
@@ -107,8 +128,8 @@ class Training:
         end = self.steps if until is None else min(until, self.steps)
         self._started = committed = time.perf_counter()
         try:
-            if self._last_point < 0 and self.outcome is None:
-                self._begin()
+            if self.evaluation_due:  # the first value of every curve is the untrained model's
+                self.see_evaluation(self._evaluate())
             while self.outcome is None and self.step < end:
                 worth_keeping = self._advance()
                 if commit is not None and (
@@ -162,7 +183,7 @@ class Training:
                 "schedule_falls": self.schedule.falls,
                 "selection": self.selection.state_dict(),
                 "reported_tests": self.reported_tests.state_dict(),
-                "carried": self._carried,
+                "carried": self.carried,
                 "window": self._window,
                 "constraint": self._constraint,
                 "test": self._test,
@@ -196,55 +217,41 @@ class Training:
             self.schedule.falls = state["schedule_falls"]
             self.reported_tests.load_state_dict(state["reported_tests"])
         self.step, self.outcome = state["step"], state["outcome"]
-        self._carried, self._window = _copy(state["carried"], self.device), state["window"]
+        self.carried, self._window = _copy(state["carried"], self.device), state["window"]
         self._constraint, self._test = state["constraint"], state["test"]
         self._points = [CurvePoint(**p) for p in state["points"]]
         self._last_point, self._seconds = state["last_point"], state["seconds"]
+        self._evaluated = self._tested = self.step if self._last_point >= 0 else -1
         budget_is_longer = self.outcome == "completed" and self.step < self.steps
         if budget_is_longer and not self.selection.is_out_of_patience:
-            self.outcome, self._test = None, {}
+            self.outcome, self._test, self._tested = None, {}, -1
             self.selection.continue_beyond_budget()
             self.reported_tests.continue_beyond_budget()
 
-    def _begin(self) -> None:
-        """Evaluate the untrained model: the first value of every curve."""
-        scores, metrics = self._evaluate()
-        self._record(metrics)
-        self.outcome = self.selection.begin(scores)
+    def take_over(self, weights: Weights, optimizers: StateDict, carried: State | None) -> None:
+        """Take in the tensors of a lane that trained in this one's place."""
+        self.model.load_state_dict(weights)
+        self.optimizers.load_state_dict(optimizers)
+        self.carried = carried
+
+    def add_seconds(self, seconds: float) -> None:
+        """Count time that a lane trained in this one's place."""
+        self._seconds += seconds
 
     def _advance(self) -> bool:
         """Take a step and what is due after it; return whether a checkpoint is worth having now."""
-        log_every = self.config.training.log_every
-        metrics: Metrics = {}
-        if not self._update():
-            self.outcome = "diverged"
-            self._record(self._window_means())
-            return True
-        last = self.step == self.steps
-        scheduled = self.step % self.evaluate_every == 0
-        if last or self.step % log_every == 0:
-            metrics |= self._window_means()
-        if self.step % log_every == 0:
-            self._window = [0.0, 0.0, 0.0]
-        if last or scheduled:
-            scores, evaluated = self._evaluate()
-            metrics |= evaluated
-            self.outcome = self.selection.see(self.step, scores, self.weights, scheduled)
-            if scheduled:
-                self.schedule.see(self.selection.stale)
-            if self.config.training.test_every_evaluation:
-                metrics |= self._test_now(scheduled)
-        self._record(metrics)
-        if last and self.outcome is None:
-            self.outcome = "completed"
-        if self.outcome == "completed":
-            self._test = self._test_selected()
+        self._update()
+        scheduled = self.is_scheduled
+        if self.evaluation_due:
+            self.see_evaluation(self._evaluate())
+        if self.test_due:
+            self.see_test(self._score_selected())
         return scheduled or self.is_finished
 
-    def _update(self) -> bool:
-        """Take one optimizer step; return False, and change nothing, if it is not finite."""
+    def _update(self) -> None:
+        """Take one optimizer step, unless loss or gradient are not finite."""
         batch = self.task.train_batch(self.step, self.seed)
-        state = carry_into(self.model, batch.starts, self._carried)
+        state = carry_into(self.model, batch.starts, self.carried)
         if self.device != "cpu":
             batch = batch.to(self.device)
         self.optimizers.zero_grad()
@@ -255,16 +262,88 @@ class Training:
             torch.autograd.backward(objective)
         norm = self.optimizers.gradient_norm().to(self.device)
         numbers = torch.stack((objective.detach(), loss.detach(), norm)).tolist()  # the one sync
-        if not all(map(isfinite, numbers)):
-            return False
-        self.optimizers.scale(self.schedule.factor(self.step))
+        if not self.see_update(*numbers):
+            return
         self.optimizers.step(norm)
         with torch.no_grad():
             self.model.after_update(self.optimizers.learning_rates)
-        self._carried = None if batch.starts is None else detach(state)
+        self.carried = None if batch.starts is None else detach(state)
+
+    def see_update(self, objective: float, loss: float, norm: float) -> bool:
+        """Count a step of this objective, loss and gradient norm; return whether it is taken.
+
+        A step that is not finite is not taken: it changes nothing, and the training diverged. Then
+        `evaluation_due` and `test_due` tell what is to be seen before the next step.
+        """
+        if not all(map(isfinite, (objective, loss, norm))):
+            self.outcome = "diverged"
+            self._record(self._window_means())
+            return False
+        self.optimizers.scale(self.schedule.factor(self.step))
         self.step += 1
-        self._window = [a + b for a, b in zip(self._window, (1.0, *numbers[1:]), strict=True)]
+        self._window = [a + b for a, b in zip(self._window, (1.0, loss, norm), strict=True)]
+        is_logged = self.step % self.config.training.log_every == 0
+        self._means = self._window_means() if is_logged or self.step == self.steps else {}
+        if is_logged:
+            self._window = [0.0, 0.0, 0.0]
+        if not self.evaluation_due:
+            self._record(self._means)
         return True
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the last step is one of those after which every budget evaluates."""
+        return self.step % self.evaluate_every == 0
+
+    @property
+    def steps_to_evaluation(self) -> int:
+        """Steps until the next evaluation, at most the budget's end."""
+        return min(self.evaluate_every - self.step % self.evaluate_every, self.steps - self.step)
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether `see_evaluation` comes before the next step: at the start, too."""
+        if self.outcome is not None or self._evaluated == self.step:
+            return False
+        return self.is_scheduled or self.step == self.steps
+
+    def see_evaluation(self, found: Evaluation) -> None:
+        """Take in the scores after the last step, or of the untrained model."""
+        self._constraint = found.constraint
+        metrics = {f"valid/{name}": value for name, value in found.valid.items()}
+        metrics |= {f"constraint/{name}": value for name, value in found.constraint.items()}
+        if self.selection.baseline is not None:
+            metrics["baseline"] = self.selection.baseline
+        if found.spectra is not None:
+            self._spectra.append((self.step, found.spectra))
+        self._evaluated = self.step
+        if self.step == 0:
+            self._record(metrics)
+            self.outcome = self.selection.begin(found.valid)
+            return
+        scheduled = self.is_scheduled
+        self.outcome = self.selection.see(self.step, found.valid, found.weights, scheduled)
+        if scheduled:
+            self.schedule.see(self.selection.stale)
+        if found.test is not None:
+            self.reported_tests.see(found.test, scheduled)
+            metrics |= {f"test_now/{name}": value for name, value in found.test.items()}
+        self._record(self._means | metrics)
+        if self.step == self.steps and self.outcome is None:
+            self.outcome = "completed"
+
+    @property
+    def test_due(self) -> bool:
+        """Whether `see_test` comes next: the training is complete and selected a point."""
+        return (
+            self.outcome == "completed"
+            and self.selection.best is not None
+            and self._tested != self.step
+        )
+
+    def see_test(self, scores: Metrics) -> None:
+        """Take in the scores of the selected weights on the test data."""
+        self._test, self._tested = keep_finite(scores), self.step
 
     def _window_means(self) -> Metrics:
         steps, loss, norm = self._window
@@ -276,21 +355,32 @@ class Training:
                 means["train/lr_orth" if group == "orth" else "train/lr"] = rate
         return means
 
-    def _evaluate(self) -> tuple[Metrics, Metrics]:
-        """Return the scores on the validation data, and what the curve shows of them."""
-        scores = evaluate(self.model, self.task, "valid", self.device)
+    def _evaluate(self) -> Evaluation:
+        return Evaluation(
+            valid=evaluate(self.model, self.task, "valid", self.device),
+            constraint=self.report_constraint(),
+            weights=self.weights,
+            test=self._score_test() if self.tests_each_evaluation else None,
+            spectra=self.spectra(),
+        )
+
+    @property
+    def tests_each_evaluation(self) -> bool:
+        """Whether the next evaluation scores the test data, too."""
+        return self.config.training.test_every_evaluation and self.step > 0
+
+    def report_constraint(self) -> Metrics:
+        """Return how well the model's constraint holds; finite numbers only."""
         with torch.no_grad():
             report = self.model.constraint_report()
-        self._constraint = keep_finite({name: value.item() for name, value in report.items()})
-        metrics = {f"valid/{name}": value for name, value in scores.items()}
-        metrics |= {f"constraint/{name}": value for name, value in self._constraint.items()}
-        if self.selection.baseline is not None:
-            metrics["baseline"] = self.selection.baseline
+        return keep_finite({name: value.item() for name, value in report.items()})
+
+    def spectra(self) -> Json | None:
+        """Return the spectra of the recurrent matrix, if the config asks for them."""
         if self.config.training.spectra:
             with suppress(ValueError):  # a gated model has no spectrum
-                spectra = spectrum_files.to_json(recurrent_spectra(self.model))
-                self._spectra.append((self.step, spectra))
-        return scores, metrics
+                return spectrum_files.to_json(recurrent_spectra(self.model))
+        return None
 
     def _record(self, metrics: Metrics) -> None:
         """Add the point of this step to the curve: one for each step, finite numbers only."""
@@ -299,20 +389,16 @@ class Training:
             self._points.append(CurvePoint(self.step, metrics, time.time_ns() // 1_000_000))
             self._last_point = self.step
 
-    def _test_now(self, scheduled: bool) -> Metrics:
-        scores = keep_finite(evaluate(self.model, self.task, "test", self.device))
-        self.reported_tests.see(scores, scheduled)
-        return {f"test_now/{name}": value for name, value in scores.items()}
+    def _score_test(self) -> Metrics:
+        return keep_finite(evaluate(self.model, self.task, "test", self.device))
 
-    def _test_selected(self) -> Metrics:
-        best = self.selection.best
-        if best is None:
-            return {}
+    def _score_selected(self) -> Metrics:
+        assert self.selection.best is not None
         current = self.weights()
-        self.model.load_state_dict(best.weights)
-        scores = evaluate(self.model, self.task, "test", self.device)
+        self.model.load_state_dict(self.selection.best.weights)
+        scores = self._score_test()
         self.model.load_state_dict(current)
-        return keep_finite(scores)
+        return scores
 
     def weights(self) -> Weights:
         """Return a copy of the model's parameters and buffers."""

@@ -1,0 +1,112 @@
+"""Trainings in float64, alone and as lanes of a group."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.engine.group import Group
+from eigensweep.workers.trial.optimizers import Optimizers
+from eigensweep.workers.trial.training import Training
+
+TASKS = {
+    "copying": {"delay": 3, "symbols": 2, "batch_size": 4, "valid_size": 20, "test_size": 20},
+    "adding": {"length": 6, "batch_size": 4, "train_size": 20, "valid_size": 8, "test_size": 6},
+}
+
+MODELS = {
+    "scornn": {"negative_ones": 3},
+    "enrnn": {"short_size": 4, "negative_ones": 2},
+    "asrnn": {"a": 0.5, "b": 2.0},
+    "goru": {"style": "tunable"},
+    "ornn": {"reflections": 4},
+    "spectral_rnn": {"reflections": 4, "margin": 0.2},
+}
+
+
+def config_of(model, task="copying", optimizer=None, training=None, **rest):
+    """Return a small config; a model or a task is a name or its fields."""
+    model = {"name": model} if isinstance(model, str) else model
+    task = {"name": task} if isinstance(task, str) else task
+    content = {
+        "task": {**TASKS.get(task["name"], {}), **task},
+        "model": {"hidden_size": 8, **MODELS.get(model["name"], {}), **model},
+        "optimizer": {"lr": 0.01, **(optimizer or {})},
+        "training": {"steps": 50, "evaluate_every": 20, "log_every": 3, **(training or {})},
+    }
+    return TrialConfig.from_dict({**content, **rest})
+
+
+class Precise:
+    """A task whose values are float64."""
+
+    def __init__(self, task):
+        self._task = task
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+    def train_batch(self, step, seed):
+        return _precise(self._task.train_batch(step, seed))
+
+    def evaluation(self, split):
+        return map(_precise, self._task.evaluation(split))
+
+
+def _precise(batch):
+    x, y = (t.double() if t.is_floating_point() else t for t in (batch.x, batch.y))
+    return replace(batch, x=x, y=y)
+
+
+def build(config, seed=0, precise=True, **options):
+    """Return a training, by default in float64."""
+    training = Training(config, seed, **options)
+    if precise:
+        training.model.double()
+        training.optimizers = Optimizers(training.model, training.config.optimizer)
+        training.task = Precise(training.task)
+    return training
+
+
+def train_lanes(trainings, lanes=None, group=None):
+    """Train all side by side to their ends; those without a place wait for one."""
+    group = group or Group(copy.copy(trainings[0]), lanes or len(trainings))
+    waiting = list(trainings)
+    while waiting or group.trainings:
+        while waiting and group.free:
+            group.join(waiting.pop(0))
+        group.advance(10.0)
+        for training in group.trainings:
+            if training.is_finished:
+                group.leave(training)
+    group.close()
+
+
+def assert_equal(lane, alone, atol=1e-10):
+    """Hold a lane's whole state to that of the same training alone."""
+    close(lane.state_dict(), alone.state_dict(), atol)
+
+
+def close(found, expected, atol, path=""):
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(
+            found, expected, atol=atol, rtol=atol, msg=lambda m: f"{path}: {m}"
+        )
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), path
+        for key in expected:
+            if key not in ("seconds", "timestamp_ms"):
+                close(found[key], expected[key], atol, f"{path}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), path
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            close(a, b, atol, f"{path}/{i}")
+    elif isinstance(expected, float):
+        assert abs(found - expected) <= atol * max(1.0, abs(expected)), (path, found, expected)
+    else:
+        assert found == expected, path

@@ -1,0 +1,157 @@
+"""The next training batches of every lane, drawn ahead in threads and laid out on the device.
+
+Each lane has K places. The batch of step s lies in place s mod K, so a program finds it by a count
+of steps on the device, and lanes may be at any step. Letters in shapes: M lanes, τ steps, B rows.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from eigensweep.tasks.base import Batch, Task
+
+PARTS = ("x", "y", "mask", "starts")
+
+
+@dataclass
+class _Lane:
+    seed: int
+    placed: int
+    """Steps before this one are in their places."""
+    drawn: dict[int, Future[Batch]]
+    """What is being drawn or waits to be placed, by step."""
+
+
+class Batches:
+    """Batches of M lanes that train the same task, each with its own seed and step."""
+
+    def __init__(
+        self, task: Task, like: Batch, lanes: int, places: int, device: torch.device
+    ) -> None:
+        """Make places for batches of the shapes of `like`."""
+        self.places = places
+        self._task, self._like, self._device = task, like, device
+        shapes = task.config.shapes
+        narrow = max(shapes.input_size, shapes.output_size) < 2**15
+        self._rings: dict[str, Tensor] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        for name in PARTS:
+            part = getattr(like, name)
+            if part is not None:
+                dtype = torch.int16 if narrow and part.dtype == torch.int64 else part.dtype
+                shape = (lanes * places, *part.shape)
+                self._rings[name] = torch.zeros(shape, dtype=dtype, device=device)
+                self._dtypes[name] = part.dtype
+        self._offsets = torch.arange(lanes, device=device) * places
+        self._lanes: dict[int, _Lane] = {}
+        self._shared: WeakValueDictionary[tuple[int, int], Future[Batch]] = WeakValueDictionary()
+        self._pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)), "batches")
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def join(self, lane: int, seed: int, step: int) -> None:
+        """Prepare a lane to begin at `step`."""
+        self._lanes[lane] = _Lane(seed, step, {})
+
+    def leave(self, lane: int) -> None:
+        """Forget what was drawn for a lane."""
+        for future in self._lanes.pop(lane).drawn.values():
+            future.cancel()
+
+    def draw(self, lane: int, until: int) -> None:
+        """Begin to draw a lane's batches before step `until`."""
+        queue = self._lanes[lane]
+        for step in range(queue.placed, until):
+            if step not in queue.drawn:
+                key = (queue.seed, step)
+                future = self._shared.get(key)
+                if future is None or future.cancelled():
+                    future = self._pool.submit(self._make, *key)
+                    self._shared[key] = future
+                queue.drawn[step] = future
+
+    def place(self, lane: int, until: int, free: torch.cuda.Event | None = None) -> None:
+        """Put a lane's batches before step `until` into their places; wait until they are drawn.
+
+        On a GPU the copies run beside the program, after the event `free`: when it has passed, the
+        program has used what lay in these places. `wait` makes the program wait for them.
+        """
+        self.draw(lane, until)
+        queue = self._lanes[lane]
+        if queue.placed >= until:
+            return
+        if self._stream is None:
+            self._place(lane, queue, until)
+            return
+        with torch.cuda.stream(self._stream):
+            if free is not None:
+                self._stream.wait_event(free)
+            self._place(lane, queue, until)
+
+    def wait(self) -> None:
+        """Make the current stream wait for all copies so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def find(self, step: Tensor) -> Tensor:
+        """Return the number of each lane's place of its `step`, both (M,) int64."""
+        return self._offsets + step % self.places
+
+    def pick(self, step: Tensor) -> Batch:
+        """Return each lane's batch of its `step`, (M,) int64: every part with lanes in front."""
+        index = self.find(step)
+        parts = {
+            name: ring.index_select(0, index).to(self._dtypes[name])
+            for name, ring in self._rings.items()
+        }
+        x, y, mask, starts = (parts.get(name) for name in PARTS)
+        assert x is not None
+        assert y is not None
+        return Batch(x, y, mask, starts, self._like.padded_to)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _place(self, lane: int, queue: _Lane, until: int) -> None:
+        for step in range(queue.placed, until):
+            batch = queue.drawn.pop(step).result()
+            place = lane * self.places + step % self.places
+            for name, ring in self._rings.items():
+                ring[place].copy_(getattr(batch, name), non_blocking=True)
+            queue.placed = step + 1
+
+    def _make(self, seed: int, step: int) -> Batch:
+        batch = equalise(self._task, self._task.train_batch(step, seed))
+        for name in PARTS:
+            part, expected = getattr(batch, name), getattr(self._like, name)
+            if (part is None) != (expected is None) or (
+                part is not None and part.shape != expected.shape
+            ):
+                shapes = [None if t is None else tuple(t.shape) for t in (part, expected)]
+                raise ValueError(
+                    f"{self._task.config.name}: the batches of lanes are of equal shape; '{name}' "
+                    f"of step {step} is {shapes[0]}, that of the first batch was {shapes[1]}"
+                )
+        if self._stream is None:
+            return batch
+        parts = {
+            name: getattr(batch, name).to(ring.dtype).pin_memory()
+            for name, ring in self._rings.items()
+        }
+        return Batch(parts["x"], parts["y"], parts.get("mask"), parts.get("starts"))
+
+
+def equalise(task: Task, batch: Batch) -> Batch:
+    """Return a training batch in the one shape that all batches of the task are padded to."""
+    config = task.config
+    if not config.has_unequal_batches:
+        return batch
+    return batch.pad(batch.padded_to or config.sequence_length, config.batch_size)

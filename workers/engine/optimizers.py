@@ -1,0 +1,335 @@
+"""The optimizers of M lanes as one: the same update rules, with settings for each lane.
+
+Letters in shapes: M lanes, P trained numbers of one network. The parameters of all groups lie in
+one tensor (M, P), group after group, so that a rule is a few operations on all of them. Every rule
+is that of `workers/trial/optimizers.py`; tests hold the two together. What an optimizer remembers
+moves between the two forms exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from eigensweep.search_spaces.trial import OptimizerConfig
+from eigensweep.workers.shared.checkpoints import StateDict
+from eigensweep.workers.trial.optimizers import Optimizers, UpdatedGroup
+from eigensweep.workers.trial.tf1_optimizers import EPSILON, FIRST_SUM
+
+Memory = dict[str, Tensor]
+"""What a rule remembers of its numbers, (M, width), by the names that torch's optimizers use."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of each lane for a step, (M, 1) each."""
+
+    steps: Tensor
+    """Number of this step, from 1; float64."""
+    alpha: Tensor
+    beta1: Tensor
+    beta2: Tensor
+    momentum: Tensor
+
+
+Rule = Callable[[Tensor, Tensor, Memory, Tensor, Settings], tuple[Tensor, Memory]]
+"""Takes parameters p, gradient g, memory, rates (M, 1) and settings; returns the next p and memory.
+
+Nothing is changed in place: the caller keeps what was there in lanes that are not updated.
+"""
+
+
+def adam(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tuple[Tensor, Memory]:
+    """Take a step as `torch.optim.Adam` does."""
+    m = torch.lerp(memory["exp_avg"], g, (1 - s.beta1).to(p.dtype))
+    v = s.beta2.to(p.dtype) * memory["exp_avg_sq"] + (1 - s.beta2).to(p.dtype) * g * g
+    rate = lr / (1 - s.beta1**s.steps)
+    root = (1 - s.beta2**s.steps).sqrt()
+    p = p - rate.to(p.dtype) * m / (v.sqrt() / root.to(p.dtype) + 1e-8)
+    return p, {"exp_avg": m, "exp_avg_sq": v}
+
+
+def rmsprop(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tuple[Tensor, Memory]:
+    """Take a step as `torch.optim.RMSprop` does; a momentum of 0 is none."""
+    alpha, rest = s.alpha.to(p.dtype), (1 - s.alpha).to(p.dtype)
+    v = alpha * memory["square_avg"] + rest * g * g
+    u = s.momentum.to(p.dtype) * memory["momentum_buffer"] + g / (v.sqrt() + 1e-8)
+    return p - lr.to(p.dtype) * u, {"square_avg": v, "momentum_buffer": u}
+
+
+def rmsprop_tf1(
+    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings
+) -> tuple[Tensor, Memory]:
+    """Take a step as `RMSpropTF1` does; a momentum of 0 is none."""
+    alpha, rest = s.alpha.to(p.dtype), (1 - s.alpha).to(p.dtype)
+    v = alpha * memory["v"] + rest * g * g
+    u = s.momentum.to(p.dtype) * memory["u"] + lr.to(p.dtype) * g / (v + EPSILON).sqrt()
+    return p - u, {"v": v, "u": u}
+
+
+def adagrad(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tuple[Tensor, Memory]:
+    """Take a step as `torch.optim.Adagrad` does."""
+    total = memory["sum"] + g * g
+    return p - lr.to(p.dtype) * g / (total.sqrt() + 1e-10), {"sum": total}
+
+
+def adagrad_tf1(
+    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings
+) -> tuple[Tensor, Memory]:
+    """Take a step as TensorFlow 1's Adagrad does: without an epsilon."""
+    total = memory["sum"] + g * g
+    return p - lr.to(p.dtype) * g / total.sqrt(), {"sum": total}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A rule, and what it remembers before the first step."""
+
+    rule: Rule
+    first: Mapping[str, float]
+    with_momentum: tuple[str, ...] = ()
+    """Names that torch's form remembers only with a momentum."""
+    counts_steps: bool = True
+    """Whether torch's form remembers the number of steps."""
+    from_the_start: bool = False
+    """Whether torch's form remembers before the first step."""
+
+
+KINDS: dict[str, Kind] = {
+    "adam": Kind(adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "rmsprop": Kind(rmsprop, {"square_avg": 0.0, "momentum_buffer": 0.0}, ("momentum_buffer",)),
+    "adagrad": Kind(adagrad, {"sum": 0.0}, from_the_start=True),
+    "rmsprop_tf1": Kind(rmsprop_tf1, {"v": 1.0, "u": 0.0}, ("u",), counts_steps=False),
+    "adagrad_tf1": Kind(adagrad_tf1, {"sum": FIRST_SUM}, from_the_start=True),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One group's parameters of all lanes: columns of the tensor (M, P)."""
+
+    group: str
+    kind: str
+    columns: slice
+    shapes: list[torch.Size]
+    """Of the parameters, one after another."""
+
+
+class LaneOptimizers:
+    """The optimizers of M networks that were built from configs of one shape."""
+
+    def __init__(self, like: Optimizers, lanes: int, device: torch.device) -> None:
+        """Lay the lanes out as `like` has its groups."""
+        kinds = list(dict.fromkeys(group.kind for group in like.groups))
+        self.groups = sorted(like.groups, key=lambda group: kinds.index(group.kind))
+        """The groups of `like`, those of one kind side by side."""
+        self.params = [p for group in self.groups for p in group.params]
+        """The parameters of `like` in the order of the columns."""
+        self.parts, at = [], 0
+        for group in self.groups:
+            width = sum(p.numel() for p in group.params)
+            shapes = [p.shape for p in group.params]
+            self.parts.append(Part(group.name, group.kind, slice(at, at + width), shapes))
+            at += width
+        self.width = at
+        self.dtype = _single_dtype(self.params)
+        self._lanes, self._device = lanes, device
+
+        def numbers(value: float) -> Tensor:
+            return torch.full((lanes, 1), value, dtype=torch.float64, device=device)
+
+        self.first_rates = {name: numbers(0.0) for name in like.first_rates}
+        """The learning rate of each lane's config, by group, (M, 1) float64."""
+        self._decays = {part.group: numbers(0.0) for part in self.parts}
+        self._settings = {
+            name: numbers(0.0) for name in ("alpha", "beta1", "beta2", "momentum", "steps")
+        }
+        self._limits = {name: numbers(inf) for name in ("clip_norm", "clip_value")}
+        self._memories: dict[str, Memory] = {}
+        self._rules: dict[str, _LaneRule] = {}
+        for kind in kinds:
+            parts = [part for part in self.parts if part.kind == kind]
+            if kind in KINDS:
+                wide = sum(part.columns.stop - part.columns.start for part in parts)
+                self._memories[kind] = {
+                    name: torch.full((lanes, wide), first, dtype=self.dtype, device=device)
+                    for name, first in KINDS[kind].first.items()
+                }
+            else:
+                rule = next(group for group in self.groups if group.kind == kind)
+                self._rules[kind] = _LaneRule(rule, parts[0], lanes, self.dtype, device)
+
+    def rates(self, factor: Tensor) -> dict[str, Tensor]:
+        """Return the learning rate of each group, (M, 1) float64; factor is (M, 1)."""
+        return {name: rate * factor for name, rate in self.first_rates.items()}
+
+    def step(
+        self, p: Tensor, g: Tensor, norm: Tensor, rates: Mapping[str, Tensor], alive: Tensor
+    ) -> Tensor:
+        """Return the parameters after a step, (M, P), and remember it in the lanes alive.
+
+        g is the gradient, (M, P), whose norm in each lane is `norm`, (M,). Rows of lanes that are
+        not alive are of no use.
+        """
+        coefficient = (self._limits["clip_norm"] / (norm.unsqueeze(1) + 1e-6)).clamp(max=1.0)
+        limit = self._limits["clip_value"].to(g.dtype)
+        g = torch.clamp(g * coefficient.to(g.dtype), -limit, limit)
+        settings = Settings(
+            self._settings["steps"] + 1,
+            *(self._settings[name] for name in ("alpha", "beta1", "beta2", "momentum")),
+        )
+        alive = alive.unsqueeze(1)
+        pieces: list[Tensor] = []
+        places: dict[str, int] = {}
+        for part in self.parts:
+            own_p, own_g = p[:, part.columns], g[:, part.columns]
+            own_g = own_g + self._decays[part.group].to(g.dtype) * own_p
+            if part.kind in self._rules:
+                pieces.append(self._rules[part.kind].step(own_p, own_g, rates[part.group], alive))
+                continue
+            at = places.get(part.kind, 0)
+            places[part.kind] = at + own_p.shape[1]
+            memory = {
+                name: known[:, at : at + own_p.shape[1]]
+                for name, known in self._memories[part.kind].items()
+            }
+            rule = KINDS[part.kind].rule
+            moved, found = rule(own_p, own_g, memory, rates[part.group], settings)
+            for name, known in memory.items():
+                known.copy_(torch.where(alive, found[name], known))
+            pieces.append(moved)
+        self._settings["steps"] += alive
+        return torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
+
+    def load(self, lane: int, optimizers: Optimizers, config: OptimizerConfig, steps: int) -> None:
+        """Give a lane the settings and the memory of one network's optimizers after `steps`."""
+        for name, rate in optimizers.first_rates.items():
+            self.first_rates[name][lane] = rate
+        for group in optimizers.groups:
+            self._decays[group.name][lane] = 0.0 if group.rule else group.weight_decay
+        self._settings["steps"][lane] = steps
+        self._settings["alpha"][lane] = config.alpha
+        self._settings["beta1"][lane], self._settings["beta2"][lane] = config.betas
+        self._settings["momentum"][lane] = config.momentum
+        self._limits["clip_norm"][lane] = inf if config.clip_norm is None else config.clip_norm
+        self._limits["clip_value"][lane] = inf if config.clip_value is None else config.clip_value
+        state = optimizers.state_dict()
+        for kind, memory in self._memories.items():
+            for name, known in memory.items():
+                known[lane] = KINDS[kind].first[name]
+                for number, place in self._places(kind):
+                    found = state[kind].get(number, {}).get(name)
+                    if found is not None:
+                        known[lane, place] = found.flatten().to(known)
+        for kind, rule in self._rules.items():
+            rule.load(lane, state[kind])
+
+    def state_dict(self, lane: int) -> StateDict:
+        """Return what a lane remembers, as `Optimizers.state_dict` does."""
+        steps = self._settings["steps"][lane, 0].item()
+        momentum = self._settings["momentum"][lane, 0].item()
+        state: StateDict = {}
+        for kind, memory in self._memories.items():
+            how, shapes = KINDS[kind], self._shapes(kind)
+            state[kind] = {}
+            if not steps and not how.from_the_start:
+                continue
+            for number, place in self._places(kind):
+                entry: dict[str, Any] = {"step": torch.tensor(steps)} if how.counts_steps else {}
+                for name, known in memory.items():
+                    if momentum or name not in how.with_momentum:
+                        entry[name] = known[lane, place].reshape(shapes[number]).clone()
+                state[kind][number] = entry
+        for kind, rule in self._rules.items():
+            state[kind] = rule.state_dict(lane) if steps else {}
+        return {kind: state[kind] for kind in dict.fromkeys(part.kind for part in self.parts)}
+
+    def _shapes(self, kind: str) -> list[torch.Size]:
+        return [shape for part in self.parts if part.kind == kind for shape in part.shapes]
+
+    def _places(self, kind: str) -> list[tuple[int, slice]]:
+        """Return the number of each parameter of a kind, and its columns in the memory."""
+        places, at = [], 0
+        for number, shape in enumerate(self._shapes(kind)):
+            places.append((number, slice(at, at + shape.numel())))
+            at += shape.numel()
+        return places
+
+
+class _LaneRule:
+    """A group's own optimizer over the stacked parameters of all lanes.
+
+    The optimizer takes a rate for each lane, moves each lane by itself, and remembers tensors with
+    lanes in front that are zero before the first step.
+    """
+
+    def __init__(
+        self,
+        group: UpdatedGroup,
+        part: Part,
+        lanes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        assert group.rule is not None
+        self._sizes = [shape.numel() for shape in part.shapes]
+        self._params = [
+            nn.Parameter(torch.zeros(lanes, *shape, dtype=dtype, device=device))
+            for shape in part.shapes
+        ]
+        self._rate = torch.zeros(lanes, dtype=dtype, device=device)
+        settings = {"lr": self._rate, "weight_decay": 0.0}
+        self._optimizer: Optimizer = group.rule([{"params": self._params, **settings}])
+        with torch.no_grad():
+            for param, own in zip(self._params, group.params, strict=True):
+                param.copy_(own)
+                param.grad = torch.zeros_like(param)
+        self._optimizer.step()  # so that it makes all that it remembers
+        for memory in self._memories():
+            for known in memory.values():
+                known.zero_()
+
+    def step(self, p: Tensor, g: Tensor, rate: Tensor, alive: Tensor) -> Tensor:
+        """Return the parameters after a step, (M, width), and remember it in the lanes alive."""
+        self._rate.copy_(rate.squeeze(1))
+        before = [{name: t.clone() for name, t in memory.items()} for memory in self._memories()]
+        parts = zip(*(torch.split(t, self._sizes, 1) for t in (p, g)), self._params, strict=True)
+        for own_p, own_g, param in parts:
+            param.detach().copy_(own_p.reshape(param.shape))
+            param.grad = own_g.reshape(param.shape)
+        self._optimizer.step()
+        for memory, old in zip(self._memories(), before, strict=True):
+            for name, known in memory.items():
+                lanes = alive.reshape(-1, *[1] * (known.dim() - 1))
+                known.copy_(torch.where(lanes, known, old[name]))
+        return torch.cat([param.detach().flatten(1) for param in self._params], 1)
+
+    def load(self, lane: int, state: dict[int, Memory]) -> None:
+        for number, memory in enumerate(self._memories()):
+            for name, known in memory.items():
+                known[lane] = state[number][name].to(known) if number in state else 0
+
+    def state_dict(self, lane: int) -> dict[int, Memory]:
+        return {
+            number: {name: known[lane].clone() for name, known in memory.items()}
+            for number, memory in enumerate(self._memories())
+        }
+
+    def _memories(self) -> list[Memory]:
+        return [self._optimizer.state[param] for param in self._params]
+
+
+def _single_dtype(params: list[nn.Parameter]) -> torch.dtype:
+    dtypes = {p.dtype for p in params}
+    if len(dtypes) != 1:
+        raise ValueError(
+            "lanes need trained parameters of one dtype; this model has "
+            f"{', '.join(sorted(map(str, dtypes))) or 'none'}"
+        )
+    return dtypes.pop()

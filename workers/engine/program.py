@@ -1,0 +1,340 @@
+"""A training step of M networks of equal shape as one program with fixed shapes.
+
+All state lies in tensors with lanes in front, and no value is read back during a step. So on a GPU
+a step is captured once as a CUDA graph and replayed; elsewhere the same program runs as it is. A
+lane that is empty, has ended or is not finite goes through the same operations and keeps its state
+by `where`: what a lane computes does not depend on its neighbours, bit for bit.
+
+Letters in shapes: M lanes, P trained numbers of one network, τ steps, B rows, n units.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eigensweep.models.base import Model, State
+from eigensweep.models.stack import Stack
+from eigensweep.tasks.base import Batch, Split, Task
+from eigensweep.workers.engine.batches import Batches, equalise
+from eigensweep.workers.engine.optimizers import LaneOptimizers
+from eigensweep.workers.shared.messages import Metrics
+from eigensweep.workers.trial.evaluation import detach, keep_finite, sum_scores
+from eigensweep.workers.trial.selection import Weights
+from eigensweep.workers.trial.training import Training
+
+logger = logging.getLogger(__name__)
+
+LONGEST_SEGMENT = 16
+"""Most steps between two looks at losses and norms."""
+
+Numbers = tuple[float, float, float]
+"""Objective, loss and gradient norm of a step."""
+
+
+class Program:
+    """M lanes. A lane holds one training's tensors; `Group` keeps the books."""
+
+    def __init__(self, like: Training, lanes: int) -> None:
+        """Make a program for trainings of the shape of `like`, with all lanes empty.
+
+        Raises:
+            ValueError: if there are no lanes, or if the model cannot be stacked.
+        """
+        if lanes < 1:
+            raise ValueError(f"a program has at least 1 lane; {lanes} were asked for")
+        self.lanes, self.device = lanes, torch.device(like.device)
+        self._task = like.task
+        probe = _probe(like)
+        self._stack = stack = Stack([like.model] * lanes)
+        self._optimizers = LaneOptimizers(like.optimizers, lanes, self.device)
+        names = {id(p): f"model.{name}" for name, p in like.model.named_parameters()}
+        self._trained = [names[id(p)] for p in self._optimizers.params]
+        shapes = [stack.parameters[name].shape for name in self._trained]
+        self._shapes = dict(zip(self._trained, shapes, strict=True))
+        self._flat = torch.cat([stack.parameters[n].detach().flatten(1) for n in self._trained], 1)
+        self._fixed = {n: p.detach() for n, p in stack.parameters.items() if n not in self._shapes}
+        own = {f"model.{name}" for name in like.model.state_dict()}
+        self._buffers = {name: b for name, b in stack.buffers.items() if name in own}
+        self._scalars = {name: b for name, b in stack.buffers.items() if name not in own}
+        self._updates_itself = type(like.model).after_update is not Model.after_update
+        self.batches = Batches(like.task, probe.batch, lanes, 2 * LONGEST_SEGMENT, self.device)
+        self._carried: list[Tensor] = []
+        self._names = list(like.model.state_dict())
+        self._carries_tuple = isinstance(probe.state, tuple)
+        if probe.batch.starts is not None:
+            self._carried = [torch.stack([s] * lanes) for s in _parts(probe.state)]
+
+        def flags(dtype: torch.dtype = torch.bool) -> Tensor:
+            return torch.zeros(lanes, dtype=dtype, device=self.device)
+
+        self._running, self._fresh = flags(), flags()
+        self._step = flags(torch.int64)
+        places = self.batches.places
+        self._factors = torch.ones(lanes * places, 1, dtype=torch.float64, device=self.device)
+        self._ticks = torch.zeros(1, dtype=torch.int64, device=self.device)
+        """Steps that the program has taken, modulo the ring of results."""
+        self._results = torch.zeros(places, 3, lanes, dtype=self._flat.dtype, device=self.device)
+        self._at = 0
+        self._steps = [0] * lanes
+        """Steps of each lane, as far as the host knows: one that stopped has taken fewer."""
+
+    def run(self, ticks: int, factors: Mapping[int, Sequence[float]]) -> list[list[Numbers]]:
+        """Let the running lanes take `ticks` steps; return their numbers, by step and lane.
+
+        `factors` holds, for each running lane, the factors on the learning rates of these steps. A
+        lane whose numbers are not finite stops there and keeps its state; its numbers of later
+        steps are of no use.
+        """
+        for lane, values in factors.items():
+            first = self._steps[lane]
+            self.batches.place(lane, first + ticks)
+            for step, value in enumerate(values, first):
+                self._factors[lane * self.batches.places + step % self.batches.places] = value
+            self._steps[lane] += ticks
+        self.batches.wait()
+        for _ in range(ticks):
+            self._tick()
+        for lane in factors:
+            self.batches.draw(lane, self._steps[lane] + LONGEST_SEGMENT)
+        return self._read(ticks)
+
+    @torch.no_grad()
+    def _tick(self) -> None:
+        """Take one step in all lanes."""
+        batch, running = self.batches.pick(self._step), self._running
+        buffers = {name: b.clone() for name, b in self._buffers.items()}
+        flat = self._flat.detach().requires_grad_()
+        starts = batch.starts
+        if starts is not None:
+            batch = replace(batch, starts=starts | self._fresh.unsqueeze(1))
+        with torch.enable_grad():
+            objective, loss, carried = self._stack.call(
+                _differentiable_step,
+                self._task,
+                batch.x,
+                batch.y,
+                batch.mask,
+                batch.starts,
+                batch.padded_to,
+                self._carried_state(),
+                lanes=(None, 0, 0, 0, 0, None, 0),
+                parameters=self._views(flat) | self._fixed,
+                buffers=buffers | self._scalars,
+            )
+            (gradient,) = torch.autograd.grad(objective.sum(), flat)
+        objective, loss = objective.detach(), loss.detach()
+        norm = torch.linalg.vector_norm(gradient, dim=1)
+        numbers = torch.stack((objective, loss, norm))
+        alive = running & numbers.isfinite().all(0)
+        # A training alone counts what its forward pass did to buffers even in a step not taken.
+        seen = {name: _choose(running, buffers[name], b) for name, b in self._buffers.items()}
+        factor = self._factors.index_select(0, self.batches.find(self._step))
+        rates = self._optimizers.rates(factor)
+        flat = self._optimizers.step(self._flat, gradient, norm, rates, alive)
+        if self._updates_itself:
+            moved = {name: p.clone() for name, p in self._views(flat).items()}
+            after = {name: b.clone() for name, b in seen.items()}
+            given = {name: rate.squeeze(1).to(flat.dtype) for name, rate in rates.items()}
+            self._stack.call(
+                "after_update",
+                given,
+                lanes=(dict.fromkeys(given, 0),),
+                parameters=moved | self._fixed,
+                buffers=after | self._scalars,
+            )
+            flat = torch.cat([moved[name].flatten(1) for name in self._trained], 1)
+            seen = {name: _choose(alive, after[name], b) for name, b in seen.items()}
+        self._flat.copy_(_choose(alive, flat, self._flat))
+        for name, known in self._buffers.items():
+            known.copy_(seen[name])
+        for old, new in zip(self._carried, _parts(carried), strict=True):
+            old.copy_(_choose(alive, new, old))
+        self._results.index_copy_(0, self._ticks, numbers.unsqueeze(0))
+        self._ticks.add_(1).remainder_(len(self._results))
+        self._fresh.logical_and_(~alive)
+        self._step.add_(alive)
+        self._running.copy_(alive)
+
+    def _read(self, ticks: int) -> list[list[Numbers]]:
+        rows = [(self._at + tick) % len(self._results) for tick in range(ticks)]
+        self._at = (self._at + ticks) % len(self._results)
+        kept = self._results.tolist()
+        return [list(zip(*kept[row], strict=True)) for row in rows]
+
+    def load(self, lane: int, training: Training) -> None:
+        """Put a training's tensors into a lane; it runs from the next step on."""
+        self._put(lane, training.model.state_dict(), self._flat, self._fixed, self._buffers)
+        for name, known in self._scalars.items():
+            known[lane] = getattr(training.config.model, name.removeprefix("model.scalar_"))
+        config = training.config.optimizer
+        self._optimizers.load(lane, training.optimizers, config, training.step)
+        self._fresh[lane] = training.carried is None
+        if training.carried is not None:
+            for known, part in zip(self._carried, _parts(training.carried), strict=True):
+                known[lane] = part
+        self._step[lane] = self._steps[lane] = training.step
+        self.batches.join(lane, training.seed, training.step)
+        self.set_running(lane, not training.is_finished)
+
+    def store(self, lane: int, training: Training) -> None:
+        """Copy a lane's tensors back into its training."""
+        carried: State | None = None
+        if self._carried and not self._fresh[lane]:
+            parts = tuple(part[lane].clone() for part in self._carried)
+            carried = parts if self._carries_tuple else parts[0]
+        training.take_over(self.weights(lane), self._optimizers.state_dict(lane), carried)
+
+    def unload(self, lane: int) -> None:
+        """Empty a lane."""
+        self.set_running(lane, False)
+        self.batches.leave(lane)
+
+    def set_running(self, lane: int, running: bool) -> None:
+        """Say whether a lane takes part in the next steps."""
+        self._running[lane] = running
+
+    def weights(self, lane: int) -> Weights:
+        """Return a copy of a lane's parameters and buffers, as its model's `state_dict` has them.
+
+        They stay on the device.
+        """
+        found = self._views(self._flat) | self._fixed | self._buffers
+        return {name: found[f"model.{name}"][lane].clone() for name in self._names}
+
+    @torch.no_grad()
+    def score(self, split: Split, weights: Mapping[int, Weights] | None = None) -> list[Metrics]:
+        """Return each lane's scores on a split; some may be not finite.
+
+        `weights` takes the place of the weights of some lanes.
+        """
+        flat, fixed, buffers = self._flat, self._fixed, self._buffers
+        if weights:
+            flat = flat.clone()
+            fixed, buffers = ({n: t.clone() for n, t in d.items()} for d in (fixed, buffers))
+            for lane, given in weights.items():
+                self._put(lane, given, flat, fixed, buffers)
+        counts: dict[str, int] = {}
+
+        def sums_of_lane(model: Model) -> dict[str, Tensor]:
+            sums, found = sum_scores(model, self._task, split, str(self.device))
+            counts.update(found)
+            return sums
+
+        sums = self._stack.call(
+            sums_of_lane,
+            parameters=self._views(flat) | fixed,
+            buffers=buffers | self._scalars,
+        )
+        columns = {name: totals.tolist() for name, totals in sums.items() if counts[name]}
+        return [
+            {name: column[lane] / counts[name] for name, column in columns.items()}
+            for lane in range(self.lanes)
+        ]
+
+    @torch.no_grad()
+    def report_constraint(self) -> list[Metrics]:
+        """Return each lane's report on its model's constraint; finite numbers only."""
+        parameters = self._views(self._flat) | self._fixed
+        buffers = self._buffers | self._scalars
+        found = self._stack.call("constraint_report", parameters=parameters, buffers=buffers)
+        columns = {name: values.tolist() for name, values in found.items()}
+        return [
+            keep_finite({name: column[lane] for name, column in columns.items()})
+            for lane in range(self.lanes)
+        ]
+
+    def close(self) -> None:
+        """End the threads that draw batches."""
+        self.batches.close()
+
+    def _put(
+        self,
+        lane: int,
+        weights: Weights,
+        flat: Tensor,
+        fixed: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+    ) -> None:
+        columns = [weights[name.removeprefix("model.")].flatten() for name in self._trained]
+        flat[lane] = torch.cat(columns).to(flat)
+        for name, known in (*fixed.items(), *buffers.items()):
+            known[lane] = weights[name.removeprefix("model.")]
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the trained parameters by name, lanes in front, each contiguous."""
+        pieces = torch.split(flat, [shape[1:].numel() for shape in self._shapes.values()], 1)
+        return {
+            name: piece.contiguous().view(shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
+
+    def _carried_state(self) -> State | None:
+        if not self._carried:
+            return None
+        return tuple(self._carried) if self._carries_tuple else self._carried[0]
+
+
+def _differentiable_step(
+    model: Model,
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor | None,
+    starts: Tensor | None,
+    padded_to: int | None,
+    state: State | None,
+) -> tuple[Tensor, Tensor, State | tuple[()]]:
+    """Return objective, loss and the state to carry on, of one lane."""
+    if starts is not None:
+        assert state is not None
+        state = model.restart(state, starts)
+    logits, state = model(x, state)
+    loss = task.loss(logits, Batch(x, y, mask, starts, padded_to))
+    return loss + model.penalty(), loss, () if starts is None else detach(state)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What one forward and backward pass of one network showed."""
+
+    batch: Batch
+    state: State
+
+
+def _probe(like: Training) -> _Probe:
+    """Try a step out on a copy of the model.
+
+    Raises:
+        ValueError: if nothing is trained, or a parameter is not used.
+    """
+    model = copy.deepcopy(like.model)
+    batch = equalise(like.task, like.task.train_batch(like.step, like.seed))
+    there = batch.to(like.device)
+    logits, state = model(there.x, None)
+    objective = like.task.loss(logits, there) + model.penalty()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not objective.requires_grad:
+        raise ValueError(f"{like.config.model.name}: nothing is trained")
+    gradients = torch.autograd.grad(objective, list(named.values()), allow_unused=True)
+    unused = [name for name, g in zip(named, gradients, strict=True) if g is None]
+    if unused:
+        raise ValueError(
+            f"{like.config.model.name}: lanes need a gradient of every parameter; "
+            f"there is none of {', '.join(unused)}"
+        )
+    return _Probe(batch, detach(state))
+
+
+def _choose(flag: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return `new` in the lanes where `flag`, (M,), is true, and `old` in the others."""
+    return torch.where(flag.reshape(-1, *[1] * (old.dim() - 1)), new, old)
+
+
+def _parts(state: State | tuple[()]) -> tuple[Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
