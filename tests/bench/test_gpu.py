@@ -3,48 +3,176 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench import gpu
+from bench.gpu import __main__ as command
+from bench.gpu import goals, limits, one_lane, sharing, tests
+from bench.gpu.sections import Notes, Plan
+from bench.gpu.turns import Later, repeat, time_in_turns
+
+ROOT = Path(__file__).parents[2]
+SMALL = Plan(device="cpu", quick=True, rounds=2, seconds=300)
 
 
-def test_it_measures_each_variant_of_a_workload_and_writes_the_numbers(tmp_path):
-    arguments = ["--device", "cpu", "--quick", "--no-tests", "--rounds", "2"]
-
-    status = gpu.main([*arguments, "--workloads", "copying-20", "--out", str(tmp_path)])
-
-    assert status == 0
-    (workload,) = json.loads((tmp_path / "steps.json").read_text())["workloads"]
-    names = [row["variant"].partition(" 1")[0] for row in workload["rows"]]
-    kinds = ("kernel", "loop", "one CPU core")
-    ours = {f"{model}, {kind}" for model in gpu.MODELS for kind in kinds}
-    assert ours < set(names)
-    assert "nn.RNN" in names
-    assert all(row["ms"] > 0 for row in workload["rows"])
+@pytest.fixture
+def notes(tmp_path):
+    notes = Notes(tmp_path / "notes.json", SMALL)
+    notes.write()
+    return notes
 
 
-def test_a_variant_that_fails_is_named_and_the_others_are_measured():
-    def fail():
-        raise RuntimeError("no such kernel\nand more")
+class TestARun:
+    def test_without_a_gpu_it_says_so(self, monkeypatch, capsys):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    times, failed = gpu.time_variants({"bad": fail, "good": lambda: None}, "cpu", 3, 60)
+        assert command.main([]) == 2
+        assert "PyTorch finds none" in capsys.readouterr().out
 
-    assert failed == {"bad": "RuntimeError: no such kernel"}
-    assert len(times["good"]) == 3
+    @pytest.mark.slow
+    def test_all_sections_run_and_leave_few_files(self, tmp_path):
+        options = ["--quick", "--device", "cpu", "--rounds", "2", "--minutes", "20"]
+        run = subprocess.run(
+            [sys.executable, "-m", "bench.gpu", *options, "--out", str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert run.returncode == 0, run.stdout
+        numbers = json.loads((tmp_path / "numbers.json").read_text())
+        assert list(numbers["sections"]) == list(command.SHARES)
+        for name, section in numbers["sections"].items():
+            assert section["parts"], name
+            assert section["failed"] == {}, name
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(files) <= 8
+        assert all(path.parent == tmp_path for path in files)
+        assert "tried out only" in run.stdout
+
+    def test_a_section_that_falls_is_begun_anew_without_what_ended_it(self, tmp_path, monkeypatch):
+        (tmp_path / "falling").mkdir()
+        (tmp_path / "falling" / "section.py").write_text(
+            "import os\n"
+            "def measure(plan, notes):\n"
+            "    notes.attempt('first', lambda: notes.keep('first', 1))\n"
+            "    notes.attempt('second', lambda: os._exit(9))\n"
+            "    notes.attempt('third', lambda: notes.keep('third', 3))\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        arguments = command.read_arguments(["--device", "cpu", "--quick", "--out", str(tmp_path)])
+        runner = command.Runner(arguments, tmp_path, package="falling")
+
+        runner.run("section", 1.0)
+
+        found = runner.sections["section"]
+        assert found["parts"] == {"first": 1, "third": 3}
+        assert found["failed"] == {"second": "the process of section section ended with 9"}
+
+    def test_what_hangs_is_ended(self, tmp_path):
+        notes = Notes(tmp_path / "notes.json", Plan(device="cpu", patience=0.5))
+        notes.write()
+        program = (
+            "import pathlib, time\n"
+            "from bench.gpu.sections import Notes\n"
+            f"notes = Notes.read(pathlib.Path({str(notes.path)!r}))\n"
+            "notes.attempt('endless', lambda: time.sleep(100))\n"
+        )
+
+        run = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+        assert run.returncode != 0
+        assert "Timeout" in run.stderr
+        assert Notes.read(notes.path).running == "endless"
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+class TestNotes:
+    def test_work_that_fails_is_named_and_not_tried_again(self, notes, capsys):
+        calls = []
 
-    assert gpu.main([]) == 2
-    assert "PyTorch finds none" in capsys.readouterr().out
+        def fail():
+            calls.append(1)
+            raise RuntimeError("no such kernel\nand more")
+
+        assert [notes.attempt("bad", fail) for _ in range(2)] == [None, None]
+        assert len(calls) == 1
+        assert "failed: bad: RuntimeError: no such kernel and more" in capsys.readouterr().out
+        assert Notes.read(notes.path).failed == notes.failed
+
+    def test_variants_take_turns_and_one_that_fails_leaves_the_others_theirs(self, notes):
+        def fail():
+            raise RuntimeError("not here")
+
+        good = repeat(lambda: None, "cpu")
+        times = time_in_turns({"bad": Later(fail), "good": good}, notes, "part", 60)
+
+        assert list(times) == ["good"]
+        assert len(times["good"]) == SMALL.rounds
+        assert list(notes.failed) == ["part: bad"]
 
 
-def test_the_gpu_tests_are_found_and_skipped_where_there_is_no_gpu(capfd):
-    if torch.cuda.is_available():
-        pytest.skip("a CUDA device is here: `make gpu` runs them")
+class TestGoals:
+    def test_a_floor_is_met_by_what_is_as_good(self):
+        (row,) = goals.judge({"loop": 8.0}, only_measured=True)
+        assert (row["measured"], row["verdict"]) == ("8x", "yes")
 
-    assert gpu.run_tests() == 0
-    assert "skipped" in capfd.readouterr().out
+    def test_a_trial_run_has_no_verdict_and_no_number(self):
+        (row,) = goals.judge({"loop": 8.0}, is_trial_run=True, only_measured=True)
+        assert "measured" not in row
+        assert row["verdict"] == "tried out only"
+
+    def test_every_goal_of_a_workload_is_known(self):
+        assert {goal for part in one_lane.PARTS.values() for goal in part.goals.values()} <= set(
+            goals.GOALS
+        )
+
+
+class TestSections:
+    def test_one_lane_compares_each_model_with_the_loop_and_cudnn(self, notes):
+        one_lane.measure_part("copying-20", one_lane.PARTS["copying-20"], 300, SMALL, notes)
+
+        assert notes.failed == {}
+        rows = {row["variant"]: row for row in notes.parts["copying-20"]["rows"]}
+        assert {"exprnn, loop", "exprnn, one CPU core", "nn.RNN", "nn.LSTM"} <= set(rows)
+        assert all(row["ms"] > 0 for row in rows.values())
+        assert {"loop", "core", "rnn", "lstm"} <= set(notes.goals)
+
+    def test_a_synthetic_task_trains_without_its_corpus(self, notes):
+        one_lane.measure_part("ptb-32", one_lane.PARTS["ptb-32"], 300, SMALL, notes)
+
+        assert notes.failed == {}
+        assert set(notes.goals) == {"ptb-32"}
+
+    @pytest.mark.slow
+    def test_processes_that_share_the_device_are_counted_together(self, notes):
+        sharing.measure(SMALL, notes)
+
+        rows = notes.parts["processes"]["rows"]
+        assert {(row["kind"], row["processes"]) for row in rows} >= {("loop", 1), ("loop", 2)}
+        assert all(row["steps"] > 0 for row in rows)
+
+    def test_the_limits_name_what_binds(self, notes):
+        limits.measure(SMALL, notes)
+
+        assert notes.failed == {}
+        for row in notes.parts["bounds"]:
+            assert row["least"] == max(
+                row[key] for key in ("arithmetic", "latency", "memory", "host")
+            )
+
+    def test_the_gpu_tests_are_found_and_skipped_where_there_is_no_gpu(self, notes, capfd):
+        if torch.cuda.is_available():
+            pytest.skip("a CUDA device is here: `make gpu` runs them")
+
+        tests.measure(SMALL, notes)
+
+        assert "test_cuda_scan.py" in notes.parts["tests"]["files"]
+        assert notes.failed == {}
+        assert "skipped" in capfd.readouterr().out

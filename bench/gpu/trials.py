@@ -1,0 +1,85 @@
+"""Trials as a service trains them, on data that needs no corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from bench.gpu.turns import Repeated
+from bench.workloads import FIELDS, Workload, random_batch
+from eigensweep.models import MODELS
+from eigensweep.models.recurrence.cuda import scan
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import Batch, Split, Task, TaskConfig
+from eigensweep.workers.trial.training import Training
+
+NEVER = 10**9
+"""Steps of a trial that does not end, and until its first evaluation after the beginning."""
+
+SYNTHETIC = ("pixel_mnist", "ptb_chars")
+"""Tasks whose batches are drawn at random here, in the shapes of their corpora."""
+
+
+def make_config(workload: Workload, model: str, lane: int = 0, **fields: Any) -> TrialConfig:
+    """Return a trial of a workload; lanes differ in learning rate and seed."""
+    task = workload.task
+    if "delay" in task:  # the copying task: little to evaluate
+        task = task | {"train_size": None, "valid_size": 20, "test_size": 20}
+    config = {"name": model, "hidden_size": workload.hidden_size, **FIELDS.get(model, {})}
+    return TrialConfig.from_dict(
+        {
+            "task": task,
+            "model": config | fields,
+            "optimizer": {"name": "rmsprop", "lr": 1e-5 * (1 + lane / 100), "lr_orth": 1e-6},
+            "training": {"steps": NEVER, "evaluate_every": NEVER, "log_every": 100},
+            "seed": lane,
+        }
+    )
+
+
+def make_training(config: TrialConfig, device: str) -> Training:
+    """Return the training of a trial's first seed; a missing corpus is replaced by random data."""
+    name = config.task.name
+    if name not in SYNTHETIC:
+        return Training(config, config.seed, device=device)
+    with mock.patch.dict(TASKS, {name: _without_corpus(TASKS[name])}):
+        return Training(config, config.seed, device=device)
+
+
+def _without_corpus(task: type[Task]) -> type[Task]:
+    class Random(task):  # type: ignore[valid-type, misc]  # a class that is only known here
+        """The task with one random batch in place of its corpus."""
+
+        baselines: dict[str, float] = {}  # noqa: RUF012  (a property of every task)
+
+        def __init__(self, config: TaskConfig, data_root: Any = None) -> None:
+            super().__init__(config, data_root)
+            self.batch = random_batch(config)
+
+        def train_batch(self, step: int, seed: int) -> Batch:
+            return self.batch
+
+        def evaluation(self, split: Split) -> Iterator[Batch]:
+            yield self.batch
+
+    return Random
+
+
+def advance(training: Training) -> Repeated:
+    """Return the work of training a trial alone, as its process does."""
+    return Repeated(lambda steps: training.run(training.step + steps), training.device)
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Run every recurrence as a loop over time in PyTorch's operations."""
+    with mock.patch.object(scan, "is_available", return_value=False):
+        yield
+
+
+def is_in_kernels(model: str, hidden_size: int) -> bool:
+    """Return whether a kernel is offered for a network of this size."""
+    return model in MODELS and hidden_size <= scan.LARGEST
