@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from platformdirs import user_data_path
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 
@@ -45,6 +47,17 @@ def name_driver(url: str) -> str:
     return parsed.render_as_string(hide_password=False)
 
 
+@dataclass(frozen=True)
+class Mlflow:
+    """An MLflow server, as the service reaches it and as people do."""
+
+    uri: str
+    pages: str
+    """Address of its pages for browsers."""
+    token: str | None = field(default=None, repr=False)
+    """What it wants to be sent; None: nothing. With a token the service hands its pages on."""
+
+
 class Settings(BaseSettings):
     """Deployment choices. Scientific choices belong to the spec and never live here."""
 
@@ -63,7 +76,10 @@ class Settings(BaseSettings):
     If a port that was set is taken, the service does not start.
     """
     token: SecretStr | None = None
-    """Bearer token that every request under /v1 must carry; None: no token is needed."""
+    """Bearer token that every request under /v1 and /mlflow must carry; None: none is needed.
+
+    It consists of letters, digits and signs of ASCII, without spaces.
+    """
     data_root: Folder | None = None
     """Folder of the corpora; None: `data` in the home folder."""
     database_url: str | None = None
@@ -71,7 +87,15 @@ class Settings(BaseSettings):
     mlflow_uri: str | None = None
     """Address of a running MLflow server; None: the service starts one."""
     mlflow_pages: str | None = None
-    """Address of MLflow for browsers, used in links; None: the same as `mlflow_uri`."""
+    """Address of MLflow for browsers, used in links.
+
+    None: /mlflow of the service where it has the secret of the server, else `mlflow_uri`.
+    """
+    mlflow_token: SecretStr | None = None
+    """Secret of the MLflow server at `mlflow_uri`; the service then hands on its pages.
+
+    None: that server answers everybody.
+    """
     mlflow_port: int = Field(default=5000, ge=1, le=65535)
     """Port of the MLflow server that the service starts; the rule of `port` applies."""
     ray_address: str | None = None
@@ -91,9 +115,20 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines on the console."""
 
+    @field_validator("token", "mlflow_token")
+    @classmethod
+    def _require_plain_signs(cls, token: SecretStr | None) -> SecretStr | None:
+        secret = token.get_secret_value() if token else ""
+        if not re.fullmatch(r"[!-~]*", secret):
+            raise ValueError(
+                "a token consists of letters, digits and signs of ASCII, without spaces; "
+                "`openssl rand -hex 32` prints one"
+            )
+        return token if secret else None
+
     @model_validator(mode="after")
     def _require_a_token(self) -> Settings:
-        if not is_loopback(self.host) and not (self.token and self.token.get_secret_value()):
+        if not is_loopback(self.host) and self.token is None:
             raise ValueError(
                 f"host {self.host} can be reached from other machines: set EIGENSWEEP_TOKEN to a "
                 "secret of your choice, or EIGENSWEEP_HOST to 127.0.0.1"

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,7 +27,9 @@ from eigensweep.service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docker-compose.yml").read_text()
-SECRETS = {"POSTGRES_PASSWORD", "RAY_AUTH_TOKEN", "EIGENSWEEP_TOKEN"}
+SECRETS = {
+    *("POSTGRES_PASSWORD", "RAY_AUTH_TOKEN", "EIGENSWEEP_TOKEN", "EIGENSWEEP_MLFLOW_TOKEN"),
+}
 SPEC = {
     "name": "small",
     "task": {"name": "copying", "delay": 5, "valid_size": 50, "test_size": 50},
@@ -71,8 +74,7 @@ def test_every_service_is_watched_and_only_loopback_is_published() -> None:
 
     assert [n for n, s in content["services"].items() if "healthcheck" not in s] == []
     published = [port for s in content["services"].values() for port in s.get("ports", [])]
-    assert published
-    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert published == ["127.0.0.1:8642:8642"]
 
 
 class Composition:
@@ -223,11 +225,15 @@ def test_the_composition_runs_an_experiment(composition: Composition) -> None:
     assert experiment.state == "completed", composition.log_of("service")
     assert [trial["state"] for trial in trials] == ["completed", "completed"]
     run = experiment.content["links"]["mlflow"].rpartition("/")[2]
-    mlflow = f"http://127.0.0.1:{composition.ports['5000']}/api/2.0/mlflow/runs/get?run_id={run}"
+    asked = f"api/2.0/mlflow/runs/get?run_id={run}"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://127.0.0.1:{composition.ports['5000']}/{asked}")
+    bearer = {"Authorization": f"Bearer {composition.secrets['EIGENSWEEP_TOKEN']}"}
+    mlflow = urllib.request.Request(f"{url}/mlflow/{asked}", headers=bearer)
     wait_until(lambda: status_of(mlflow) == "FINISHED", lambda: status_of(mlflow), pause=1)
     assert (composition.folder / "home" / "eigensweep.db").exists() is False
 
 
-def status_of(url: str) -> Any:
-    with urllib.request.urlopen(url) as answer:
+def status_of(request: urllib.request.Request) -> Any:
+    with urllib.request.urlopen(request) as answer:
         return json.load(answer)["run"]["info"]["status"]

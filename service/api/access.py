@@ -1,4 +1,4 @@
-"""Checks who may send requests: by token, and by the Host header.
+"""Checks who may send requests: by token or session, by the Host header, and by a page's origin.
 
 Runs in the service's process.
 """
@@ -8,50 +8,80 @@ from __future__ import annotations
 import hmac
 from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from eigensweep.service.api import sessions
 from eigensweep.service.api.errors import problem
 
-GUARDED: Final = "/v1"
+GUARDED: Final = ("/v1", "/mlflow")
+READING: Final = ("GET", "HEAD", "OPTIONS")
 
 
 class Access:
-    """Answers 401 to requests under /v1 that do not carry the token.
+    """Answers 401 to requests under /v1 and /mlflow that carry neither token nor session.
 
     Without a token the service is for this machine only. A request that names a public host then
-    comes from a web page whose name leads to this machine (DNS rebinding), and is answered 403.
+    comes from a web page whose name leads to this machine (DNS rebinding), and is answered 403. So
+    is, with and without a token, a request that a page of another origin sends to change something.
     """
 
     def __init__(self, app: ASGIApp, token: SecretStr | None) -> None:
         self._app = app
-        secret = token.get_secret_value() if token is not None else ""
-        self._expected = f"Bearer {secret}".encode() if secret else None
+        self._token = token.get_secret_value() if token is not None else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = None
+        answer: ASGIApp = self._app
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            if self._expected is None:
-                host = headers.get("host", "")
-                if is_public_name(host):
-                    refusal = problem(
-                        403,
-                        f"a service without EIGENSWEEP_TOKEN does not answer as '{host[:80]}'; "
-                        "use localhost or an IP address, or set a token",
-                    )
-            elif scope["path"].startswith(GUARDED):
-                given = headers.get("authorization", "").encode()
-                if not hmac.compare_digest(given, self._expected):
-                    refusal = problem(
-                        401,
-                        "this service needs a token: send the header "
-                        "'Authorization: Bearer <the value of EIGENSWEEP_TOKEN>'",
-                        headers={"WWW-Authenticate": "Bearer"},
-                    )
-        await (refusal or self._app)(scope, receive, send)
+            refusal = self._refuse_page(scope, headers) or self._refuse_stranger(scope, headers)
+            if refusal is not None:
+                answer = refusal
+            elif self._token and scope["path"] == sessions.PLACE and scope["method"] == "POST":
+                answer = await sessions.sign_in(Request(scope, receive), self._token)
+        await answer(scope, receive, send)
+
+    def _refuse_page(self, scope: Scope, headers: Headers) -> Response | None:
+        """Return the refusal of a request that a page of another origin has a browser send."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._token and is_public_name(host):
+            return problem(
+                403,
+                f"a service without EIGENSWEEP_TOKEN does not answer as '{host[:80]}'; "
+                "use localhost or an IP address, or set a token",
+            )
+        if scope["method"] in READING:
+            return None
+        fetched = headers.get("sec-fetch-site", "none")
+        if fetched not in ("same-origin", "none") or (
+            origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        ):
+            return problem(403, "a page of another origin may not change anything here")
+        return None
+
+    def _refuse_stranger(self, scope: Scope, headers: Headers) -> Response | None:
+        """Return the refusal of a request that needs the token and has neither it nor a session."""
+        path = scope["path"]
+        if not self._token or not any(path == p or path.startswith(f"{p}/") for p in GUARDED):
+            return None
+        given = headers.get("authorization", "").encode()
+        if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            return None
+        if sessions.has_session(headers.get("cookie", ""), self._token):
+            return None
+        if scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
+            return sessions.ask_to_sign_in()
+        return problem(
+            401,
+            "this service needs a token: send the header "
+            "'Authorization: Bearer <the value of EIGENSWEEP_TOKEN>'",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
 
 
 def is_public_name(host: str) -> bool:

@@ -11,16 +11,18 @@ from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 
+from eigensweep.service.api import mlflow_proxy
 from eigensweep.service.api.access import Access
 from eigensweep.service.api.errors import answer_errors
 from eigensweep.service.api.limits import BodyLimits
+from eigensweep.service.api.mlflow_proxy import MlflowProxy
 from eigensweep.service.api.parts import Queue, Service
 from eigensweep.service.api.routes import analyses, catalogue, experiments, health, streams, trials
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Mlflow, Settings
 
 DESCRIPTION: Final = """
 Post an experiment, follow it, and read its ranked trials. Each trial is a run in MLflow.
@@ -36,7 +38,7 @@ def create_app(
     settings: Settings,
     record: Record,
     dispatcher: Queue,
-    mlflow_uri: str | None = None,
+    mlflow: Mlflow | None = None,
 ) -> FastAPI:
     """Return the application. Set `app.state.service.tailer.closing` to end open event streams."""
     app = FastAPIOffline(  # its /docs needs no internet
@@ -61,9 +63,9 @@ def create_app(
         record=record,
         dispatcher=dispatcher,
         tailer=Tailer(record),
-        views=Views(settings.mlflow_pages or mlflow_uri),
-        analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow_uri is not None),
-        mlflow_uri=mlflow_uri,
+        views=Views(mlflow.pages if mlflow else None),
+        analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow is not None),
+        mlflow=mlflow,
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
     _include_previews(app, guard)  # before `/experiments/{id}`
@@ -71,6 +73,8 @@ def create_app(
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
     app.add_api_route("/", _home, include_in_schema=False)
+    if mlflow is not None and mlflow.token is not None:
+        app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
     answer_errors(app)
     app.add_middleware(BodyLimits)
     app.add_middleware(Access, token=settings.token)

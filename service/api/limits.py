@@ -14,10 +14,14 @@ LARGEST_DISCARDED: Final = 64 * LARGEST_BODY
 """Bytes of a refused body that are read and dropped. Most clients read the answer only after they
 have sent the whole body; without this they would see a broken connection instead."""
 JSON: Final = "application/json"
+MLFLOW: Final = "/mlflow/"
+"""MLflow has limits of its own; artifacts are large and of any kind."""
 
 
 class BodyLimits:
     """Answers 413 to a body over `largest` bytes and 415 to one that is not JSON.
+
+    What is sent to MLflow passes.
 
     Bytes are counted as they arrive, so a missing or wrong Content-Length changes nothing. Nothing
     is parsed before the last byte has arrived.
@@ -31,7 +35,18 @@ class BodyLimits:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith(MLFLOW):
+            await self._app(scope, receive, send)
+            return
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            refusal = problem(
+                400,
+                "a request has either the header Content-Length or Transfer-Encoding, not both",
+                headers={"Connection": "close"},
+            )
+            await refusal(scope, receive, send)
+            return
         body = await self._read(receive)
         if body is None:
             refusal = problem(

@@ -11,7 +11,7 @@ from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import Mlflow, Settings
 
 
 class Queue(Protocol):
@@ -38,8 +38,8 @@ class Service:
     tailer: Tailer
     views: Views
     analyses: Analyses
-    mlflow_uri: str | None
-    """Address at which the service itself reaches MLflow; None: it has no MLflow."""
+    mlflow: Mlflow | None
+    """None: it has no MLflow."""
 
 
 async def _service(request: Request) -> Service:

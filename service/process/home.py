@@ -87,7 +87,7 @@ def _write_holder(lock: int) -> None:
     os.write(lock, f"process {os.getpid()}, started {moment}".encode())
 
 
-def write_address(home: Path, url: str, mlflow: str | None) -> None:
+def write_address(home: Path, url: str, mlflow: str) -> None:
     """Write to `service.json` in the home folder where this service answers, for programs."""
     path = home / "service.json"
     content = {"url": url, "mlflow": mlflow, "pid": os.getpid()}

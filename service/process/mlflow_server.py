@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from eigensweep.service.process import mlflow_app
+
 logger = logging.getLogger(__name__)
 
 HOST: Final = "127.0.0.1"
@@ -19,20 +22,21 @@ STOP_SECONDS: Final = 4.0
 """How long the server may take to end before it is killed."""
 LONGEST_PAUSE: Final = 60.0
 """Seconds between two starts of a server that ends by itself, at most."""
-QUIET: Final = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # thirteen processes without use here
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-}
 
 
 class MlflowServer:
     """An MLflow server for this machine only, with its database and artifacts in one folder.
 
-    It is one process, without MLflow's job runners and without telemetry.
+    It is one process, without MLflow's job runners and without telemetry, and answers only who
+    sends `token`. The token outlives the service, as drivers on a cluster do.
+
+    Raises:
+        OSError: if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, port: int) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.token = _keep_token(folder / "token")
         self.url = f"http://{HOST}:{port}"
         self._folder = folder
         self._port = port
@@ -42,13 +46,14 @@ class MlflowServer:
 
     def start(self) -> None:
         """Start the server; it answers some seconds later."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         command = [
-            *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
-            *("--host", HOST, "--port", str(self._port)),
-            *("--backend-store-uri", f"sqlite:///{self._folder / 'mlflow.db'}"),
-            *("--artifacts-destination", str(self._folder / "artifacts"), "--serve-artifacts"),
+            *(sys.executable, "-m", mlflow_app.__name__, "--host", HOST, "--port", str(self._port)),
+            *("--artifacts", str(self._folder / "artifacts")),
         ]
+        own = {
+            mlflow_app.TOKEN: self.token,
+            "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{self._folder / 'mlflow.db'}",
+        }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -56,7 +61,7 @@ class MlflowServer:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env=os.environ | QUIET,
+                env=os.environ | own,
                 start_new_session=True,  # a group of its own, which Ctrl-C does not reach
             )
 
@@ -100,3 +105,14 @@ class MlflowServer:
     def log(self) -> Path:
         """File of what the server prints."""
         return self._folder / "server.log"
+
+
+def _keep_token(path: Path) -> str:
+    """Return the secret in a file that only this user can read; make it if it is not there."""
+    with suppress(FileNotFoundError):
+        if token := path.read_text():
+            return token
+    token = secrets.token_hex(32)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(token)
+    return token

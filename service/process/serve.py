@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
-from eigensweep.service.settings import Settings, StartError
+from eigensweep.service.settings import Mlflow, Settings, StartError
 from eigensweep.workers.shared.messages import DriverOptions
 
 if TYPE_CHECKING:
@@ -96,22 +97,25 @@ def serve(settings: Settings) -> None:
     ):
         # Ray's workers import from the current folder, so it must be one that only we can change.
         os.chdir(settings.home)
+        listener = _listen(settings)
+        stack.callback(listener.close)
+        url = _name_address(listener, settings.host)
         mlflow = _make_mlflow_server(settings)
-        mlflow_uri = settings.mlflow_uri if mlflow is None else mlflow.url
+        place = _place_mlflow(settings, mlflow, url)
         if mlflow is not None:
             mlflow.start()
             stack.callback(mlflow.stop)
         # From here on imports take seconds; MLflow has begun with its own.
-        app, dispatcher, analyses = _build(settings, mlflow_uri)
-        http = _Http(settings, app)
+        app, dispatcher, analyses = _build(settings, place)
+        http = _Http(listener, app)
         stack.callback(http.stop)
-        home.write_address(settings.home, http.url, mlflow_uri)
+        home.write_address(settings.home, url, place.pages)
         logger.info(
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
-            *(http.url, http.url, mlflow_uri, settings.home),
+            *(url, url, place.pages, settings.home),
         )
         launcher = stack.enter_context(_run_cluster(settings))
-        dispatcher.start(launcher, _make_driver_options(settings, mlflow_uri))
+        dispatcher.start(launcher, _make_driver_options(settings, place))
         analyses.start()
         stack.callback(analyses.stop)
         logger.info("ready for experiments at_once=%d", settings.max_experiments)
@@ -164,9 +168,18 @@ def _make_mlflow_server(settings: Settings) -> MlflowServer | None:
     return MlflowServer(settings.home / "mlflow", port)
 
 
-def _build(
-    settings: Settings, mlflow_uri: str | None
-) -> tuple[FastAPI, Dispatcher, AnalysisRunner]:
+def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> Mlflow:
+    """Return how to reach MLflow; its pages are below the service's `url` if it has the secret."""
+    if server is not None:
+        return Mlflow(server.url, settings.mlflow_pages or f"{url}/mlflow", server.token)
+    assert settings.mlflow_uri is not None
+    if settings.mlflow_token is None:
+        return Mlflow(settings.mlflow_uri, settings.mlflow_pages or settings.mlflow_uri)
+    token = settings.mlflow_token.get_secret_value()
+    return Mlflow(settings.mlflow_uri, settings.mlflow_pages or f"{url}/mlflow", token)
+
+
+def _build(settings: Settings, mlflow: Mlflow) -> tuple[FastAPI, Dispatcher, AnalysisRunner]:
     """Return the application, and what works off its two queues."""
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.analyses import AnalysisRunner
@@ -177,15 +190,16 @@ def _build(
     migrate(settings.database)
     record = Record(settings.database)
     dispatcher = Dispatcher(record, settings.max_experiments)
-    app = create_app(settings, record, dispatcher, mlflow_uri)
+    app = create_app(settings, record, dispatcher, mlflow)
     storage, corpora = settings.storage_folder, str(settings.corpora)
-    runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow_uri)
+    runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow)
     return app, dispatcher, runner
 
 
-def _make_driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOptions:
+def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
     return DriverOptions(
-        mlflow_uri=mlflow_uri,
+        mlflow_uri=mlflow.uri,
+        mlflow_token=mlflow.token,
         storage=settings.storage_folder,
         data_root=str(settings.corpora),
         optuna=settings.optuna,
@@ -195,19 +209,29 @@ def _make_driver_options(settings: Settings, mlflow_uri: str | None) -> DriverOp
     )
 
 
+def _listen(settings: Settings) -> socket.socket:
+    may_move = "port" not in settings.model_fields_set
+    listener = ports.listen(settings.host, settings.port, may_move)
+    port = listener.getsockname()[1]
+    if port != settings.port:
+        logger.info("port %d is taken, the API uses %d", settings.port, port)
+    return listener
+
+
+def _name_address(listener: socket.socket, host: str) -> str:
+    """Return the address of the service for programs and browsers of this machine."""
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
 class _Http:
     """Answers HTTP from a thread."""
 
-    def __init__(self, settings: Settings, app: FastAPI) -> None:
+    def __init__(self, listener: socket.socket, app: FastAPI) -> None:
         import uvicorn
 
-        may_move = "port" not in settings.model_fields_set
-        self._listener = ports.listen(settings.host, settings.port, may_move)
-        port = self._listener.getsockname()[1]
-        if port != settings.port:
-            logger.info("port %d is taken, the API uses %d", settings.port, port)
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self.url = f"http://{host}:{port}"
+        self._listener = listener
         self._closing = app.state.service.tailer.closing
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_graceful_shutdown=4, lifespan="off"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from eigensweep.service.record.analyses import Analyses, AnalysisRecord
+from eigensweep.service.settings import Mlflow
 from eigensweep.workers.analyses.messages import OUTCOME, AnalysisOrder, Outcome
 from eigensweep.workers.shared.durable_files import StorageError
 
@@ -39,7 +40,7 @@ class AnalysisRunner:
     """Folder of checkpoints and curves."""
     data_root: str | None = None
     """Folder of the corpora."""
-    mlflow_uri: str | None = None
+    mlflow: Mlflow | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: subprocess.Popen[bytes] | None = None
     _thread: threading.Thread | None = None
@@ -99,7 +100,7 @@ class AnalysisRunner:
         place = {
             "storage": self.storage,
             "data_root": self.data_root,
-            "mlflow_uri": self.mlflow_uri,
+            "mlflow_uri": self.mlflow.uri if self.mlflow else None,
         }
         order = AnalysisOrder.model_validate({**request, **place, "id": running.id})
         problem = self._run_child(folder, order)
@@ -112,6 +113,9 @@ class AnalysisRunner:
 
     def _run_child(self, folder: Path, order: AnalysisOrder) -> str | None:
         """Run a process to its end; return why it failed, if that is known."""
+        secret: dict[str, str] = {}
+        if self.mlflow is not None and self.mlflow.token is not None:
+            secret["MLFLOW_TRACKING_TOKEN"] = self.mlflow.token
         threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
         with (folder / "log").open("wb") as log:
             child = self._child = subprocess.Popen(
@@ -120,7 +124,7 @@ class AnalysisRunner:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env={"OMP_NUM_THREADS": threads, **os.environ},
+                env={"OMP_NUM_THREADS": threads, **os.environ, **secret},
                 start_new_session=True,  # a group of its own, which Ctrl-C does not reach
             )
         try:

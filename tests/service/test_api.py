@@ -20,6 +20,7 @@ from eigensweep.service.api.routes.analyses import AnalysisNow
 from eigensweep.service.api.schemas import ExperimentNow, TrialNow, TrialSummary
 from eigensweep.service.record.database import engine
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.messages import ParameterCount, Place, Result
 
@@ -238,7 +239,9 @@ class TestReading:
     def test_trials_come_ranked_with_their_history_and_links(
         self, settings, record, dispatcher, spec
     ):
-        app = create_app(settings, record, dispatcher, mlflow_uri="http://127.0.0.1:5000")
+        app = create_app(
+            settings, record, dispatcher, Mlflow("http://127.0.0.1:5000", "http://127.0.0.1:5000")
+        )
         client = TestClient(app)
         ledger = post_and_claim(client, record, spec())
         ledger.set_run(None, "parent")
@@ -361,7 +364,7 @@ class TestReading:
 
     def test_readiness_needs_mlflow(self, settings, record, dispatcher, free_port):
         uri = f"http://127.0.0.1:{free_port()}"
-        client = TestClient(create_app(settings, record, dispatcher, mlflow_uri=uri))
+        client = TestClient(create_app(settings, record, dispatcher, Mlflow(uri, uri)))
         answer = client.get("/readyz")
         assert answer.status_code == 503
         assert not answer.json()["checks"]["mlflow"]["ready"]

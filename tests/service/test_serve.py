@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -123,6 +124,47 @@ class TestServe:
         assert ended["state"] == "completed", ended["error"]
         service.wait_for(here, lambda e: e["best"]["links"]["mlflow"])
         assert "MLflow ended" in service.log()
+
+    def test_mlflow_answers_through_the_service_only_and_opens_no_file_but_its_own(self, service):
+        def answer(url: str, body: Any = None, **headers: str) -> tuple[int, str]:
+            content = None if body is None else json.dumps(body).encode()
+            asked = urllib.request.Request(
+                url, content, {"Content-Type": "application/json"} | headers
+            )
+            try:
+                with urllib.request.urlopen(asked, timeout=PATIENCE) as given:
+                    return given.status, given.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read().decode()
+
+        service.wait_for("/readyz", lambda found: found["ready"])
+        direct = f"http://127.0.0.1:{service.env['EIGENSWEEP_MLFLOW_PORT']}"
+        secret = (service.folder / "home" / "mlflow" / "token").read_text()
+        known = {"Authorization": f"Bearer {secret}"}
+        assert answer(f"{direct}/api/2.0/mlflow/experiments/get?experiment_id=0")[0] == 401
+        assert answer(direct)[0] == 401
+        status, page = answer(f"{service.url}/mlflow/")
+        assert status == 200
+        script = re.search(r'src="(static-files/[^"]+)"', page)
+        assert script is not None
+        assert answer(f"{service.url}/mlflow/{script[1]}")[0] == 200
+
+        (service.folder / "outside").mkdir()
+        api = "api/2.0/mlflow"
+        for base, headers in ((f"{service.url}/mlflow", {}), (direct, known)):
+            planted = {"name": base, "artifact_location": f"file://{service.folder}/outside"}
+            made = json.loads(answer(f"{base}/{api}/experiments/create", planted, **headers)[1])
+            run = json.loads(answer(f"{base}/{api}/runs/create", made, **headers)[1])["run"]["info"]
+            folder = Path(run["artifact_uri"].removeprefix("file://"))
+            folder.mkdir(parents=True)
+            (folder / "secret").symlink_to("/etc/passwd")
+            asked = f"get-artifact?path=secret&run_uuid={run['run_id']}"
+            status, words = answer(f"{base}/{asked}", **headers)
+            assert (status, "root:" in words) == (400, False)
+            assert "below its own folder only" in words
+        for path in ("ajax-api/3.0/mlflow/assistant/config", "ajax-api/2.0/mlflow/gateway-proxy"):
+            assert answer(f"{service.url}/mlflow/{path}")[0] == 403
 
     def test_nobody_else_can_enter_its_folders_or_read_its_files(self, service):
         home = service.folder / "home"

@@ -111,6 +111,7 @@ class RunningService:
         return self.experiment(id)
 
     def mlflow_uri(self) -> str:
+        """Return the address of MLflow through the service."""
         return self.get("/readyz")["checks"]["mlflow"]["url"]
 
     def family(self) -> list[psutil.Process]:

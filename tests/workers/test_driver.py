@@ -36,9 +36,11 @@ def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         attempt.bind(("127.0.0.1", 0))
         port = attempt.getsockname()[1]
     server = MlflowServer(tmp_path_factory.mktemp("mlflow"), port)
-    server.start()
-    yield server.url
-    server.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_TOKEN", server.token)
+        server.start()
+        yield server.url
+        server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,8 @@ class DriverActor:
         from eigensweep.workers.driver.experiment import run_experiment
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+        if options.mlflow_token is not None:
+            os.environ["MLFLOW_TRACKING_TOKEN"] = options.mlflow_token
         try:
             run_experiment(experiment, spec, ledger, options)
             self._state = "ended"

@@ -55,6 +55,8 @@ class DriverOptions:
     """Folder of Optuna's journals, or the URL of a database."""
     mlflow_uri: str | None = None
     """None: nothing is tracked."""
+    mlflow_token: str | None = field(default=None, repr=False)
+    """What MLflow wants to be sent; None: nothing."""
     data_root: str | None = None
     """Folder of corpora."""
     retries: int = 3

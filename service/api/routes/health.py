@@ -74,16 +74,16 @@ def _database(service: Service) -> Check:
 
 
 def _mlflow(service: Service) -> Check:
-    uri = service.mlflow_uri
-    if uri is None:
+    if service.mlflow is None:
         return Check(ready=True, detail="")
+    uri, url = service.mlflow.uri, service.mlflow.pages
     try:
         answer = httpx2.get(f"{uri.rstrip('/')}/health", timeout=PATIENCE_SECONDS, trust_env=False)
     except httpx2.HTTPError as error:
-        return Check(ready=False, detail=f"no answer ({error})", url=uri)
+        return Check(ready=False, detail=f"no answer ({error})", url=url)
     if answer.is_success:
-        return Check(ready=True, detail="", url=uri)
-    return Check(ready=False, detail=f"it answers {answer.status_code}", url=uri)
+        return Check(ready=True, detail="", url=url)
+    return Check(ready=False, detail=f"it answers {answer.status_code}", url=url)
 
 
 def _launcher(service: Service) -> Check:

@@ -1,0 +1,161 @@
+"""MLflow's server with a lock: it answers who knows a secret, and opens its own artifacts only.
+
+A process of its own, started by `python -m eigensweep.service.process.mlflow_app --port 5000 ...`
+with the secret in EIGENSWEEP_MLFLOW_TOKEN. MLflow's own server answers everybody who reaches its
+port, and reads any file for a run whose experiment names that file's folder as its artifacts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+TOKEN: Final = "EIGENSWEEP_MLFLOW_TOKEN"
+QUIET: Final = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # thirteen processes without use here
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+}
+API: Final = re.compile(r"/(?:ajax-)?api/\d\.0/?(?:mlflow/)?")
+"""What MLflow's programs and pages put before the name of what they ask for."""
+ASKED: Final = re.compile(
+    r"(experiments|runs|metrics|artifacts|logged-models|traces|datasets|registered-models|issues"
+    r"|model-versions|scorers|label-schemas|review-queues|unified-traces|server-info"
+    r"|ui-telemetry|get-trace-artifact|mlflow-artifacts|get-online-trace-details)(/|$)"
+)
+"""What may be read: no gateway to other servers, no assistant with a shell, no jobs."""
+SENT: Final = re.compile(
+    r"((experiments|runs)/(?!create-promptlab)|mlflow-artifacts/artifacts/|upload-artifact$|graphql$"
+    r"|[a-z-]+/search$|traces/(metrics|batchGetInfos|calculate-filter-correlation)$)"
+)
+"""What may be written, and what is asked for with a body."""
+PAGES: Final = re.compile(r"/($|version$|static-files/|build/|get-artifact$|graphql$)")
+
+
+def is_offered(method: str, path: str) -> bool:
+    """Return whether a request is one that experiments and their pages need.
+
+    >>> is_offered("POST", "/api/2.0/mlflow/runs/log-batch"), is_offered("GET", "/get-artifact")
+    (True, True)
+    >>> is_offered("POST", "/ajax-api/3.0/mlflow/assistant/message")
+    False
+    """
+    prefix = API.match(path)
+    name = path[prefix.end() :] if prefix else path.removeprefix("/")
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return bool(ASKED.match(name) if prefix else PAGES.match(path))
+    return bool(SENT.match(name))
+
+
+class Lock:
+    """Answers 401 to requests without the secret and 403 to those that are not offered."""
+
+    def __init__(self, app: ASGIApp, secret: str) -> None:
+        self._app, self._expected = app, f"Bearer {secret}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] != "http" or scope["path"] == "/health":
+            await self._app(scope, receive, send)
+        elif not hmac.compare_digest(
+            Headers(scope=scope).get("authorization", "").encode(), self._expected
+        ):
+            await _refuse(send, 401, "UNAUTHENTICATED", "MLflow answers Eigensweep's service only")
+        elif not is_offered(scope["method"], scope["path"]):
+            words = f"{scope['method']} {scope['path'][:200]} is not offered here"
+            await _refuse(send, 403, "INVALID_PARAMETER_VALUE", words)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _refuse(send: Send, status: int, code: str, words: str) -> None:
+    body = json.dumps({"error_code": code, "message": words}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def confine_artifacts(folder: Path) -> None:
+    """Let this process open artifacts below `folder` only, whatever address a run has."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+    from mlflow.store.artifact import artifact_repository_registry as known
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+    from mlflow.utils.file_utils import local_file_uri_to_path
+
+    read_path: Any = local_file_uri_to_path
+
+    registry: Any = known._artifact_repository_registry
+    root = folder.resolve()
+
+    def open_repository(uri: str, *rest: Any, **named: Any) -> LocalArtifactRepository:
+        path = Path(str(read_path(uri)))
+        if not path.is_absolute() or not path.resolve().is_relative_to(root):
+            raise MlflowException(
+                f"this server keeps artifacts below its own folder only, not at {uri[:200]}",
+                INVALID_PARAMETER_VALUE,
+            )
+        return LocalArtifactRepository(uri, *rest, **named)
+
+    for scheme in list(registry._registry):
+        registry.register(scheme, open_repository)
+
+
+def make_app() -> ASGIApp:
+    """Return MLflow's application behind the lock; `main` has set its environment."""
+    from mlflow.server.constants import ARTIFACTS_DESTINATION_ENV_VAR
+    from mlflow.server.fastapi_app import app
+
+    confine_artifacts(Path(os.environ[ARTIFACTS_DESTINATION_ENV_VAR]))
+    return Lock(app, os.environ[TOKEN])
+
+
+def main() -> None:
+    """Bring MLflow's database up to date and serve until a signal."""
+    parser = argparse.ArgumentParser(description="MLflow's server behind a secret")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--artifacts", type=Path, required=True, help="folder of the artifacts")
+    settings = parser.parse_args()
+    if not os.environ.get(TOKEN):
+        parser.error(f"set {TOKEN} to a secret, and the service's {TOKEN} to the same one")
+    store = os.environ.get("MLFLOW_BACKEND_STORE_URI")
+    if not store:
+        parser.error("set MLFLOW_BACKEND_STORE_URI to the database of MLflow")
+    os.environ.update(QUIET)
+
+    import uvicorn
+    from mlflow.server import constants
+    from mlflow.server.handlers import initialize_backend_stores
+
+    root = "mlflow-artifacts:/"
+    os.environ |= {
+        constants.BACKEND_STORE_URI_ENV_VAR: store,
+        constants.REGISTRY_STORE_URI_ENV_VAR: store,
+        constants.ARTIFACT_ROOT_ENV_VAR: root,
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(settings.artifacts.absolute()),
+    }
+    initialize_backend_stores(store, store, root)
+    uvicorn.run(
+        "eigensweep.service.process.mlflow_app:make_app",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        access_log=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Who may send requests: tokens, sessions of browsers, and pages of other origins."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+from starlette.testclient import TestClient
+
+from eigensweep.service.api.app import create_app
+from eigensweep.service.queue.dispatcher import Dispatcher
+from eigensweep.service.record.record import Record
+from eigensweep.service.settings import Mlflow, Settings
+
+TOKEN = "let-me-in"
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers what it was asked."""
+
+    def do_GET(self) -> None:
+        size = int(self.headers.get("Content-Length", 0))
+        chunked = "chunked" in self.headers.get("Transfer-Encoding", "")
+        if chunked:
+            size = int(self.rfile.readline(), 16)
+        content = self.rfile.read(size)
+        told = {
+            "path": self.path,
+            "headers": {name.lower(): value for name, value in self.headers.items()},
+            "body": content.decode(),
+        }
+        body = json.dumps(told).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Set-Cookie", "planted=1")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    """The address of a server in the place of MLflow's."""
+    with socketserver.TCPServer(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+Make = Callable[..., TestClient]
+
+
+@pytest.fixture
+def make_client(settings: Settings, record: Record, dispatcher: Dispatcher) -> Make:
+    def make(token: str | None = TOKEN, mlflow: str = "http://127.0.0.1:9") -> TestClient:
+        own = settings.model_copy(update={"token": SecretStr(token) if token else None})
+        app = create_app(own, record, dispatcher, Mlflow(mlflow, "/mlflow", "the secret"))
+        return TestClient(app, base_url="http://localhost:8642", follow_redirects=False)
+
+    return make
+
+
+class TestMlflow:
+    def test_what_is_asked_is_handed_on_with_its_secret_and_without_ours(self, make_client, echo):
+        client = make_client(mlflow=echo)
+        answer = client.put(
+            "/mlflow/api/a%2Fb%3F?c=d%20e",
+            content=b"artifact",
+            headers={"Authorization": f"Bearer {TOKEN}", "Cookie": "x=y"},
+        )
+        told = answer.json()
+        assert told["path"] == "/api/a%2Fb%3F?c=d%20e"
+        assert told["body"] == "artifact"
+        assert told["headers"]["authorization"] == "Bearer the secret"
+        assert "cookie" not in told["headers"]
+        assert "set-cookie" not in answer.headers
+
+    def test_while_it_is_away_the_answer_is_503(self, make_client):
+        answer = make_client(token=None).get("/mlflow/")
+        assert (answer.status_code, answer.json()["status"]) == (503, 503)
+        assert "MLflow does not answer" in answer.json()["detail"]
+
+    @pytest.mark.parametrize("path", ["/mlflow", "/mlflow/", "/mlflow/api/2.0/x", "/v1/models"])
+    @pytest.mark.parametrize(
+        "header",
+        [{}, {"Authorization": "Bearer wrong"}, {"Cookie": "eigensweep_session=wrong"}],
+    )
+    def test_strangers_get_nothing(self, make_client, echo, path, header):
+        assert make_client(mlflow=echo).get(path, headers=header).status_code == 401
+
+    def test_its_place_leads_to_the_folder(self, make_client, echo):
+        answer = make_client(None, echo).get("/mlflow")
+        assert answer.headers["location"].endswith(":8642/mlflow/")
+
+
+class TestSessions:
+    def test_a_browser_signs_in_once_for_mlflow_and_the_api(self, make_client, echo):
+        client = make_client(mlflow=echo)
+        asked = client.get("/mlflow/", headers={"Accept": "text/html,*/*"})
+        assert asked.status_code == 401
+        assert 'action="/session"' in asked.text
+
+        sent = client.post("/session", data={"token": TOKEN, "place": "/mlflow/#/runs/7"})
+
+        assert (sent.status_code, sent.headers["location"]) == (303, "/mlflow/#/runs/7")
+        cookie = sent.headers["set-cookie"]
+        assert TOKEN not in cookie
+        assert "HttpOnly" in cookie
+        assert "samesite=strict" in cookie.lower()
+        assert client.get("/mlflow/").status_code == 200
+        assert client.get("/v1/models").status_code == 200
+
+    @pytest.mark.parametrize("given", ["", "wrong", "ä", "x" * 100_000])
+    def test_a_wrong_token_gives_no_session(self, make_client, given):
+        answer = make_client().post("/session", data={"token": given, "place": "/"})
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+
+    @pytest.mark.parametrize("place", ["//evil.example", "https://evil.example", "/\\evil", ""])
+    def test_it_leads_to_no_other_site(self, make_client, place):
+        answer = make_client().post("/session", data={"token": TOKEN, "place": place})
+        assert answer.headers["location"] == "/"
+
+
+class TestPagesOfOtherOrigins:
+    @pytest.mark.parametrize("token", [None, TOKEN])
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Origin": "https://evil.example"},
+            {"Origin": "http://localhost:9999"},
+            {"Origin": "null"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+        ],
+    )
+    def test_change_nothing(self, make_client, spec, token, headers):
+        client = make_client(token)
+        if token:
+            client.headers["Authorization"] = f"Bearer {token}"
+        here = client.post("/v1/experiments", json=spec()).json()["links"]["self"]
+
+        answer = client.post(f"{here}/cancel", headers=headers)
+
+        assert answer.status_code == 403
+        assert "another origin" in answer.json()["detail"]
+        assert client.get(here).json()["state"] == "queued"
+
+    def test_the_services_own_pages_do(self, make_client, spec):
+        client = make_client(None)
+        own = {"Origin": "http://localhost:8642", "Sec-Fetch-Site": "same-origin"}
+        assert client.post("/v1/experiments", json=spec(), headers=own).status_code == 201
+
+
+class TestTokens:
+    @pytest.mark.parametrize("token", [" ", "two words", "schlüssel", "line\nbreak", "tab\t"])
+    def test_one_that_no_header_can_carry_is_refused_at_start(self, tmp_path, token):
+        with pytest.raises(ValidationError, match=r"ASCII, without spaces.*openssl rand"):
+            Settings(home=tmp_path, token=token)
+
+    def test_it_is_in_no_text_of_the_settings(self, tmp_path):
+        settings = Settings(home=tmp_path, token="planted", mlflow_token="planted")
+        assert "planted" not in f"{settings!r} {Mlflow('', '', 'planted')!r}"
