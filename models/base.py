@@ -172,6 +172,12 @@ class Model(nn.Module, ABC):
     """
 
     Config: ClassVar[type[ModelConfig]]
+    not_static: ClassVar[str | None] = None
+    """Why a GPU cannot repeat this model's training step as a whole. None: it can."""
+    host_inputs: ClassVar[tuple[str, ...]] = ()
+    """Parameters and buffers that `update_on_host` and `host_values` read, by their names."""
+    reads_host_values: bool = False
+    """Whether a step finds `host_values` in buffers, which a stack fills between steps."""
     result_version: ClassVar[int] = 1
     """Increased when the same config gives other results than before. It is part of the hash."""
 
@@ -251,6 +257,21 @@ class Model(nn.Module, ABC):
         `learning_rates` holds the current learning rate of each group, by the group's name.
         """
 
+    def update_on_host(self) -> None:
+        """Do the part of `after_update` that a GPU cannot do without waiting. Default: nothing.
+
+        `after_update` calls it unless `reads_host_values`.
+        """
+
+    def host_values(self) -> dict[str, Tensor]:
+        """Return what the next step needs and a GPU cannot compute without waiting. Default: none.
+
+        A stack calls `update_on_host` and this between steps, on copies of `host_inputs` on the
+        CPU, and writes the values into buffers of their names. One is `pending`: False. After an
+        update `after_update` sets it where the host has something to do.
+        """
+        return {}
+
     def penalty(self) -> Tensor:
         """Return the model's own regularisation, a scalar that is added to the loss. Default: 0."""
         anything = next(chain(self.parameters(), self.buffers()))
@@ -271,6 +292,20 @@ class Model(nn.Module, ABC):
         if convention == "free":
             return self.config.free_parameters(self.shapes)
         return sum(p.numel() for p in trainable(self.parameters()))
+
+
+class AnyMethod(nn.Module):
+    """A model whose every method can be reached by `torch.func.functional_call`."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str | Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a method returns, or a function that is given the model first."""
+        if isinstance(method, str):
+            return getattr(self.model, method)(*arguments)
+        return method(self.model, *arguments)
 
 
 def scalar_name(field: str) -> str:

@@ -27,7 +27,10 @@ from eigensweep.models.matrices.orthogonal import (
 )
 from eigensweep.models.matrices.spectral_radius import (
     Fallback,
+    Radius,
+    find_radius,
     initial_short_block,
+    is_surely_stable,
     spectral_normalise,
     spectral_radius,
 )
@@ -143,6 +146,11 @@ class ENRNN(RecurrentModel):
     """Whether Wˢ is normalised. It stays on from the first update after which ρ(T) > 1."""
     fallback_events: Tensor
     """How many training steps met a dominant eigenvalue that was nearly multiple."""
+    host_inputs = ("T", "switched", "dominant.block", "dominant.value", "dominant.age")
+    radius: Tensor
+    slope: Tensor
+    multiple: Tensor
+    pending: Tensor
 
     def __init__(self, config: ENRNNConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
@@ -183,11 +191,18 @@ class ENRNN(RecurrentModel):
     def short_block(self) -> Tensor:
         """Return Wˢ, (s, s), and count the fallback where it is trained."""
         eps, fallback = self.scalar("eps"), self.config.fallback
-        near = None if self.dominant is None else self.dominant.value
-        W_S, multiple = spectral_normalise(self.T, self.switched, eps, fallback, near)
+        known = None
+        if self.reads_host_values:
+            known = Radius(self.radius, self.slope, self.multiple)
+        W_S, multiple = spectral_normalise(
+            self.T, self.switched, eps, fallback, self._near(), known
+        )
         if self.training and torch.is_grad_enabled():
             self.fallback_events.add_(multiple)
         return W_S
+
+    def _near(self) -> Tensor | None:
+        return None if self.dominant is None else self.dominant.value
 
     def param_groups(self) -> list[ParamGroup]:
         return [ParamGroup("orth", [self.A]), ParamGroup("main", self.others(self.A))]
@@ -200,9 +215,22 @@ class ENRNN(RecurrentModel):
         another eigenvalue overtakes it between decompositions, ρ(Wˢ) exceeds 1 for a few updates:
         see `matrices.dominant`.
         """
+        if not self.reads_host_values:
+            self.update_on_host()
+        else:
+            self.pending.copy_(self.switched | ~is_surely_stable(self.T))
+
+    @torch.no_grad()
+    def update_on_host(self) -> None:
         self.switched.logical_or_(spectral_radius(self.T, needed=~self.switched) > 1)
         if self.dominant is not None:
             self.dominant.update(self.T, self.switched)
+
+    @torch.no_grad()
+    def host_values(self) -> dict[str, Tensor]:
+        """Return ρ, its slope and whether it has none, as the next step needs them of T."""
+        found = find_radius(self.T, self.switched, self._near())
+        return {**found._asdict(), "pending": torch.tensor(False)}
 
     @torch.no_grad()
     def constraint_report(self) -> dict[str, Tensor]:

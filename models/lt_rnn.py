@@ -92,6 +92,9 @@ class LTRNN(Network):
     config: LTRNNConfig
     draws: Tensor
     """Seed of the next random vectors of the penalty."""
+    host_inputs = ("draws",)
+    vectors: Tensor
+    pending: Tensor
 
     def __init__(self, config: LTRNNConfig, shapes: Shapes) -> None:
         super().__init__(config, shapes)
@@ -158,12 +161,26 @@ class LTRNN(Network):
         """Take the penalty's step, with `orthogonality_penalty` times the learning rate."""
         if not self.config.orthogonality_penalty:
             return
-        X = _unit_vectors(self.draws, self.W, self.config.orthogonality_vectors)
+        if self.reads_host_values:
+            X = self.vectors
+            self.pending.fill_(True)
+        else:
+            X = self._unit_vectors()
         R = self.W.mT @ (self.W @ X) - X
         gradient = 2 / X.shape[-1] * self.W @ (X @ R.mT + R @ X.mT)
         rate = self.scalar("orthogonality_penalty") * learning_rates["main"]
         self.W.sub_(rate * gradient)
         self.draws.add_(1)
+
+    def host_values(self) -> dict[str, Tensor]:
+        """Return the random vectors of the next step of the penalty."""
+        if not self.config.orthogonality_penalty:
+            return {}
+        return {"vectors": self._unit_vectors(), "pending": torch.tensor(False)}
+
+    def _unit_vectors(self) -> Tensor:
+        count = self.config.orthogonality_vectors
+        return _unit_vectors(self.draws, self.hidden_size, count, self.W.dtype)
 
 
 def pool(h: Tensor) -> Tensor:
@@ -194,22 +211,22 @@ def multiply_gradient(x: Tensor, factor: float) -> Tensor:
     return constant + factor * (x - constant)
 
 
-def _unit_vectors(seed: Tensor, W: Tensor, count: int) -> Tensor:
-    return _UnitVectors.apply(seed, W, count)  # type: ignore[no-untyped-call]
+def _unit_vectors(seed: Tensor, n: int, count: int, dtype: torch.dtype) -> Tensor:
+    return _UnitVectors.apply(seed, n, count, dtype)  # type: ignore[no-untyped-call]
 
 
 class _UnitVectors(torch.autograd.Function):
     """Random unit vectors as columns, (..., n, count), one draw for each seed (...)."""
 
     @staticmethod
-    def forward(seed: Tensor, W: Tensor, count: int) -> Tensor:
-        generator, n = torch.Generator(), W.shape[-1]
+    def forward(seed: Tensor, n: int, count: int, dtype: torch.dtype) -> Tensor:
+        generator = torch.Generator()
         draws = [
             torch.randn(n, count, generator=generator.manual_seed(s))
             for s in seed.flatten().tolist()
         ]
         X = torch.stack(draws).reshape(*seed.shape, n, count)
-        return (X / X.norm(dim=-2, keepdim=True)).to(W)
+        return (X / X.norm(dim=-2, keepdim=True)).to(seed.device, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -217,7 +234,7 @@ class _UnitVectors(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], seed: Tensor, W: Tensor, count: int
+        info: Any, in_dims: tuple[int | None, ...], seed: Tensor, *rest: Any
     ) -> tuple[Tensor, int]:
-        assert in_dims[0] == in_dims[1] == 0
-        return _unit_vectors(seed, W, count), 0
+        assert in_dims[0] == 0
+        return _unit_vectors(seed, *rest), 0

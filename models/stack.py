@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from eigensweep.models.base import Model, ParamGroup, State, scalar_name
+from eigensweep.models.base import AnyMethod, Model, ParamGroup, State, scalar_name
+from eigensweep.models.host_work import HostWork
 
 
 class Stack:
@@ -31,23 +32,42 @@ class Stack:
     The models given are copied. They are of one class, and their configs differ at most in the
     fields that `lane_fields` and `scalars` of the config name. What the stack's own buffers hold of
     `scalars` is no part of a lane's checkpoint.
+
+    A step of a stack with `host_values` reads no value back to the host. What needs the host, such
+    as eigenvalues, is computed by `work_on_host`, which is called after each `after_update`.
     """
 
-    def __init__(self, models: Sequence[Model]) -> None:
+    def __init__(self, models: Sequence[Model], *, host_values: bool = False) -> None:
         first, *rest = models
         for model in rest:
             _check_alike(first, model)
-        parameters, buffers = stack_module_state([_Method(model) for model in models])
+        parameters, buffers = stack_module_state([AnyMethod(model) for model in models])
         self.parameters = {
             name: nn.Parameter(p.detach().clone(), p.requires_grad)
             for name, p in parameters.items()
         }
         self.buffers = {name: b.clone() for name, b in buffers.items()}
-        self._program = _Method(copy.deepcopy(first))
-        scalars = [_scalar_tensors(model) for model in models]
-        for name, tensor in scalars[0].items():
+        self._program = AnyMethod(copy.deepcopy(first))
+        self._host = HostWork(first, len(models)) if host_values and first.host_values() else None
+        self._program.model.reads_host_values = self._host is not None
+        extra = [self.extra_buffers(model) for model in models]
+        for name, tensor in extra[0].items():
             self._program.model.register_buffer(name, tensor, persistent=False)
-            self.buffers[f"model.{name}"] = torch.stack([each[name] for each in scalars])
+            self.buffers[f"model.{name}"] = torch.stack([each[name] for each in extra])
+
+    def extra_buffers(self, model: Model) -> dict[str, Tensor]:
+        """Return what a lane has besides the parameters and buffers of its model, by name.
+
+        These are the numbers of `scalars`, and the host's values for the next step.
+        """
+        like = next(chain(model.parameters(), model.buffers()))
+        values = {} if self._host is None else model.host_values()
+        for field in sorted(model.config.scalars):
+            number = getattr(model.config, field)
+            if number is not None:
+                dtype = like.dtype if isinstance(number, float) else None
+                values[scalar_name(field)] = torch.tensor(number, dtype=dtype)
+        return {name: value.to(like.device) for name, value in values.items()}
 
     @torch.no_grad()
     def put(self, index: int, model: Model) -> None:
@@ -58,7 +78,7 @@ class Stack:
         """
         _check_alike(self._program.model, model)
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        for name, tensor in {**tensors, **_scalar_tensors(model)}.items():
+        for name, tensor in {**tensors, **self.extra_buffers(model)}.items():
             whole = self.parameters.get(f"model.{name}", self.buffers.get(f"model.{name}"))
             assert whole is not None
             whole[index].copy_(tensor)
@@ -76,6 +96,28 @@ class Stack:
         """Run each lane's `after_update`; a learning rate is one number, or a tensor of M."""
         dims = {name: 0 if isinstance(lr, Tensor) else None for name, lr in learning_rates.items()}
         self.call("after_update", dict(learning_rates), lanes=(dims,))
+
+    @property
+    def reads_host_values(self) -> bool:
+        """Whether a call finds the host's values in buffers; if not, it computes them itself."""
+        return self._program.model.reads_host_values
+
+    @reads_host_values.setter
+    def reads_host_values(self, value: bool) -> None:
+        self._program.model.reads_host_values = value and self._host is not None
+
+    def work_on_host(
+        self,
+        parameters: Mapping[str, Tensor] | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Compute, between two steps, what only the host can, and write it into the buffers.
+
+        It reads `model.pending`, and so waits for the device; lanes where that is False cost
+        nothing more. `parameters` and `buffers` are used in place of the stack's own.
+        """
+        if self._host is not None:
+            self._host.do(parameters or self.parameters, buffers or self.buffers)
 
     def call(
         self,
@@ -117,32 +159,6 @@ class Stack:
             name.removeprefix("model."): everything[name][index].detach().clone()
             for name in self._program.state_dict()
         }
-
-
-class _Method(nn.Module):
-    """A model whose every method can be reached by `functional_call`."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, method: str | Callable[..., Any], *arguments: Any) -> Any:
-        if isinstance(method, str):
-            return getattr(self.model, method)(*arguments)
-        return method(self.model, *arguments)
-
-
-def _scalar_tensors(model: Model) -> dict[str, Tensor]:
-    """Return the numbers in the `scalars` of a model's config, by the names of their buffers."""
-    numbers = {f: getattr(model.config, f) for f in sorted(model.config.scalars)}
-    like = next(chain(model.parameters(), model.buffers()))
-    return {
-        scalar_name(field): torch.tensor(
-            number, dtype=like.dtype if isinstance(number, float) else None, device=like.device
-        )
-        for field, number in numbers.items()
-        if number is not None
-    }
 
 
 def _check_alike(first: Model, other: Model) -> None:

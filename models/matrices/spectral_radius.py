@@ -19,7 +19,20 @@ LARGEST_CONDITION = 1e8
 MOST_STEPS, SETTLED = 12, 1e-10
 """Steps of inverse iteration from a value that is only near, and the residual to reach, in λ."""
 
+SQUARINGS = 10
+"""By which `is_surely_stable` bounds ρ(T): it finds radii below 0.995 or so."""
+
 Fallback = Literal["constant_radius", "unnormalised"]
+
+
+class Radius(NamedTuple):
+    """ρ(T) as a constant, and what its gradient needs."""
+
+    radius: Tensor
+    slope: Tensor
+    """∂ρ/∂T, or zero."""
+    multiple: Tensor
+    """Whether the dominant eigenvalue is nearly multiple, so that ρ has no usable gradient."""
 
 
 def spectral_normalise(
@@ -28,6 +41,7 @@ def spectral_normalise(
     eps: float = 0.0,
     fallback: Fallback = "constant_radius",
     near: Tensor | None = None,
+    known: Radius | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (T / (ρ(T) + eps) where `switched`, else T; whether the fallback was needed).
 
@@ -38,14 +52,18 @@ def spectral_normalise(
     Where the dominant eigenvalue is so nearly multiple that ρ has no usable gradient, ρ is treated
     as a constant, or, with `unnormalised`, T is returned as it is. Only a call that records a
     gradient looks for that, or any call with `unnormalised`. `near`, float64 (real, imaginary), is
-    close to the dominant eigenvalue and spares the decomposition; NaN where that is unknown.
+    close to the dominant eigenvalue and spares the decomposition; NaN where that is unknown. With
+    `known`, which is what `find_radius` returns, nothing is computed on the host.
 
     >>> W, _ = spectral_normalise(torch.tensor([[0.0, 4.0], [1.0, 0.0]]), torch.tensor(True))
     >>> W.tolist()
     [[0.0, 2.0], [0.5, 0.0]]
     """
-    with_slope = torch.is_grad_enabled() or fallback == "unnormalised"
-    radius, _, multiple = _radius(T, switched, near, with_slope)
+    if known is None:
+        with_slope = torch.is_grad_enabled() or fallback == "unnormalised"
+        radius, _, multiple = _radius(T, switched, near, with_slope)
+    else:
+        radius, multiple = _KnownRadius.apply(T, known.radius, known.slope), known.multiple  # type: ignore[no-untyped-call]
     normal = T / (radius + eps)
     if fallback == "unnormalised":
         switched = switched & ~multiple
@@ -57,6 +75,25 @@ def spectral_radius(T: Tensor, needed: Tensor | None = None) -> Tensor:
     if needed is None:
         needed = torch.ones((), dtype=torch.bool, device=T.device)
     return _radius(T.detach(), needed, None, False)[0]
+
+
+def find_radius(T: Tensor, switched: Tensor, near: Tensor | None = None) -> Radius:
+    """Return what `spectral_normalise` needs to know of T, (s, s), where it is `switched`."""
+    return Radius(*_radius(T.detach(), switched, near, True))
+
+
+def is_surely_stable(T: Tensor) -> Tensor:
+    """Return whether a bound shows that ρ(T) is below 1, (); by products only, in float64.
+
+    ρ(T) is at most the 1024th root of the norm of T¹⁰²⁴.
+
+    >>> is_surely_stable(torch.diag(torch.tensor([0.9, -0.99]))).item()
+    True
+    """
+    power = T.detach().double()
+    for _ in range(SQUARINGS):
+        power = power @ power
+    return torch.linalg.matrix_norm(power) < 0.01
 
 
 def _radius(
@@ -116,6 +153,32 @@ class SpectralRadius(torch.autograd.Function):
 
         T, needed, near = map(lanes, args[:3], in_dims[:3])
         return _radius(T, needed, near, args[3]), (0, 0, 0)
+
+
+class _KnownRadius(torch.autograd.Function):
+    """(T, ρ, ∂ρ/∂T) of lanes to ρ with this slope by T."""
+
+    @staticmethod
+    def forward(T: Tensor, radius: Tensor, slope: Tensor) -> Tensor:
+        return radius.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return g[..., None, None] * slope, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Tensor, int]:
+        lanes = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(args, in_dims, strict=True)
+        )
+        return _KnownRadius.apply(*lanes), 0  # type: ignore[no-untyped-call]
 
 
 def dominant_eigenvalue(T: Tensor) -> tuple[Tensor, Tensor]:

@@ -189,6 +189,59 @@ def test_a_number_and_a_tensor_of_it_give_the_same_bits(nets, name, number):
     assert all(map(torch.equal, *results))
 
 
+HOST_VALUES = [
+    ("enrnn", {}),
+    ("enrnn", {"fallback": "unnormalised", "eps": 0.1}),
+    ("enrnn", {"short_size": 0}),
+    ("enrnn", {"short_size": 130, "hidden_size": 132, "negative_ones": 1}),
+    ("lt_rnn", {"orthogonality_penalty": 1.0, "orthogonality_vectors": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), HOST_VALUES)
+class TestWhatTheHostComputesBetweenSteps:
+    def test_lanes_are_single_networks(self, nets, name, fields):
+        networks = lanes_of(nets, name, fields)
+        stack = Stack(networks, host_values=True)
+        x = nets.input(networks[0].shapes, lanes=(2,))
+        for step in range(4):
+            (stack(x)[0].pow(2).sum() + stack.call("penalty").sum()).backward()
+            with torch.no_grad():
+                for parameter in stack.parameters.values():
+                    parameter.sub_(0.1 * parameter.grad.tanh())
+                    parameter.grad = None
+            stack.after_update(RATES)
+            stack.work_on_host()
+            for i, network in enumerate(networks):
+                (network(x[i])[0].pow(2).sum() + network.penalty()).backward()
+                with torch.no_grad():
+                    for parameter in network.parameters():
+                        parameter.sub_(0.1 * parameter.grad.tanh())
+                        parameter.grad = None
+                network.after_update({"main": RATES["main"][i].item(), "orth": 0.01})
+                close(stack.lane(i), dict(network.state_dict()))
+            if step == 1:  # a lane that joins has nothing to catch up with
+                stack.put(0, networks[0])
+        assert not stack.buffers["model.pending"].any()
+
+    def test_a_lane_that_was_not_updated_keeps_what_it_has(self, nets, name, fields):
+        stack = Stack(lanes_of(nets, name, fields), host_values=True)
+        before = [stack.lane(i) for i in range(2)]
+        stack.work_on_host()
+        for i, lane in enumerate(before):
+            torch.testing.assert_close(stack.lane(i), lane, atol=0, rtol=0, equal_nan=True)
+
+
+def test_a_short_block_that_is_surely_stable_leaves_the_host_nothing_to_do(nets):
+    stable, unstable = (nets.build("enrnn", seed=3) for _ in range(2))
+    with torch.no_grad():
+        stable.T.copy_(0.9 * torch.eye(4))
+        unstable.T.copy_(torch.eye(4) + torch.ones(4, 4).triu(1))
+    stack = Stack([stable, unstable], host_values=True)
+    stack.after_update(RATES)
+    assert stack.buffers["model.pending"].tolist() == [False, True]
+
+
 def test_groups_of_a_stack_are_groups_of_its_networks(nets):
     stack = Stack([nets.build("scornn", seed=seed) for seed in range(3)])
     orth, main = stack.param_groups()
