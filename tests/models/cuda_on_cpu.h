@@ -1,10 +1,15 @@
-// Runs a CUDA kernel on a CPU: each thread of a cluster is a fiber, and all take turns.
+// Runs a CUDA kernel on a CPU: each thread of a cluster is a fiber, and they take turns.
 //
-// A fiber runs until it meets a barrier or asks a neighbour for a value; then the next one runs. The
-// turns are always in the same order, so giving up the turn is a barrier of the whole cluster.
+// The fibers of a warp go from one meeting to the next together. A warp runs on until it meets a
+// barrier, as far ahead of the others as barriers allow, in every second cluster the last one first.
+// Shared memory is NaN when a block begins. So what reads or writes too early makes a wrong result.
+// What a device would answer by a hang or a fault ends the process: a barrier that some never reach,
+// and a store to a block that has ended.
 #pragma once
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
 #include <vector>
@@ -19,80 +24,147 @@ struct alignas(16) float4 { float x, y, z, w; };
 struct Index { int x, y; };
 
 namespace fibers {
-constexpr int BLOCK = 512, STACK = 64 << 10, SHARED_BYTES = 64 << 10;
+constexpr int WARP = 32, BLOCK = 512, WARPS = BLOCK / WARP, STACK = 64 << 10;
+constexpr std::size_t MOST_SHARED = 227 << 10;
+enum Wait { NOTHING, OF_BLOCK, OF_CLUSTER, ENDED };
+
 inline Index thread, block;
-inline int current, count;
+inline int current, blocks, first_block;
 inline ucontext_t outside;
 inline std::vector<ucontext_t> contexts;
 inline std::vector<float> offered;
+inline std::vector<int> meeting;  // of each fiber: what it waits at
 inline std::vector<char> memory;
+inline std::vector<Wait> waits;  // of each warp
 
-inline void turn_to(int next) {
-    const int before = current;
-    const Index at = block;
-    current = next;
-    swapcontext(&contexts[before], &contexts[next]);
-    thread = {before % BLOCK, 0};
-    block = at;
+[[noreturn]] inline void fail(const char* why) {
+    std::fprintf(stderr, "a GPU would fail here: %s\n", why);
+    std::abort();
 }
-inline void yield() { turn_to((current + 1) % count); }
+inline void resume(int fiber) {
+    current = fiber;
+    thread = {fiber % BLOCK, 0};
+    block = {first_block + fiber / BLOCK, 0};
+}
+inline void turn_to(int next) {
+    const int self = current;
+    resume(next);
+    swapcontext(&contexts[self], &contexts[next]);
+    resume(self);
+}
+// Wait until all fibers of the warp are here; then its first one goes on.
+inline void meet_in_warp(int what) {
+    meeting[current] = what;
+    if (meeting[current] != meeting[current / WARP * WARP]) fail("threads of a warp parted");
+    turn_to(current / WARP * WARP + (current + 1) % WARP);
+}
+inline void wait_at(Wait what) {
+    meeting[current] = what;
+    if (meeting[current] != meeting[current / WARP * WARP]) fail("threads of a warp parted");
+    if (current % WARP == WARP - 1) {
+        const int self = current;
+        waits[self / WARP] = what;
+        swapcontext(&contexts[self], &outside);
+        resume(self);
+    } else {
+        turn_to(current + 1);
+    }
+}
+inline bool all_wait(int block, Wait what) {
+    for (int warp = 0; warp < WARPS; ++warp)
+        if (waits[block * WARPS + warp] != what) return false;
+    return true;
+}
+inline void release(int block) {
+    for (int warp = 0; warp < WARPS; ++warp) waits[block * WARPS + warp] = NOTHING;
+}
 inline char* of_block(int rank) {
     char* start = memory.data();
     start += -reinterpret_cast<std::size_t>(start) & 63;
-    return start + static_cast<std::size_t>(rank) * SHARED_BYTES;
+    return start + static_cast<std::size_t>(rank) * MOST_SHARED;
+}
+// Let the barriers that are complete go on; return whether there are any.
+inline bool release_complete() {
+    bool any = false, whole = true;
+    for (int rank = 0; rank < blocks; ++rank) {
+        whole = whole && all_wait(rank, OF_CLUSTER);
+        if (all_wait(rank, OF_BLOCK)) release(rank), any = true;
+    }
+    if (whole)
+        for (int rank = 0; rank < blocks; ++rank) release(rank);
+    return any || whole;
 }
 }  // namespace fibers
 
 #define threadIdx fibers::thread
 #define blockIdx fibers::block
-#define SHARED(type, name, ...)                                          \
-    typedef type name##_type __VA_ARGS__;                                \
-    static_assert(sizeof(name##_type) <= fibers::SHARED_BYTES);          \
-    auto& name = *reinterpret_cast<name##_type*>(fibers::of_block(rank_in_cluster()))
+#define SHARED(type, name)                              \
+    static_assert(sizeof(type) <= fibers::MOST_SHARED); \
+    type& name = *reinterpret_cast<type*>(fibers::of_block(rank_in_cluster()))
+#define MUCH_SHARED SHARED
 
 inline int rank_in_cluster() { return fibers::current / fibers::BLOCK; }
-inline void meet() { fibers::yield(); }
+inline void meet() { fibers::wait_at(fibers::OF_CLUSTER); }
+inline void meet_in_block() { fibers::wait_at(fibers::OF_BLOCK); }
 inline void store_in_block(float* place, int rank, float value) {
+    if (fibers::all_wait(rank, fibers::ENDED)) fibers::fail("a store to a block that has ended");
     const auto offset = reinterpret_cast<char*>(place) - fibers::of_block(rank_in_cluster());
     std::memcpy(fibers::of_block(rank) + offset, &value, sizeof value);
 }
 inline float from_neighbour(float value, int distance) {
     fibers::offered[fibers::current] = value;
-    fibers::yield();
+    fibers::meet_in_warp(-1);
     const float theirs = fibers::offered[fibers::current ^ distance];
-    fibers::yield();
+    fibers::meet_in_warp(-2);
     return theirs;
 }
 
-// Run `kernel` for clusters (0 ... across) x lanes, each of `blocks` blocks.
-template <class Kernel> void run_grid(int across, int lanes, int blocks, Kernel kernel) {
+// Run `kernel` for so many clusters, each of `size` blocks.
+template <class Kernel> void run_grid(int clusters, int size, Kernel kernel) {
     using namespace fibers;
     static Kernel* running;
     static std::vector<char> stacks;
     running = &kernel;
-    count = blocks * BLOCK;
+    blocks = size;
+    const int count = blocks * BLOCK, warps = blocks * WARPS;
     contexts.resize(count);
-    offered.assign(count, 0.0f);
-    memory.assign(static_cast<std::size_t>(blocks) * SHARED_BYTES + 64, 0);
+    offered.resize(count);
+    meeting.resize(count);
+    memory.resize(blocks * MOST_SHARED + 64);
     stacks.resize(static_cast<std::size_t>(count) * STACK);
-    for (int lane = 0; lane < lanes; ++lane)
-        for (int cluster = 0; cluster < across; ++cluster) {
-            static int at_cluster, at_lane;
-            at_cluster = cluster, at_lane = lane;
-            for (int i = 0; i < count; ++i) {
-                getcontext(&contexts[i]);
-                contexts[i].uc_stack.ss_sp = stacks.data() + static_cast<std::size_t>(i) * STACK;
-                contexts[i].uc_stack.ss_size = STACK;
-                contexts[i].uc_link = i + 1 < count ? &contexts[i + 1] : &outside;
-                makecontext(&contexts[i], (void (*)())(+[] {
-                    thread = {current % BLOCK, 0};
-                    block = {at_cluster * (count / BLOCK) + current / BLOCK, at_lane};
-                    (*running)();
-                    ++current;  // the next fiber follows in its last turn
-                    thread = {current % BLOCK, 0};
-                }), 0);
-            }
-            current = 0;
-            swapcontext(&outside, &contexts[0]);
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+        first_block = cluster * blocks;
+        waits.assign(warps, NOTHING);
+        std::vector<bool> began(blocks, false);
+        for (int i = 0; i < count; ++i) {
+            getcontext(&contexts[i]);
+            contexts[i].uc_stack.ss_sp = stacks.data() + static_cast<std::size_t>(i) * STACK;
+            contexts[i].uc_stack.ss_size = STACK;
+            contexts[i].uc_link = (i + 1) % WARP ? &contexts[i + 1] : &outside;
+            makecontext(&contexts[i], (void (*)())(+[] {
+                (*running)();
+                if (current % WARP == WARP - 1) waits[current / WARP] = ENDED;
+                resume(current + 1);  // the next fiber of the warp follows in its last turn
+            }), 0);
         }
+        for (;;) {
+            int next = -1;
+            for (int i = 0; i < warps && next < 0; ++i) {
+                const int warp = cluster % 2 ? warps - 1 - i : i;
+                if (waits[warp] == NOTHING) next = warp;
+            }
+            if (next < 0) {
+                if (release_complete()) continue;
+                for (int rank = 0; rank < blocks; ++rank)
+                    if (!all_wait(rank, ENDED)) fail("a barrier that some threads never reach");
+                break;
+            }
+            if (!began[next / WARPS]) {
+                std::memset(of_block(next / WARPS), 0xff, MOST_SHARED);
+                began[next / WARPS] = true;
+            }
+            resume(next * WARP);
+            swapcontext(&outside, &contexts[next * WARP]);
+        }
+    }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ from agreement import assert_close
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.complex_reference import FORMS
-from eigensweep.models.recurrence.cuda import compiler, scan
+from eigensweep.models.recurrence.cuda import compiler, kernels, scan
+from eigensweep.models.recurrence.cuda.kernels import ROWS
 from eigensweep.models.recurrence.cuda.scan import (
     CLUSTERS,
     PAIRED_CLUSTERS,
-    ROWS,
     SOURCE,
     ScanShape,
     choose_shape,
@@ -34,7 +35,7 @@ PROGRAM = """
 extern "C" void run(float* Y, const float* H, const float* W, const float* b, float* sums,
                     long long lane_Y, long long lane_H, int steps, int batch, float leak,
                     float inside, float shift, float below, int lanes) {
-    run_grid((batch + ROWS - 1) / ROWS, lanes, CLUSTER, [&] {
+    run_grid((batch + ROWS - 1) / ROWS * lanes, CLUSTER, [&] {
         scan(Y, H, W, b, sums, lane_Y, lane_H, steps, batch, leak, inside, shift, below);
     });
 }
@@ -62,11 +63,11 @@ class OnCpu:
         self.programs[shape].run(*pointers, *strides, times - 1, batch, *numbers, lanes)
 
     def build(self, shape: ScanShape) -> ctypes.CDLL:
-        stem = "-".join(map(str, shape.definitions.values()))
+        stem = "-".join(str(value) for _, value in shape.definitions)
         program, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
         program.write_text(PROGRAM)
         folders = (f"-I{Path(__file__).parent}", f"-I{SOURCE.parent}")
-        defines = [f"-D{name}={value}" for name, value in shape.definitions.items()]
+        defines = [f"-D{name}={value}" for name, value in shape.definitions]
         options = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w")
         command = ["g++", *options, *folders, *defines, str(program), "-o", str(library)]
         subprocess.run(command, check=True, capture_output=True)
@@ -86,7 +87,7 @@ def kernel(tmp_path_factory):
 def on_cpu(kernel, monkeypatch):
     monkeypatch.setattr(scan, "launch", kernel.launch)
     monkeypatch.setattr(scan, "is_available", lambda W, activation: True)
-    monkeypatch.setattr(scan, "count_processors", lambda device: 4)
+    monkeypatch.setattr(kernels, "count_processors", lambda device: 4)
     return kernel
 
 
@@ -214,7 +215,7 @@ def shapes(sizes, activation, rows=ROWS):
 
 
 def compile_for(shape, device):
-    return compiler.compile_kernel(SOURCE, shape.definitions, device)
+    return compiler.compile_kernel(SOURCE, dict(shape.definitions), device)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +238,7 @@ class TestTheKernelIsCompiled:
             assert (compiled.spilled_bytes, compiled.registers <= 128) == (0, True), shape
 
     @pytest.mark.parametrize("device", DEVICES)
-    def test_each_generation_of_devices_is_compiled_for(self, device):
+    def test_each_generation_of_devices_is_loaded_for(self, device):
         compiled = compile_for(ScanShape(192, 1, 1, True, "modrelu"), device)
         assert compiled.cubin.startswith(b"\x7fELF")
         assert compiled.spilled_bytes == 0
@@ -257,11 +258,11 @@ class TestTheKernelIsCompiled:
         with pytest.raises(compiler.CompileError, match="sm_1"):
             compile_for(ScanShape(8, 1, 1, False, "tanh"), "sm_1")
 
-    def test_a_kernel_is_compiled_once(self, tmp_path, monkeypatch):
+    def test_a_kernel_is_loaded_once(self, tmp_path, monkeypatch):
         shape = ScanShape(8, 1, 1, False, "tanh")
-        first = compiler.load_cubin(tmp_path, SOURCE, shape.definitions, "sm_90")
+        first = compiler.load_cubin(tmp_path, SOURCE, dict(shape.definitions), "sm_90")
         monkeypatch.setattr(compiler, "compile_kernel", None)
-        assert compiler.load_cubin(tmp_path, SOURCE, shape.definitions, "sm_90") == first
+        assert compiler.load_cubin(tmp_path, SOURCE, dict(shape.definitions), "sm_90") == first
         assert [path.suffix for path in tmp_path.iterdir()] == [".cubin"]
 
 
@@ -287,24 +288,47 @@ class TestChoice:
 
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(scan, "load_kernel", refuse)
-        scan._is_compiled.cache_clear()
+        scan._is_loaded.cache_clear()
         try:
             with caplog.at_level(logging.WARNING):
-                assert [scan._is_compiled(100, "tanh", 0) for _ in range(3)] == [False] * 3
+                assert [scan._is_loaded(100, "tanh", 0) for _ in range(3)] == [False] * 3
         finally:
-            scan._is_compiled.cache_clear()
+            scan._is_loaded.cache_clear()
         (record,) = caplog.records
         assert "100 units runs step by step: NVRTC cannot be used" in record.getMessage()
 
     def test_an_older_gpu_runs_one_block_only(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
         monkeypatch.setattr(scan, "load_kernel", lambda shape, device: object())
-        scan._is_compiled.cache_clear()
+        scan._is_loaded.cache_clear()
         try:
-            fitting = [scan._is_compiled(n, "tanh", 0) for n in (192, 193)]
+            fitting = [scan._is_loaded(n, "tanh", 0) for n in (192, 193)]
             assert fitting == [True, False]
         finally:
-            scan._is_compiled.cache_clear()
+            scan._is_loaded.cache_clear()
+
+    def test_all_that_can_be_chosen_later_is_loaded_at_the_first_use(self, monkeypatch):
+        loaded = set()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(scan, "load_kernel", lambda shape, device: loaded.add(shape))
+        scan._is_loaded.cache_clear()
+        try:
+            assert scan._is_loaded(300, "tanh", 0)
+        finally:
+            scan._is_loaded.cache_clear()
+        sizes, directions = range(1, 600), (False, True)
+        choices = {
+            choose_shape(300, size, 132, is_backward=is_backward, activation="tanh")
+            for size in sizes
+            for is_backward in directions
+        }
+        assert choices <= loaded
+
+    def test_nothing_is_loaded_while_a_graph_is_captured(self, monkeypatch):
+        pytest.importorskip("cuda.bindings.driver")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(RuntimeError, match="run the network once before"):
+            scan.load_kernel(ScanShape(11, 1, 1, False, "tanh"), 0)
 
 
 @pytest.mark.gpu
@@ -320,3 +344,28 @@ def test_on_a_gpu_the_kernel_is_the_reference(n, activation):
         results(recur, x, leaves, activation=activation, backend="torch"),
         2e-3,
     )
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_captured_step_gives_what_it_gives_in_any_thread():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    x, leaves = draw(64, batch=20, steps=50)
+    x, leaves = x.cuda(), [leaf.detach().cuda().requires_grad_() for leaf in leaves]
+
+    def run():
+        return results(recur, x, leaves, activation="modrelu", backend="cuda")
+
+    with ThreadPoolExecutor(1) as pool:
+        expected = pool.submit(run).result()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        captured = run()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert_close(captured, expected, 1e-5)

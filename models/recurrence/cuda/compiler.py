@@ -51,11 +51,18 @@ def compile_kernel(source: Path, definitions: Mapping[str, int], architecture: s
     """
     from cuda.bindings import nvrtc
 
+    headers = list_headers(source)
     defines = [f"-D{name}={value}" for name, value in sorted(definitions.items())]
     options = [each.encode() for each in (f"-arch={architecture}", *OPTIONS, *defines)]
     try:
         program = _answer(
-            nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
+            nvrtc.nvrtcCreateProgram(
+                source.read_bytes(),
+                source.name.encode(),
+                len(headers),
+                [header.read_bytes() for header in headers],
+                [header.name.encode() for header in headers],
+            )
         )
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = b" " * _answer(nvrtc.nvrtcGetProgramLogSize(program))
@@ -73,6 +80,11 @@ def compile_kernel(source: Path, definitions: Mapping[str, int], architecture: s
     return Compiled(cubin, words)
 
 
+def list_headers(source: Path) -> list[Path]:
+    """Return the files that a kernel may include: those beside its source."""
+    return sorted(source.parent.glob("*.cuh"))
+
+
 def load_cubin(
     folder: Path, source: Path, definitions: Mapping[str, int], architecture: str
 ) -> bytes:
@@ -85,6 +97,8 @@ def load_cubin(
     from cuda.bindings import nvrtc
 
     key = hashlib.sha256(source.read_bytes())
+    for header in list_headers(source):
+        key.update(header.read_bytes())
     version = nvrtc.nvrtcVersion()[1:]
     key.update(repr((sorted(definitions.items()), architecture, OPTIONS, version)).encode())
     path = folder / f"{source.stem}-{architecture}-{key.hexdigest()[:16]}.cubin"

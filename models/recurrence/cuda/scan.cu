@@ -19,42 +19,11 @@
 // Given when it is compiled: N, ROWS, CLUSTER, BACKWARD (0 or 1) and ACTIVATION (an index of
 // KERNELS in scan.py). Never compile with --use_fast_math: NaN and infinity pass through.
 
-#ifndef ON_CPU  // the tests run this source on a CPU, with their own form of what stands here
-#define SHARED(type, name, ...) __shared__ type name __VA_ARGS__
-#if CLUSTER > 1
-#define CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define CLUSTERS
-#endif
-__device__ inline float from_neighbour(float value, int distance) {
-    return __shfl_xor_sync(0xffffffffu, value, distance);
-}
-#if CLUSTER > 1
-__device__ inline int rank_in_cluster() {
-    unsigned rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return int(rank);
-}
-__device__ inline void store_in_block(float* place, int rank, float value) {
-    unsigned local = unsigned(__cvta_generic_to_shared(place)), remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
-}
-__device__ inline void meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#else
-__device__ inline int rank_in_cluster() { return 0; }
-__device__ inline void store_in_block(float* place, int, float value) { *place = value; }
-__device__ inline void meet() { __syncthreads(); }
-#endif
-#endif
+#include "blocks.cuh"
 
 #define PAIRED (ACTIVATION >= 5)
 
 constexpr int ROW = PAIRED ? 2 * N : N;
-constexpr int THREADS = 512;
 constexpr int SLICES = 8;                 // threads that share a unit
 constexpr int GROUPS = THREADS / SLICES;  // units that a block computes side by side
 constexpr int OWN = (N + 2 * CLUSTER - 1) / (2 * CLUSTER) * 2;  // units of a block, whole pairs
@@ -63,6 +32,10 @@ constexpr int DEPTH = (N + 4 * SLICES - 1) / (4 * SLICES) * (4 * SLICES);  // N,
 constexpr int HELD = DEPTH / SLICES;                     // entries of a unit's row in one thread
 constexpr int SUMS = ROWS * UNITS;                       // sums that 8 threads share
 constexpr int ENDS = (SUMS + SLICES - 1) / SLICES;       // sums that one thread finishes
+
+struct Shared {
+    alignas(16) float state[2][ROWS][DEPTH];
+};
 
 struct Numbers {
     float leak;                  // slope of leaky ReLU below zero
@@ -124,10 +97,12 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, 1)
 scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b, long long lane_Y,
      long long lane_H, int steps, int batch, float leak, float inside, float shift, float below) {
     const Numbers given = {leak, inside, shift, below};
-    SHARED(float, state, [2][ROWS][DEPTH]);
+    SHARED(Shared, shared);
+    auto& state = shared.state;
     const int thread = threadIdx.x, slice = thread % SLICES, group = thread / SLICES;
-    const int rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER, lane = blockIdx.y;
-    const int first_row = cluster * ROWS;
+    const int rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
+    const int clusters_of_lane = (batch + ROWS - 1) / ROWS, lane = cluster / clusters_of_lane;
+    const int first_row = cluster % clusters_of_lane * ROWS;
     Y += lane * lane_Y;
     H += lane * lane_H;
     W += (long long)lane * N * N;
@@ -231,9 +206,7 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
 #endif
             if (!mine[e]) continue;
             Y[place(t, e)] = y;
-#pragma unroll
-            for (int block = 0; block < CLUSTER; ++block)
-                store_in_block(&state[now ^ 1][row[e]][unit[e]], block, y);
+            store_in_all_blocks(&state[now ^ 1][row[e]][unit[e]], y);
         }
         meet();
     }

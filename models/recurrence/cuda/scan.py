@@ -17,18 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigensweep.models.recurrence.cache import cache_folder
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
-from eigensweep.models.recurrence.cuda.compiler import CompileError, load_cubin
+from eigensweep.models.recurrence.cuda import kernels
+from eigensweep.models.recurrence.cuda.compiler import CompileError
 from eigensweep.models.recurrence.paired import PairedSteps
 from eigensweep.models.recurrence.steps import ACTIVATIONS, LEAK, Activation, Parameters, TorchSteps
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("scan.cu")
-
-THREADS = 512
-"""Threads of a block."""
 
 KERNELS: tuple[Activation | PairedActivation, ...] = (*ACTIVATIONS, *FORMS)
 """What the kernel can be compiled for, in the order of its ACTIVATION."""
@@ -41,13 +38,6 @@ CLUSTERS = ((192, 1), (256, 2), (320, 4), (LARGEST, 8))
 
 PAIRED_CLUSTERS = ((160, 1), *CLUSTERS[1:])
 """The same for units in pairs."""
-
-ROWS = (1, 2, 4)
-"""Rows of a batch that a cluster can run side by side."""
-
-OLDEST = {1: (7, 0), 2: (9, 0)}
-"""Compute capability that one block needs, and that more blocks than one need."""
-
 
 ARGUMENT_TYPES = (
     *(ctypes.c_void_p,) * 5,
@@ -71,15 +61,15 @@ class ScanShape:
     activation: Activation | PairedActivation
 
     @property
-    def definitions(self) -> dict[str, int]:
+    def definitions(self) -> kernels.Definitions:
         """The macros that `scan.cu` is compiled with."""
-        return {
-            "N": self.units,
-            "ROWS": self.rows,
-            "CLUSTER": self.blocks,
-            "BACKWARD": int(self.is_backward),
-            "ACTIVATION": KERNELS.index(self.activation),
-        }
+        return (
+            ("N", self.units),
+            ("ROWS", self.rows),
+            ("CLUSTER", self.blocks),
+            ("BACKWARD", int(self.is_backward)),
+            ("ACTIVATION", KERNELS.index(self.activation)),
+        )
 
 
 def choose_shape(
@@ -92,16 +82,14 @@ def choose_shape(
 ) -> ScanShape:
     """Return the shape for `sequences` rows, over all lanes, on so many multiprocessors.
 
-    A cluster takes as few rows as let all clusters run at once, for a step of more rows is slower.
-
     >>> choose_shape(192, sequences=20, processors=132)
     ScanShape(units=192, rows=1, blocks=1, is_backward=False, activation='modrelu')
     >>> choose_shape(512, sequences=128, processors=132).rows
     4
     """
     blocks = count_blocks(units, is_paired=activation in FORMS)
-    fitting = [rows for rows in ROWS if -(-sequences // rows) * blocks <= processors]
-    return ScanShape(units, (fitting or ROWS[-1:])[0], blocks, is_backward, activation)
+    rows = kernels.choose_rows(sequences, blocks, processors)
+    return ScanShape(units, rows, blocks, is_backward, activation)
 
 
 def count_blocks(units: int, *, is_paired: bool = False) -> int:
@@ -153,7 +141,7 @@ def run_scan(
     shape = choose_shape(
         n,
         lanes * batch,
-        count_processors(W.device),
+        kernels.count_processors(W.device),
         is_backward=is_backward,
         activation=activation,
     )
@@ -167,26 +155,14 @@ def launch(shape: ScanShape, Y: Tensor, H: Tensor, W: Tensor, b: Tensor, sums: T
 
     Y and H are (M, steps + 1, B, row), W is (M, n, n), b is (M, n), `sums` as `run_scan` returns.
     """
-    from cuda.bindings import driver
-
     lanes, times, batch, _ = Y.shape
     assert Y[0].is_contiguous()
     assert H[0].is_contiguous()
-    kernel = load_kernel(shape, W.device.index or 0)
     pointers = (tensor.data_ptr() for tensor in (Y, H, W, b, sums))
     arguments = (*pointers, *(Y.stride(0), H.stride(0), times - 1, batch), *numbers_of(shape))
-    clusters = -(-batch // shape.rows)
-    status, *_ = driver.cuLaunchKernel(
-        kernel,
-        *(clusters * shape.blocks, lanes, 1),
-        *(THREADS, 1, 1),
-        0,
-        torch.cuda.current_stream(W.device).cuda_stream,
-        (arguments, ARGUMENT_TYPES),
-        0,
-    )
-    if status.value:
-        raise RuntimeError(f"the scan kernel was not launched: {status.name}, {shape}")
+    blocks = lanes * -(-batch // shape.rows) * shape.blocks
+    kernel = load_kernel(shape, W.device.index or 0)
+    kernels.launch_kernel(kernel, W.device, blocks, arguments, ARGUMENT_TYPES)
 
 
 def numbers_of(shape: ScanShape) -> tuple[float, float, float, float]:
@@ -197,52 +173,32 @@ def numbers_of(shape: ScanShape) -> tuple[float, float, float, float]:
 
 
 def is_available(W: Tensor, activation: Activation | PairedActivation) -> bool:
-    """Return whether the kernel can run with W; the first call for a size compiles it.
+    """Return whether the kernel can run with W.
 
-    It needs float32, at most `LARGEST` units, a GPU that is new enough, and cuda-bindings.
+    It needs float32, at most `LARGEST` units, a GPU that is new enough, and cuda-bindings. The
+    first call for a size compiles and loads all kernels that `run_scan` may choose for it: so none
+    is loaded later, when a CUDA graph is captured.
     """
     n = W.shape[-1]
     if not W.is_cuda or W.dtype != torch.float32 or n > LARGEST:
         return False
-    return _is_compiled(n, activation, W.device.index or 0)
+    return _is_loaded(n, activation, W.device.index or 0)
 
 
 @functools.cache
-def _is_compiled(units: int, activation: Activation | PairedActivation, device: int) -> bool:
+def _is_loaded(units: int, activation: Activation | PairedActivation, device: int) -> bool:
     blocks = count_blocks(units, is_paired=activation in FORMS)
     try:
-        if torch.cuda.get_device_capability(device) < OLDEST[min(blocks, 2)]:
-            raise CompileError(f"{units} units need a GPU of compute capability 9.0 or newer")
-        load_kernel(ScanShape(units, 1, blocks, False, activation), device)
+        kernels.require_capability(device, blocks)
+        for rows in kernels.ROWS:
+            for is_backward in (False, True):
+                load_kernel(ScanShape(units, rows, blocks, is_backward, activation), device)
     except (ImportError, CompileError, OSError) as error:
         logger.warning("the recurrence of %d units runs step by step: %s", units, error)
         return False
     return True
 
 
-@functools.cache
 def load_kernel(shape: ScanShape, device: int) -> Any:
-    """Return the kernel of a shape, compiled if need be, as a function of the device's driver.
-
-    Raises:
-        ImportError: if cuda-bindings is not installed.
-        CompileError: if the kernel cannot be compiled or loaded.
-        OSError: if the cache folder cannot be written.
-    """
-    from cuda.bindings import driver
-
-    major, minor = torch.cuda.get_device_capability(device)
-    cubin = load_cubin(cache_folder(), SOURCE, shape.definitions, f"sm_{major}{minor}")
-    with torch.cuda.device(device):
-        torch.cuda.current_stream()  # makes the device's context current
-        status, module = driver.cuModuleLoadData(cubin)
-        if not status.value:
-            status, function = driver.cuModuleGetFunction(module, b"scan")
-    if status.value:
-        raise CompileError(f"the driver refuses the scan kernel: {status.name}")
-    return function
-
-
-def count_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    """Return the kernel of a shape; errors are those of `kernels.load_kernel`."""
+    return kernels.load_kernel(SOURCE, shape.definitions, device)
