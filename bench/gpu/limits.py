@@ -25,7 +25,7 @@ from bench.gpu.trials import make_config, make_training
 from bench.limits import operations
 from bench.report import say, table
 from bench.workloads import WORKLOADS, Workload, network, small
-from eigensweep.models.recurrence.cuda import scan
+from eigensweep.models.recurrence.cuda import kernels, scan
 from eigensweep.models.recurrence.ungated import recur
 
 CASES = (
@@ -195,7 +195,7 @@ def step_latency(n: int, sequences: int, rates: dict[str, float], plan: Plan) ->
         return NODES * node
     nearest = next(size for size in SCANNED if size >= n)
     one = rates.get(f"time step of a scan, n={nearest}, us", NODES * node)
-    processors = scan.count_processors(torch.device(plan.device)) if plan.on_gpu else 1
+    processors = kernels.count_processors(torch.device(plan.device)) if plan.on_gpu else 1
     shape = scan.choose_shape(n, sequences, processors)
     blocks = -(-sequences // shape.rows) * shape.blocks
     return one * max(1, -(-blocks // processors))
