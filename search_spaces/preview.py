@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -73,6 +73,23 @@ class Estimate(_Answer):
     words: str
 
 
+class SidePreview(_Answer):
+    """How trials run side by side on the nodes of now."""
+
+    at_once: int | None = Field(
+        None, description="Trials that there is room for at once; null if that is not known"
+    )
+    lanes: int | Literal["auto"] | None = Field(
+        None, description="Trainings that one process trains side by side, as in the spec"
+    )
+    alone: dict[str, str] = Field(
+        {},
+        description="Arms whose trials cannot share the lanes of an engine, each with the "
+        "reason; they take turns",
+    )
+    warnings: list[str] = Field([], description="What may keep the experiment from running")
+
+
 class Preview(_Answer):
     """What a spec would do."""
 
@@ -86,12 +103,14 @@ class Preview(_Answer):
     arms: list[ArmPreview]
     first: list[TrialPreview]
     estimate: Estimate | None
+    side_by_side: SidePreview
 
 
-def preview(spec: ExperimentSpec) -> Preview:
+def preview(spec: ExperimentSpec, side_by_side: SidePreview | None = None) -> Preview:
     """Return what a spec that passed `check_spec` would do. Nothing is built and no data is read.
 
-    All points of a small space are examined; of a large one, its extreme points.
+    `side_by_side` is what the caller knows of the nodes. All points of a small space are examined;
+    of a large one, its extreme points.
     """
     space = spec.space()
     configs = {arm: _sample_configs(spec, space, arm) for arm in space.arms}
@@ -107,6 +126,7 @@ def preview(spec: ExperimentSpec) -> Preview:
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
         first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
         estimate=_estimate(configs, trials, spec.replicates),
+        side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
     )
 
 

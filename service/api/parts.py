@@ -7,11 +7,13 @@ from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow, Settings
+from eigensweep.workers.engine.shares import Room
 
 
 class Queue(Protocol):
@@ -23,6 +25,9 @@ class Queue(Protocol):
     @property
     def problems(self) -> dict[str, str]:
         """Experiment id to why that experiment cannot be started or looked after."""
+
+    def look_for_room(self, spec: ExperimentSpec) -> Room | None:
+        """Return the room that there is now for a spec's trials, None while that is unknown."""
 
     def wake(self) -> None:
         """Look at the queue at once."""
@@ -57,3 +62,12 @@ TheService = Annotated[Service, Depends(_service)]
 
 TheSettings = Annotated[Settings, Depends(_settings)]
 """A route's parameter of this type is the settings alone."""
+
+
+async def _queue(request: Request) -> Queue | None:
+    service: Service | None = getattr(request.app.state, "service", None)
+    return None if service is None else service.dispatcher
+
+
+TheQueue = Annotated[Queue | None, Depends(_queue)]
+"""A route's parameter of this type is the dispatcher, None where nothing can be posted."""

@@ -98,7 +98,21 @@ def format_preview(content: JsonObject) -> str:
             f"{cost['core_hours_high']:g} core hours in all, {cost['memory_mb']:g} MB a trial",
             cost["words"],
         ]
+    lines += _format_side_by_side(content.get("side_by_side") or {})
     return "\n".join(lines)
+
+
+def _format_side_by_side(side: JsonObject) -> list[str]:
+    """Return lines on how trials share the nodes; none where there is nothing to say."""
+    lines, lanes = [], side.get("lanes")
+    if lanes == "auto":
+        lines.append("how many trials share an engine is measured before the first one starts")
+    elif lanes and side.get("at_once") is not None:
+        trials = _count(side["at_once"], "trial")
+        lines.append(f"{trials} at once, sharing engines of {_count(lanes, 'lane')}")
+    lines += [f"{arm} shares no lanes: {why}" for arm, why in side.get("alone", {}).items()]
+    lines += [f"warning: {words}" for words in side.get("warnings", [])]
+    return ["", *lines] if lines else []
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,8 +16,11 @@ from typing import Final, Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 from eigensweep.workers.shared.states import ENDED
@@ -59,6 +62,9 @@ class Launcher(Protocol):
 
     def find(self, experiment_id: str) -> Driver | None:
         """Return the driver of an experiment that an earlier service started, if it still works."""
+
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
+        """Return how many trials with these resources can run at once now, or why none can."""
 
 
 @dataclass
@@ -103,6 +109,12 @@ class Dispatcher:
     def problems(self) -> dict[str, str]:
         """Experiment id to why the last look at that experiment failed; empty: all is well."""
         return {id: care.problem for id, care in self._in_care.items() if care.problem is not None}
+
+    def look_for_room(self, spec: ExperimentSpec) -> Room | None:
+        """Return the room that there is now for a spec's trials, None while that is unknown."""
+        if self.launcher is None:
+            return None
+        return self.launcher.look_for_room(spec.resources, spec.replicates)
 
     def start(self, launcher: Launcher, options: DriverOptions) -> None:
         """Begin to serve the queue, in a thread, with drivers started by `launcher`."""

@@ -23,6 +23,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
+from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
@@ -42,6 +43,7 @@ class InMemoryLauncher:
     def __init__(self) -> None:
         self.launched: list[InMemoryDriver] = []
         self.survivors: dict[str, InMemoryDriver] = {}
+        self.room = Room(trials=4, problem=None, may_change=False)
 
     def launch(self, experiment_id: str, spec: Any, ledger: Any, options: Any) -> InMemoryDriver:
         self.launched.append(InMemoryDriver(ledger))
@@ -49,6 +51,9 @@ class InMemoryLauncher:
 
     def find(self, experiment_id: str) -> InMemoryDriver | None:
         return self.survivors.get(experiment_id)
+
+    def look_for_room(self, resources: Any, replicates: int) -> Room:
+        return self.room
 
 
 class InMemoryDriver:

@@ -22,6 +22,7 @@ from eigensweep.service.record.database import engine
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
+from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.messages import ParameterCount, Place, Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
@@ -65,6 +66,38 @@ class TestPost:
         found = client.post("/v1/experiments/preview", json=spec()).json()
         assert found["trials"] == 2
         assert client.get("/v1/experiments").json()["items"] == []
+
+    def test_a_preview_says_how_many_trials_run_at_once_and_which_share_no_lanes(
+        self, client, launcher, spec
+    ):
+        launcher.room = Room(trials=5, problem=None, may_change=False)
+        constructed = {"delay": 5, "symbols": 2, "hidden_size": 29}
+        arms = [
+            {"model": {"name": "scornn", "hidden_size": 6, "negative_ones": 2}},
+            {"model": {"name": "constructed_copying", **constructed}},
+        ]
+        shared = {"cpus": 1, "lanes": 4}
+        body = {**spec(resources=shared, arms=arms, search={"method": "grid"}), "model": None}
+        found = client.post("/v1/experiments/preview", json=body).json()["side_by_side"]
+        assert (found["at_once"], found["lanes"], found["warnings"]) == (2, 4, [])
+        assert list(found["alone"]) == ["constructed_copying"]
+        assert "nothing is trained" in found["alone"]["constructed_copying"]
+        found = client.post("/v1/experiments/preview", json=spec()).json()["side_by_side"]
+        assert found == {"at_once": 2, "lanes": None, "alone": {}, "warnings": []}
+
+    def test_what_no_node_has_is_refused_unless_nodes_come_and_go(self, client, launcher, spec):
+        words = "a trial needs 1 CPU, 1 GPU, and no node has that; there are 2 CPU, 0 GPU"
+        launcher.room = Room(trials=0, problem=words, may_change=False)
+        for path in ("/v1/experiments", "/v1/experiments/preview"):
+            answer = client.post(path, json=spec(resources={"gpus": 1}))
+            assert answer.status_code == 422
+            (problem,) = answer.json()["errors"]
+            assert (problem["path"], problem["message"]) == ("resources", words)
+        assert client.get("/v1/experiments").json()["items"] == []
+        launcher.room = Room(trials=0, problem=words, may_change=True)
+        preview = client.post("/v1/experiments/preview", json=spec(resources={"gpus": 1})).json()
+        assert preview["side_by_side"]["warnings"] == [words]
+        assert client.post("/v1/experiments", json=spec(resources={"gpus": 1})).status_code == 201
 
     def test_every_preset_can_be_posted_as_it_is_served(self, client):
         for name in preset_names():

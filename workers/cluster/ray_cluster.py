@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import ray
 import ray.exceptions
@@ -25,6 +25,10 @@ from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
+
+if TYPE_CHECKING:
+    from eigensweep.search_spaces.sections import ResourcesConfig
+    from eigensweep.workers.engine.shares import Room
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +194,15 @@ class RayCluster:
             return DriverHandle(experiment, ray.get_actor(_name(experiment), NAMESPACE))
         except ValueError:
             return None
+
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
+        """Return how many trials with these resources the nodes of now hold, or why none.
+
+        The nodes of a cluster that was joined come and go; our own node stays as it is.
+        """
+        from eigensweep.workers.driver.capacity import look_for_room
+
+        return look_for_room(resources, replicates, may_change=self._folder is None)
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes; else drivers go on."""

@@ -117,7 +117,7 @@ class ExperimentDriver:
         if (reason := self.why_stop()) is not None:
             self.sweep.cancel(reason)
         elif self.sweep.has_work() and not count_slots(self.share):
-            self.sweep.cancel(explain_no_slot(self.share), "failed")
+            self.sweep.cancel(f"resources: {explain_no_slot(self.share)}", "failed")
         elif self.sweep.has_work():
             LIVE[self.experiment] = self
             try:

@@ -67,6 +67,18 @@ class Share:
         return self.trials * _count_whole(node, self.engine.resources)
 
 
+@dataclass(frozen=True)
+class Room:
+    """The room that the nodes of now have for the trials of a spec."""
+
+    trials: int | None
+    """How many run at once; None where `lanes: auto` has to be measured first."""
+    problem: str | None
+    """Why there is no room for a single one, None if there is."""
+    may_change: bool
+    """Whether nodes come and go, so that a problem may go, too."""
+
+
 def share_of(resources: ResourcesConfig, replicates: int, lanes: int | None) -> Share:
     """Return what one trial asks for; `lanes` is the number where the spec says `auto`."""
     whole = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}

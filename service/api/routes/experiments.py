@@ -8,13 +8,16 @@ from fastapi import APIRouter, Body, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.checks import check_spec
-from eigensweep.search_spaces.preview import Preview, preview
+from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.preview import Preview, SidePreview, preview
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
-from eigensweep.service.api.parts import TheService, TheSettings
+from eigensweep.service.api.parts import Queue, TheQueue, TheService, TheSettings
 from eigensweep.service.api.schemas import ExperimentNow, Page
+from eigensweep.workers.engine.outlook import explain_arms_alone
+from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.states import ExperimentState
 
 router = APIRouter(tags=["experiments"])
@@ -70,6 +73,7 @@ def post_experiment(
 ) -> ExperimentNow:
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
     check_spec(spec, service.settings.corpora)
+    _check_room(service.dispatcher, spec)
     experiment, is_new = service.record.add(spec, idempotency_key)
     service.dispatcher.wake()
     answer = service.views.experiment(service.record.experiment(experiment.id))
@@ -84,10 +88,31 @@ def post_experiment(
     summary="Preview an experiment",
     responses=describe_errors(401, 413, 415, 422),
 )
-def preview_experiment(settings: TheSettings, spec: PostedSpec) -> Preview:
+def preview_experiment(settings: TheSettings, queue: TheQueue, spec: PostedSpec) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
     check_spec(spec, settings.corpora)
-    return preview(spec)
+    room = _check_room(queue, spec)
+    at_once = None if room is None else room.trials
+    if at_once is not None:
+        bounds = (at_once, spec.limits.concurrency, spec.trial_count())
+        at_once = min(bound for bound in bounds if bound is not None)
+    lanes = spec.resources.lanes
+    side_by_side = SidePreview(
+        at_once=at_once,
+        lanes=lanes,
+        alone={} if lanes is None else explain_arms_alone(spec),
+        warnings=[] if room is None or room.problem is None else [room.problem],
+    )
+    return preview(spec, side_by_side)
+
+
+def _check_room(queue: Queue | None, spec: ExperimentSpec) -> Room | None:
+    """Return the room for a spec's trials; refuse the spec if there is none and never will be."""
+    room = None if queue is None else queue.look_for_room(spec)
+    if room is not None and room.problem is not None and not room.may_change:
+        asked = spec.resources.model_dump(exclude_defaults=True)
+        raise SpecError("resources", room.problem, expected="what a node of now has", got=asked)
+    return room
 
 
 @router.get("/experiments", summary="List experiments", responses=describe_errors(401, 422, 503))
