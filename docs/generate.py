@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -16,6 +17,7 @@ from typing import Any
 
 import typer
 
+from eigensweep.search_spaces.editor_schema import make_editor_schema
 from eigensweep.service.api.app import create_app
 from eigensweep.service.command.cli import app
 from eigensweep.service.queue.dispatcher import Dispatcher
@@ -140,6 +142,8 @@ def show_default(value: Any) -> str:
     return f"`{list(value) if isinstance(value, tuple) else value}`"
 
 
+SCHEMA = "spec.schema.json"
+
 PARTS: dict[str, Callable[[], str]] = {
     "command-line.md": document_commands,
     "rest-api.md": document_routes,
@@ -160,6 +164,12 @@ def write_part(page: Path, text: str) -> None:
     page.write_text(f"{before}{START}\n{text.strip()}\n\n{END}{after}", encoding="utf-8")
 
 
+def document_schema() -> str:
+    """Return the JSON Schema of a spec for editors."""
+    return json.dumps(make_editor_schema(), indent=1) + "\n"
+
+
 if __name__ == "__main__":
     for name, document in PARTS.items():
         write_part(REFERENCE / name, document())
+    (REFERENCE / SCHEMA).write_text(document_schema(), encoding="utf-8")

@@ -106,6 +106,11 @@ def test_the_field_tables_are_those_of_the_code() -> None:
 
 
 @pytest.mark.usefixtures("_no_environment")
+def test_the_schema_for_editors_is_that_of_the_code():
+    written = (ROOT / "docs/reference" / GENERATED["SCHEMA"]).read_text()
+    assert written == GENERATED["document_schema"](), "run: python docs/generate.py"
+
+
 @pytest.mark.parametrize("page", GENERATED["PARTS"])
 def test_generated_pages_are_those_of_the_code(page: str) -> None:
     printed = GENERATED["read_part"](ROOT / "docs/reference" / page)

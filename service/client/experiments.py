@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.events import Event, read_events
 from eigensweep.service.client.remote import Remote
+from eigensweep.service.client.spec_file import InputError
+from eigensweep.service.client.tables import format_cell, format_html, format_value
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.states import ENDED
 
@@ -20,6 +26,20 @@ class Experiment(Remote):
 
     def __repr__(self) -> str:
         return f"<Experiment {self.id} {self.name} {self.state}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the state and the best trial of the last answer."""
+        best, metric = self.content.get("best"), self.content.get("metric") or {}
+        rows = [("experiment", f"{self.id} {self.name}"), ("state", self.state)]
+        if (fraction := self.content["progress"].get("fraction")) is not None:
+            rows.append(("done", f"{fraction:.0%}"))
+        if best is not None:
+            name = f"best {metric.get('name', 'value')}"
+            settings = format_cell("settings", best.get("params"))
+            rows.append((name, f"{format_value(best['value'])}: {best['arm']} {settings}"))
+        if self.content.get("baseline") is not None:
+            rows.append(("baseline", format_value(self.content["baseline"])))
+        return format_html((), rows)
 
     @property
     def name(self) -> str:
@@ -49,6 +69,37 @@ class Experiment(Remote):
         """Return all that is known of one trial: config, reports, attempts, test scores."""
         return self.connection.get(f"{self.path}/trials/{number}")
 
+    def export(self, path: Path | str) -> Path:
+        """Write all trials to a file, CSV or Parquet by its name, and return its path.
+
+        Raises:
+            InputError: if the name ends in neither `.csv` nor `.parquet`.
+        """
+        path = Path(path)
+        if path.suffix not in (".csv", ".parquet"):
+            raise InputError(f"{path}: trials are exported to a file named *.csv or *.parquet")
+        path.write_bytes(self.connection.download(f"{self.path}/trials{path.suffix}"))
+        return path
+
+    def wait(
+        self, timeout: float | None = None, pause: float = 1.0, *, progress: bool | None = None
+    ) -> Self:
+        """Return once it is over; `state` says how it ended. See `poll`.
+
+        `progress` shows a bar, by default on a terminal and in a notebook.
+
+        Raises:
+            TimeoutError: if that takes longer than `timeout` seconds.
+        """
+        with make_bar(progress) as bar:
+            task = bar.add_task(self.name, total=1.0, state=self.state)
+
+            def see() -> None:
+                done = self.content["progress"].get("fraction") or 0.0
+                bar.update(task, completed=done, state=self.state)
+
+            return self._wait(timeout, pause, see)
+
     def cancel(self) -> Self:
         """Ask the service to cancel it: running trials stop at their next step."""
         self.connection.post(f"{self.path}/cancel")
@@ -63,3 +114,13 @@ class Experiment(Remote):
             ServiceAwayError: if the service is away for more than a minute.
         """
         return read_events(self.connection, self.path, after)
+
+
+def make_bar(show: bool | None) -> Progress:
+    """Return a progress bar on standard error; None shows it to a person only."""
+    console = Console(stderr=True)
+    if show is None:
+        show = console.is_terminal or console.is_jupyter
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    more = (TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    return Progress(*columns, *more, console=console, disable=not show)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 from urllib.parse import quote
 
@@ -78,8 +78,13 @@ class Remote:
         Raises:
             TimeoutError: if that takes longer than `timeout` seconds.
         """
+        return self._wait(timeout, pause, lambda: None)
+
+    def _wait(self, timeout: float | None, pause: float, see: Callable[[], None]) -> Self:
+        """Do what `wait` does, and call `see` after each answer."""
         started = time.monotonic()
         for _ in self.poll(pause):
+            see()
             is_late = timeout is not None and time.monotonic() - started > timeout
             if is_late and not self.is_over:
                 raise TimeoutError(f"{self.kind} {self.id} is {self.state} after {timeout:g} s")

@@ -1,4 +1,4 @@
-"""Reads specs from YAML or JSON, and replaces single fields by dotted path.
+"""Reads specs from YAML, JSON or TOML, and replaces single fields by dotted path.
 
 Nothing here knows which fields a spec may have; the service checks that when it is posted.
 """
@@ -6,6 +6,7 @@ Nothing here knows which fields a spec may have; the service checks that when it
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,25 @@ def parse(text: str, where: str) -> Any:
         raise InputError(f"{where}{line}: neither YAML nor JSON: {error.reason}") from error
 
 
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Return what a TOML text holds.
+
+    Raises:
+        InputError: if it is none; the message names `where` the text comes from, and the line.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: not TOML: {error}") from error
+
+
 def looks_like_a_file(source: str) -> bool:
     """Return whether `source` names a file (or, `-`, standard input) and not a preset."""
-    return source == "-" or Path(source).suffix in {".yaml", ".yml", ".json"}
+    return source == "-" or Path(source).suffix in {".yaml", ".yml", ".json", ".toml"}
 
 
 def read(source: str | Path) -> dict[str, Any]:
-    """Return the spec in a YAML or JSON file, or on standard input where `source` is `-`.
+    """Return the spec in a YAML, JSON or TOML file, or on standard input where `source` is `-`.
 
     Raises:
         InputError: if it cannot be read or is not a mapping.
@@ -50,7 +63,7 @@ def read(source: str | Path) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
             raise InputError(f"{where}: {reason}") from error
-    spec = parse(text, where)
+    spec = parse_toml(text, where) if where.endswith(".toml") else parse(text, where)
     if not isinstance(spec, dict):
         found = "nothing" if spec is None else f"a {type(spec).__name__}"
         raise InputError(f"{where}: a spec is a mapping of names to values; this holds {found}")

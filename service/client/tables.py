@@ -7,7 +7,8 @@ is 15 seconds for the trials of a large grid.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from rich.cells import cell_len
@@ -29,6 +30,18 @@ def align_columns(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def format_html(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return rows as an HTML table for a notebook, without heads where there are none.
+
+    >>> format_html(["arm"], [["<lstm>"]])
+    '<table><tr><th>arm</th></tr><tr><td>&lt;lstm&gt;</td></tr></table>'
+    """
+    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    if heads:
+        lines.insert(0, "".join(f"<th>{escape(head)}</th>" for head in heads))
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def format_cell(column: str, value: Any) -> str:

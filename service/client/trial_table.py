@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.client.tables import align_columns, format_cell
+from eigensweep.service.client.tables import align_columns, format_cell, format_html
 from eigensweep.workers.shared.states import RANKED
 
 COLUMNS = (
@@ -49,6 +49,10 @@ class TrialTable(list[JsonObject]):
     def format_rows(self, columns: Iterable[str] = COLUMNS) -> list[list[str]]:
         """Return the cells of each row as text."""
         return [[format_cell(column, row[column]) for column in columns] for row in self]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return format_html(COLUMNS, self.format_rows())
 
     def __str__(self) -> str:
         return align_columns(COLUMNS, self.format_rows())

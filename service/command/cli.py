@@ -53,7 +53,7 @@ Url = Annotated[
 ]
 Source = Annotated[
     str,
-    typer.Argument(help="A YAML or JSON file, '-' for standard input, or a preset's name."),
+    typer.Argument(help="A YAML, JSON or TOML file, '-' for standard input, or a preset's name."),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -230,12 +230,21 @@ def trials(
     number: Annotated[
         int | None, typer.Argument(help="The number of a trial, to show it in full.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write all trials to this file: .csv or .parquet, by its name."
+        ),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank an experiment's trials beside the baseline, or show one in full."""
     with connect(url, as_json) as client:
         found = client.experiment(experiment)
+        if out is not None:
+            found.export(out)
+            return
         if number is not None:
             _print(found.trial(number), summaries.format_yaml, as_json)
         elif as_json:
@@ -359,6 +368,14 @@ def tasks(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) 
 def presets(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the presets, or print one as the YAML that `submit` takes."""
     _catalogue("presets", name, url, as_json)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors that check a file while it is written."""
+    from eigensweep.search_spaces.editor_schema import make_editor_schema
+
+    _print_json(make_editor_schema())
 
 
 def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from rich.console import Console
@@ -358,6 +359,52 @@ def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service
     assert best is not None
     assert frame.loc[best["number"], "optimizer.lr"] == 0.01
     assert list(frame["rank"]) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_trials_are_exported_with_a_column_for_each_parameter_and_metric(
+    cli: Cli, spec: str, tmp_path: Path, suffix: str
+) -> None:
+    id = json.loads(cli("submit", spec, "--json").stdout)["id"]
+    cli("watch", id)
+    file = tmp_path / f"trials.{suffix}"
+
+    done = cli("trials", id, "--out", str(file))
+
+    frame = pd.read_csv(file) if suffix == "csv" else pd.read_parquet(file)
+    assert done.exit_code == 0
+    assert list(frame["number"]) == [0, 1, 2, 3]
+    assert set(frame["optimizer.lr"]) == {0.1, 0.01}
+    assert frame["value"].notna().all()
+    refused = cli("trials", id, "--out", str(tmp_path / "trials.xlsx"))
+    assert (refused.exit_code, "*.csv or *.parquet" in refused.stderr) == (2, True)
+
+
+def test_a_spec_may_be_toml(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(
+        'name = "from toml"\n[task]\nname = "copying"\ndelay = 20\n[training]\nsteps = 100\n'
+        '[model]\nname = "lstm"\nhidden_size = 8\n[search.space]\n"optimizer.lr" = [1e-1, 1e-2]\n'
+    )
+    assert "from toml: 2 trials over 2 points" in cli("preview", str(file)).stdout
+    file.write_text("name = \n")
+    done = cli("preview", str(file))
+    assert done.exit_code == 2
+    assert "spec.toml: not TOML: Invalid value (at line 1" in done.stderr
+
+
+def test_the_schema_for_editors_is_printed(cli: Cli) -> None:
+    schema = json.loads(cli("schema").stdout)
+    assert schema["properties"]["task"]["required"] == ["name"]
+
+
+def test_a_notebook_shows_experiments_and_trials_as_tables(scripted_service: str) -> None:
+    with Client(scripted_service) as client:
+        experiment = client.submit(yaml.safe_load(SPEC), name="<b>").wait(PATIENCE, progress=True)
+        page, trials = experiment._repr_html_(), experiment.trials._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "lstm lr=0.01" in page
+    assert trials.count("<tr>") == 5
 
 
 def test_a_spec_of_ten_megabytes_is_refused_with_the_limit(cli: Cli) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
@@ -15,6 +22,15 @@ from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateRes
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.shared.states import Outcome
 from eigensweep.workers.trial.training import Training
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GLANCE_SECONDS = 0.5
+"""Seconds of training between two movements of a progress bar."""
+
+COMMIT_SECONDS = 10.0
+"""Seconds of training between two checkpoints in a folder."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,36 @@ class TrialResult:
         """The result of each seed."""
         return self.summary.by_replicate
 
+    def plot(self) -> Figure:
+        """Return a figure of the objective's validation curve, a line for each seed."""
+        from matplotlib.figure import Figure
+
+        metric = self.config.objective_metric
+        figure = Figure(figsize=(6, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for seed, points in self.curves.items():
+            seen = [(p.step, p.metrics.get(f"valid/{metric.name}")) for p in points]
+            line = [(step, value) for step, value in seen if value is not None]
+            axes.plot(*zip(*line, strict=True) if line else ([], []), label=f"seed {seed}")
+        if self.baseline is not None:
+            axes.axhline(self.baseline, color="0.5", linestyle="--", label="memoryless baseline")
+        axes.set(xlabel="optimizer steps", ylabel=f"validation {metric.name} ({metric.unit})")
+        axes.legend(frameon=False)
+        return figure
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the numbers and the curves."""
+        picture = io.StringIO()
+        self.plot().savefig(picture, format="svg")
+        svg = picture.getvalue()
+        numbers = {"outcome": self.outcome, "value": self.value, "baseline": self.baseline}
+        numbers |= {f"test {name}": value for name, value in self.test.items()}
+        cells = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(_show(value))}</td></tr>"
+            for name, value in numbers.items()
+        )
+        return f"<table>{cells}</table>{svg[svg.index('<svg') :]}"
+
 
 def train(
     config: TrialConfig | ConfigJson,
@@ -59,27 +105,29 @@ def train(
     device: str | None = None,
     on_point: Callable[[int, CurvePoint], None] | None = None,
     folder: Path | str | None = None,
+    progress: bool | None = None,
 ) -> TrialResult:
     """Train every replicate of a configuration, here and now, and return the result.
 
     With a `folder`, checkpoints are kept in it: called again after an interruption, or with a
     longer budget, training goes on from there. `on_point(seed, point)` is called with each point of
-    the curve. `device` is a GPU by default, if there is one.
+    the curve. `device` is a GPU by default, if there is one. `progress` shows a bar for each seed,
+    by default on a terminal and in a notebook.
 
     Raises:
-        ValueError: if the configuration contradicts itself, with what is allowed.
+        SpecError: if a field is wrong, with its place, what came, and what exists.
+        ValueError: if fields contradict one another, with what is allowed.
     """
-    if isinstance(config, dict):
-        config = TrialConfig.from_dict(config)
-    config = config.resolve()
+    config = config.resolve() if isinstance(config, TrialConfig) else read_trial(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     store = Store(folder) if folder else None
     results: list[ReplicateResult] = []
     curves: dict[int, list[CurvePoint]] = {}
-    for seed in config.seeds:
-        training = Training(config, seed, data_root=data_root, device=device)
-        curves[seed] = _train_replicate(training, store, on_point)
-        results.append(training.result())
+    with _make_bars(progress) as bars:
+        for seed in config.seeds:
+            training = Training(config, seed, data_root=data_root, device=device)
+            curves[seed] = _train_replicate(training, store, on_point, bars)
+            results.append(training.result())
     return TrialResult(config, summarise(results), curves)
 
 
@@ -87,11 +135,14 @@ def _train_replicate(
     training: Training,
     store: Store | None,
     on_point: Callable[[int, CurvePoint], None] | None,
+    bars: Progress,
 ) -> list[CurvePoint]:
     """Train to the end, from the newest checkpoint in the store on, and return the whole curve."""
     key = f"{training.config.content_hash()}/{training.seed}"
     attempt = 0
     curve: list[CurvePoint] = []
+    bar = bars.add_task(f"seed {training.seed}", total=training.steps, value="")
+    committed = time.monotonic()
     if store is not None:
         attempt = store.attempt(key) + 1
         store.begin(key, attempt)
@@ -100,6 +151,8 @@ def _train_replicate(
             curve += snapshot.points
 
     def commit() -> None:
+        nonlocal committed
+        committed = time.monotonic()
         points = training.drain()
         spectra = training.drain_spectra()
         if store is not None:
@@ -111,5 +164,27 @@ def _train_replicate(
             if on_point is not None:
                 on_point(training.seed, point)
 
-    training.run(commit=commit)
+    def glance() -> None:
+        best = training.selection.best
+        words = "" if best is None else f"best {best.value:.4g}"
+        bars.update(bar, completed=training.step, value=words)
+        if time.monotonic() - committed >= COMMIT_SECONDS or on_point is not None:
+            commit()
+
+    training.run(commit=glance, checkpoint_seconds=GLANCE_SECONDS)
+    commit()
     return curve
+
+
+def _make_bars(show: bool | None) -> Progress:
+    """Return progress bars on standard error; None shows them to a person only."""
+    console = Console(stderr=True)
+    if show is None:
+        show = console.is_terminal or console.is_jupyter
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    more = (TextColumn("{task.fields[value]}"), TimeRemainingColumn())
+    return Progress(*columns, *more, console=console, disable=not show)
+
+
+def _show(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

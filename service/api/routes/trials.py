@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.service.api.errors import describe_errors
@@ -12,7 +14,17 @@ from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Page, TrialNow, TrialSummary
+from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+EXPORTED_AT_ONCE = 1000
+"""Trials that are read from the record at a time."""
+
+EXPORTED = ("number", "arm", "state", "value", "best_step", "step", "steps", "seconds", "hash")
+"""The first columns of an export."""
 
 router = APIRouter(tags=["trials"])
 
@@ -57,6 +69,61 @@ def list_trials(
         last = page[-1].trial
         cursor = encode(query.sort, [last.rank, last.number] if by_value else [last.number])
     return Page(items=[service.views.summary(each) for each in page], next_cursor=cursor)
+
+
+class Format(StrEnum):
+    """A file format for tables."""
+
+    csv = "csv"
+    parquet = "parquet"
+
+
+MEDIA_TYPES = {Format.csv: "text/csv", Format.parquet: "application/vnd.apache.parquet"}
+
+
+@router.get(
+    "/experiments/{id}/trials.{format}",
+    summary="Export all trials",
+    response_class=Response,
+    responses={
+        200: {"content": {media_type: {} for media_type in MEDIA_TYPES.values()}},
+        **describe_errors(401, 404, 422, 503),
+    },
+)
+def export_trials(service: TheService, id: ExperimentId, format: Format) -> Response:
+    """Return all trials as a table: a row for each, a column for each parameter and metric."""
+    records, after = [], None
+    while page := service.record.trials(id, limit=EXPORTED_AT_ONCE, after=after):
+        records += page
+        after = (page[-1].trial.number,)
+    frame = make_frame([service.views.summary(each) for each in records])
+    if format is Format.csv:
+        content = frame.to_csv(index=False).encode()
+    else:
+        content = frame.to_parquet(index=False)
+    disposition = f'attachment; filename="{id}.{format}"'
+    return Response(content, 200, {"Content-Disposition": disposition}, MEDIA_TYPES[format])
+
+
+def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
+    """Return a row for each trial: its parameters by path, `valid/` and `test/` metrics."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            **trial.model_dump(include=set(EXPORTED)),
+            **trial.params,
+            **{f"parameters/{kind}": count for kind, count in (trial.parameters or {}).items()},
+            **{
+                name if name.startswith("valid/") else f"valid/{name}": value
+                for name, value in trial.metrics.items()
+                if name != OBJECTIVE
+            },
+            **{f"test/{name}": value for name, value in trial.test.items()},
+            "mlflow": trial.links.mlflow,
+        }
+        for trial in trials
+    )
 
 
 @router.get(
