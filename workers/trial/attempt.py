@@ -1,4 +1,8 @@
-"""One attempt at a trial: its replicates, trained from rung to rung with commits. No Ray here."""
+"""One attempt at a trial: its replicates, trained from rung to rung with commits. No Ray here.
+
+`Attempt.advance` trains the replicates one after another in this process. Who trains them otherwise
+(the lanes of an engine) asks `is_ready` and `report`: what is reported is the same.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,33 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
 
-from eigensweep.direction import best
+from eigensweep.direction import best, is_better
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, cancel_mark, replicate_key
+from eigensweep.workers.shared.checkpoints import (
+    CurvePoint,
+    StateDict,
+    Store,
+    cancel_mark,
+    replicate_key,
+)
 from eigensweep.workers.shared.durable_files import write_whole
-from eigensweep.workers.shared.messages import OBJECTIVE, End, Metrics, Order, Report
+from eigensweep.workers.shared.messages import (
+    OBJECTIVE,
+    End,
+    Json,
+    Metrics,
+    Order,
+    ReplicateResult,
+    Report,
+)
 from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.trial.selection import ReportedTests
 from eigensweep.workers.trial.training import Training
 
 logger = logging.getLogger(__name__)
@@ -45,13 +64,16 @@ def warm_up() -> None:
 class Attempt:
     """The replicates of one trial, picked up where the store has them."""
 
-    def __init__(self, order: Order, device: str) -> None:
+    def __init__(
+        self, order: Order, device: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Begin the attempt that `order` describes.
+
+        `clock` gives seconds; a commit is due when enough of them have passed.
 
         Raises:
             StaleAttemptError: if a later attempt has begun.
         """
-        torch.set_num_threads(max(1, int(order.resources["CPU"])))
         config = TrialConfig.from_dict(order.config)
         store, mark = Store(order.storage), cancel_mark(order.storage, order.experiment)
         self.replicates = [
@@ -60,63 +82,108 @@ class Attempt:
                 order,
                 store,
                 is_unwanted=mark.exists,
+                clock=clock,
             )
             for seed in config.seeds
         ]
         self.rungs = order.rungs
         self.reported = order.reported
         """Step of the last rung that the ledger has heard of."""
+        self._threads = max(1, int(order.resources["CPU"]))
 
-    def advance(self) -> Report:
-        """Train to the next rung that was not reported, and return what to report there.
-
-        A rung that lies before the checkpoint is answered from the curve, without training.
-        """
-        rung = next((r for r in self.rungs if r > self.reported), self.rungs[-1])
-        try:
-            for replicate in self.replicates:
-                replicate.train(rung)
-                if replicate.has_diverged(rung):
-                    break
-        except NoLongerWanted:
-            return Report(self.reached_step, outcome="cancelled")
-        self.reported = rung
-        diverged = any(r.has_diverged(rung) for r in self.replicates)
-        ended = diverged or all(r.has_ended(rung) for r in self.replicates)
-        result = summarise([r.training.result() for r in self.replicates])
-        metrics = self._metrics(rung)
-        outcome: End | None = None
-        if ended:
-            outcome = "diverged" if diverged else "completed"
-            for replicate in self.replicates:
-                replicate.keep_best()
-            if result.value is not None and not diverged:
-                metrics[OBJECTIVE] = result.value
-        elif OBJECTIVE in metrics:
-            result = replace(result, value=metrics[OBJECTIVE])
-        reached = max(min(rung, r.training.step) for r in self.replicates)
-        return Report(reached, metrics, outcome, result)
+    @property
+    def rung(self) -> int:
+        """The next step to report at: the first rung that was not reported."""
+        return next((r for r in self.rungs if r > self.reported), self.rungs[-1])
 
     @property
     def reached_step(self) -> int:
         """Step of the replicate that has come furthest."""
         return max(r.training.step for r in self.replicates)
 
-    def _metrics(self, rung: int) -> Metrics:
-        """Return the best value up to a rung and the latest evaluation, means over replicates."""
-        metric = self.replicates[0].training.selection.metric
-        key = f"valid/{metric.name}"
-        bests, latest = [], []
+    def advance(self) -> Report:
+        """Train to the next rung that was not reported, and return what to report there.
+
+        A rung that lies before the checkpoint is answered from the curve, without training.
+        """
+        torch.set_num_threads(self._threads)
+        try:
+            self.train(self.rung)
+        except NoLongerWanted:
+            return self.report_cancelled()
+        report = self.report()
+        if report.outcome is not None:
+            self.keep_best()
+        return report
+
+    def train(self, rung: int) -> None:
+        """Train one replicate after another to `rung`, until one has diverged; commit each.
+
+        Raises:
+            NoLongerWanted: if the experiment was cancelled.
+        """
         for replicate in self.replicates:
-            seen = [metrics for step, metrics in replicate.evaluations if step <= rung]
-            values = [metrics[key] for metrics in seen if key in metrics]
-            if not values:
-                return {}
-            bests.append(best(values, metric.better))
-            latest.append(seen[-1])
-        shared = set.intersection(*(set(metrics) for metrics in latest))
-        means = {name: fmean(m[name] for m in latest) for name in sorted(shared)}
-        return {OBJECTIVE: fmean(bests), **means}
+            replicate.train(rung)
+            if replicate.has_diverged(rung):
+                break
+
+    def is_ready(self) -> bool:
+        """Tell whether the next rung can be reported.
+
+        All replicates have come to it, or one has diverged and all before it have come to it: as
+        if they were trained one after another.
+        """
+        for replicate in self.replicates:
+            if not replicate.has_come_to(self.rung):
+                return False
+            if replicate.has_diverged(self.rung):
+                break
+        return True
+
+    def report(self) -> Report:
+        """Return what to report at the next rung, which from now on counts as reported.
+
+        What was trained beyond the rung does not show. Where one replicate has diverged, those
+        after it count up to the rung before, wherever they are.
+        """
+        rung, diverged = self.rung, False
+        counted: list[tuple[Replicate, int]] = []
+        """Each replicate, and the step up to which it counts."""
+        for replicate in self.replicates:
+            counted.append((replicate, self.reported if diverged else rung))
+            diverged = diverged or replicate.has_diverged(rung)
+        ended = diverged or all(r.has_ended(rung) for r in self.replicates)
+        self.reported = rung
+        result = summarise([replicate.result(until) for replicate, until in counted])
+        metrics = _means_so_far(counted)
+        outcome: End | None = None
+        if ended:
+            outcome = "diverged" if diverged else "completed"
+            if result.value is not None and not diverged:
+                metrics[OBJECTIVE] = result.value
+        elif OBJECTIVE in metrics:
+            result = replace(result, value=metrics[OBJECTIVE])
+        reached = max(min(until, replicate.training.step) for replicate, until in counted)
+        return Report(reached, metrics, outcome, result)
+
+    def report_cancelled(self) -> Report:
+        """Return the report of a trial that is no longer wanted."""
+        return Report(self.reached_step, outcome="cancelled")
+
+    def keep_best(self) -> None:
+        """Write each replicate's selected weights beside its checkpoints."""
+        for replicate in self.replicates:
+            replicate.keep_best()
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a replicate is about to commit: copies, which training no longer touches."""
+
+    step: int
+    state: StateDict
+    points: list[CurvePoint]
+    spectra: list[tuple[int, Json]]
 
 
 class Replicate:
@@ -136,8 +203,8 @@ class Replicate:
         """
         self.training = training
         self._store, self._is_unwanted, self._clock = store, is_unwanted, clock
-        self.evaluations: list[tuple[int, Metrics]] = []
-        """Step and metrics of every evaluation so far."""
+        self.evaluations: list[CurvePoint] = []
+        """The point of every evaluation that was taken for a commit, but the one at step 0."""
         self._key = key = replicate_key(order.experiment, order.number, training.seed)
         self._attempt, self._checkpoint_seconds = order.attempt, order.checkpoint_seconds
         store.begin(key, order.attempt)
@@ -149,7 +216,7 @@ class Replicate:
         if snapshot is not None:
             training.load_state_dict(snapshot.state)
             self._remember(snapshot.points)
-        self._committed_step = -1 if snapshot is None else snapshot.step
+        self._taken_step = -1 if snapshot is None else snapshot.step
         self._committed_at = clock()
         self._cost = 0.0
 
@@ -157,8 +224,12 @@ class Replicate:
         """Train to `rung`, unless that is behind us, and commit what is new there."""
         if not self.training.is_finished and self.training.step < rung:
             self.training.run(rung, self._glance, GLANCE_SECONDS)
-        if self.training.step > self._committed_step:
-            self._commit()
+        if self.has_news:
+            self.commit()
+
+    def has_come_to(self, rung: int) -> bool:
+        """Tell whether nothing is left to train up to `rung`."""
+        return self.training.is_finished or self.training.step >= rung
 
     def has_ended(self, rung: int) -> bool:
         """Tell whether this training was over when it came to `rung`."""
@@ -167,6 +238,93 @@ class Replicate:
     def has_diverged(self, rung: int) -> bool:
         """Tell whether this training had diverged when it came to `rung`."""
         return self.has_ended(rung) and self.training.outcome == "diverged"
+
+    @property
+    def has_news(self) -> bool:
+        """Whether steps were trained that no commit was taken of."""
+        return self.training.step > self._taken_step
+
+    def is_due(self, sharing: int = 1) -> bool:
+        """Tell whether it is time for a commit, where `sharing` trainings commit in turn."""
+        pause = max(LIVELY_SECONDS, sharing * self._cost / COMMIT_SHARE)
+        return self._clock() - self._committed_at >= min(pause, self._checkpoint_seconds)
+
+    def commit(self) -> None:
+        """Commit what is new, here and now."""
+        self.write(self.take())
+
+    def take(self, update: Callable[[], None] | None = None) -> Commit:
+        """Return what is new, for `write`; the next commit is due a while from now.
+
+        Commits are written in the order in which they were taken. `update` makes the training's
+        tensors current, where others train it; its time counts as the commit's.
+        """
+        training, began = self.training, self._clock()
+        if update is not None:
+            update()
+        spectra, points = training.drain_spectra(), training.drain()
+        taken = Commit(training.step, training.state_dict(), points, spectra)
+        self._remember(points)
+        self._taken_step, self._committed_at = training.step, self._clock()
+        self._cost = self._committed_at - began
+        return taken
+
+    def write(self, commit: Commit) -> None:
+        """Write to the store what `take` returned; any thread may do that.
+
+        Raises:
+            StaleAttemptError: if a later attempt has begun.
+            StorageError: if it cannot be written.
+        """
+        began = self._clock()
+        for step, spectra in commit.spectra:
+            spectrum_files.write(self._store.root / self._key, step, spectra)
+        self._store.commit(self._key, self._attempt, commit.step, commit.state, commit.points)
+        self._committed_at = self._clock()
+        self._cost += self._committed_at - began
+
+    def result(self, until: int) -> ReplicateResult:
+        """Return what is known at step `until`, whatever was trained beyond it.
+
+        `seconds` is then a share of all seconds by steps.
+        """
+        training, now = self.training, self.training.result()
+        if training.step <= until:
+            return now
+        key = f"valid/{training.selection.metric.name}"
+        tests = ReportedTests(training.config.task.metrics)
+        chosen: CurvePoint | None = None
+        latest = self._evaluations_until(until)
+        for point in latest:
+            value = point.metrics.get(key)
+            if value is not None and (
+                chosen is None
+                or is_better(value, chosen.metrics[key], training.selection.metric.better)
+            ):
+                chosen = point
+            tests.see(_part(point, "test_now/"), scheduled=True)
+        has_tests = training.config.training.test_every_evaluation
+        return replace(
+            now,
+            outcome=None,
+            value=chosen.metrics[key] if chosen else None,
+            best_step=chosen.step if chosen else None,
+            step=until,
+            valid=_part(chosen, "valid/") if chosen else {},
+            test={},
+            seconds=now.seconds * until / training.step,
+            constraint=_part(latest[-1], "constraint/") if latest else {},
+            best_test=tests.best if has_tests else None,
+            last_test=tests.last if has_tests else None,
+        )
+
+    def scores_until(self, until: int) -> list[Metrics]:
+        """Return the validation scores of each evaluation up to a step."""
+        scores = (
+            {name: value for name, value in point.metrics.items() if name.startswith("valid/")}
+            for point in self._evaluations_until(until)
+        )
+        return [each for each in scores if each]
 
     def keep_best(self) -> None:
         """Write the weights of the selected point to `best.pt`, beside the checkpoints."""
@@ -187,23 +345,50 @@ class Replicate:
     def _glance(self) -> None:
         if self._is_unwanted():
             raise NoLongerWanted
-        pause = max(LIVELY_SECONDS, self._cost / COMMIT_SHARE)
-        if self._clock() - self._committed_at >= min(pause, self._checkpoint_seconds):
-            self._commit()
+        if self.is_due():
+            self.commit()
 
-    def _commit(self) -> None:
-        training, began = self.training, self._clock()
-        for step, spectra in training.drain_spectra():
-            spectrum_files.write(self._store.root / self._key, step, spectra)
-        points = training.drain()
-        self._store.commit(self._key, self._attempt, training.step, training.state_dict(), points)
-        self._remember(points)
-        self._committed_step, self._committed_at = training.step, self._clock()
-        self._cost = self._committed_at - began
+    def _evaluations_until(self, until: int) -> list[CurvePoint]:
+        """Return the evaluations up to a step, but not one that only a shorter budget asked for."""
+        every, end = self.training.evaluate_every, self.training.steps
+        return [
+            point
+            for point in self.evaluations
+            if point.step <= until and (point.step % every == 0 or point.step == end)
+        ]
 
     def _remember(self, points: list[CurvePoint]) -> None:
-        known = self.evaluations[-1][0] if self.evaluations else 0
+        known = self.evaluations[-1].step if self.evaluations else 0
         for point in points:
-            metrics = {k: v for k, v in point.metrics.items() if k.startswith("valid/")}
-            if metrics and point.step > known:
-                self.evaluations.append((point.step, metrics))
+            evaluated = any(not name.startswith("train/") for name in point.metrics)
+            if evaluated and point.step > known:
+                self.evaluations.append(point)
+
+
+def _means_so_far(counted: list[tuple[Replicate, int]]) -> Metrics:
+    """Return the best value so far and the latest evaluation, means over replicates.
+
+    Each replicate comes with the step up to which it counts.
+    """
+    metric = counted[0][0].training.selection.metric
+    key = f"valid/{metric.name}"
+    bests, latest = [], []
+    for replicate, until in counted:
+        seen = replicate.scores_until(until)
+        values = [metrics[key] for metrics in seen if key in metrics]
+        if not values:
+            return {}
+        bests.append(best(values, metric.better))
+        latest.append(seen[-1])
+    shared = set.intersection(*(set(metrics) for metrics in latest))
+    means = {name: fmean(m[name] for m in latest) for name in sorted(shared)}
+    return {OBJECTIVE: fmean(bests), **means}
+
+
+def _part(point: CurvePoint, prefix: str) -> Metrics:
+    """Return the metrics whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in point.metrics.items()
+        if name.startswith(prefix)
+    }

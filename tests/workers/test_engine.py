@@ -1,0 +1,353 @@
+"""An engine without Ray: who gets a lane, what is reported, and what goes wrong for whom."""
+
+from __future__ import annotations
+
+import errno
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import Bench
+from test_attempt import drop_time, to_the_end
+from toys import Line, Lines
+
+from eigensweep.models import MODELS
+from eigensweep.tasks import TASKS
+from eigensweep.workers.engine.engine import Engine
+from eigensweep.workers.engine.errors import EngineError
+from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store, cancel_mark
+from eigensweep.workers.shared.durable_files import storage_error
+from eigensweep.workers.trial.attempt import Attempt
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch):
+    monkeypatch.setitem(MODELS, "line", Line)
+    monkeypatch.setitem(TASKS, "lines", Lines)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path / "engine")
+
+
+def alone(order, folder):
+    """Return the reports of a trial that has its process to itself."""
+    return to_the_end(Attempt(replace(order, storage=str(folder)), "cpu"))
+
+
+def plain(reports):
+    return [replace(drop_time(r), error=None) if r.result else r for r in reports]
+
+
+class TestReports:
+    @pytest.mark.parametrize("replicates", [1, 3])
+    def test_they_are_those_of_a_trial_alone(self, bench, tmp_path, replicates):
+        orders = [bench.order(n, replicates=replicates, seed=10 * n) for n in range(4)]
+        told = bench.to_the_end(*orders)
+        for order, reports in zip(orders, told, strict=True):
+            assert plain(reports) == plain(alone(order, tmp_path / "alone"))
+
+    def test_what_was_trained_beyond_a_rung_does_not_show(self, bench, tmp_path):
+        order = bench.order(0, replicates=2, training={"test_every_evaluation": True})
+        bench.engine.ask(order, 0)
+        for _ in range(20):
+            bench.engine.turn()
+        assert not bench.aboard()  # it has trained to its end, and nobody has asked
+        assert plain(bench.to_the_end(order)[0]) == plain(alone(order, tmp_path / "alone"))
+
+    def test_a_rung_before_the_checkpoint_is_told_as_it_was_then(self, tmp_path):
+        bench = Bench(tmp_path)
+        order = bench.order(0, training={"test_every_evaluation": True})
+        reports = alone(order, tmp_path)
+        again = alone(replace(order, attempt=2), tmp_path)
+        assert plain(again) == plain(reports)
+
+    @pytest.mark.parametrize("diverging", [{0: 17}, {1: 12}, {2: 3}, {1: 28, 2: 5}])
+    def test_when_one_replicate_diverges_those_after_it_count_up_to_the_rung_before(
+        self, bench, tmp_path, monkeypatch, diverging
+    ):
+        draw = Lines.train_batch
+
+        def draw_or_diverge(self, step, seed):
+            batch = draw(self, step, seed)
+            return replace(batch, x=batch.x / 0) if diverging.get(seed) == step else batch
+
+        monkeypatch.setattr(Lines, "train_batch", draw_or_diverge)
+        order = bench.order(0, replicates=3)
+        reports = bench.to_the_end(order)[0]
+        assert reports[-1].outcome == "diverged"
+        assert plain(reports) == plain(alone(order, tmp_path / "alone"))
+
+    def test_the_best_weights_lie_beside_the_checkpoints(self, bench):
+        result = bench.to_the_end(bench.order(2))[0][-1].result
+        kept = torch.load(bench.folder / "e1/00002/0/best.pt", weights_only=True)
+        assert (kept["step"], kept["value"]) == (result.best_step, result.value)
+
+    def test_what_a_report_tells_is_committed(self, bench):
+        order = bench.order(0)
+        report = bench.until_report(order)
+        points = Store(bench.folder).points("e1/00000/0")
+        assert points[-1].step >= report.step == 10
+
+
+class TestLanes:
+    def test_a_lane_goes_on_past_its_rung_while_the_scheduler_decides(self, bench):
+        order = bench.order(0)
+        assert bench.until_report(order).step == 10
+        for _ in range(3):
+            bench.engine.turn()
+        steps = [lane["step"] for lane in bench.engine.status()["groups"][0]["aboard"]]
+        assert steps[0] > 20
+        assert bench.engine.ask(order, 0).step == 20  # at once, from the curve
+
+    def test_a_trial_that_leaves_makes_room_for_one_that_waits(self, tmp_path):
+        bench = Bench(tmp_path, lanes=2)
+        orders = [bench.order(n) for n in range(3)]
+        for order in orders:
+            bench.engine.ask(order, 0)
+        bench.engine.turn()
+        assert bench.aboard() == {(0, 0), (1, 0)}
+        bench.engine.leave(orders[0])
+        bench.engine.turn()
+        assert bench.aboard() == {(1, 0), (2, 0)}
+
+    def test_replicates_take_lanes_by_turns_when_there_are_too_few(self, tmp_path):
+        bench = Bench(tmp_path / "engine", lanes=2)
+        order = bench.order(0, replicates=5)
+        seen = set()
+        while bench.engine.ask(order, 0) is None:
+            bench.engine.turn()
+            seen |= bench.aboard()
+            assert len(bench.aboard()) <= 2
+        assert seen == {(0, seed) for seed in range(5)}
+        rest = bench.to_the_end(order)[0]
+        assert plain(rest) == plain(alone(order, tmp_path / "alone"))[1:]
+
+    def test_shapes_share_the_device_by_the_lanes_they_fill(self, bench):
+        many = [bench.order(n, training={"steps": 10**6}) for n in range(3)]
+        one = bench.order(9, training={"steps": 10**6}, task={"batch_size": 8})
+        for order in (*many, one):
+            bench.engine.ask(order, 0)
+        for _ in range(40):
+            bench.engine.turn()
+        groups = bench.engine.status()["groups"]
+        steps = {len(g["aboard"]): g["aboard"][0]["step"] for g in groups}
+        assert steps == {3: 150, 1: 50}  # of 200 steps, each lane's equal share
+
+    def test_one_that_cannot_share_trains_alone_in_the_same_engine(self, bench, tmp_path, caplog):
+        orders = [bench.order(0), bench.order(1, seed=901), bench.order(2, seed=902)]
+        with caplog.at_level("INFO"):
+            told = bench.to_the_end(*orders)
+        for order, reports in zip(orders, told, strict=True):
+            assert plain(reports) == plain(alone(order, tmp_path / "alone"))
+        assert [r.getMessage() for r in caplog.records if "alone" in r.getMessage()] == [
+            "trial trains alone experiment=e1 trial=1 why=it is alone"
+        ]
+
+    def test_an_engine_without_lanes_is_refused(self):
+        with pytest.raises(ValueError, match="at least one lane; got lanes=0"):
+            Engine("cpu", 0)
+
+
+class TestEnds:
+    def test_a_cancelled_experiment_loses_its_lanes_and_no_other_does(self, bench):
+        mine = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        other = replace(mine, experiment="e2")
+        for order in (mine, other):
+            bench.engine.ask(order, 0)
+        bench.engine.turn()
+        cancel_mark(bench.folder, "e1").touch()
+        assert bench.until_report(mine).outcome == "cancelled"
+        assert [lane["experiment"] for lane in bench.engine.status()["groups"][0]["aboard"]] == [
+            "e2"
+        ]
+
+    def test_a_later_attempt_goes_on_from_what_the_earlier_one_has_trained(self, bench):
+        first = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        bench.engine.ask(first, 0)
+        for _ in range(4):
+            bench.engine.turn()
+        second = replace(first, attempt=2)
+        bench.engine.ask(second, 0)
+        bench.engine.turn()
+        bench.engine.ask(second, 0)
+        bench.engine.turn()
+        (lane,) = bench.engine.status()["groups"][0]["aboard"]
+        assert lane["step"] == 25
+        with pytest.raises(StaleAttemptError):
+            bench.engine.ask(first, 0)
+
+    def test_an_attempt_with_a_successor_elsewhere_ends_and_its_neighbours_go_on(self, bench):
+        orders = [bench.order(n) for n in range(2)]
+        for order in orders:
+            bench.engine.ask(order, 0)
+        bench.engine.turn()
+        Attempt(replace(orders[0], attempt=2), "cpu")
+        with pytest.raises(StaleAttemptError):
+            bench.to_the_end(orders[0])
+        assert bench.to_the_end(orders[1])[0][-1].outcome == "completed"
+
+    def test_a_trial_that_nobody_asks_for_is_committed_and_dropped(self, tmp_path):
+        bench = Bench(tmp_path, lease_seconds=60)
+        order = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        bench.engine.ask(order, 0)
+        while bench.clock.now <= 60:
+            bench.engine.turn()
+        bench.engine.turn()
+        assert not bench.aboard()
+        assert Store(tmp_path).newest("e1/00000/0").step == 65
+        assert bench.to_the_end(order)[0][-1].outcome == "completed"  # who comes back goes on
+
+    def test_a_stopped_engine_has_committed_what_was_aboard(self, bench):
+        order = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        bench.engine.ask(order, 0)
+        bench.engine.turn()
+        bench.engine.stop()
+        assert Store(bench.folder).newest("e1/00000/0").step == 5
+        with pytest.raises(EngineError, match="has been stopped"):
+            bench.engine.ask(order, 0)
+
+
+class TestErrors:
+    def test_a_bug_in_one_trial_fails_that_trial_alone(self, bench, tmp_path):
+        orders = [bench.order(0), bench.order(1, model={"broken": True}), bench.order(2)]
+        told = bench.to_the_end(*orders)
+        assert [reports[-1].outcome for reports in told] == ["completed", "failed", "completed"]
+        assert "a bug in the model" in told[1][-1].error
+        assert plain(told[0]) == plain(alone(orders[0], tmp_path / "alone"))
+
+    def test_a_config_that_no_model_takes_fails_with_its_traceback(self, bench):
+        order = bench.order(0)
+        order = replace(order, config={**order.config, "model": {"name": "nobody"}})
+        report = bench.until_report(order)
+        assert report.outcome == "failed"
+        assert "there is no model 'nobody'" in report.error
+
+    def test_a_store_that_refuses_one_trial_fails_that_trial_alone(self, bench, monkeypatch):
+        commit = Store.commit
+
+        def refuse(self, key, *content):
+            if key.startswith("e1/00001"):
+                raise ValueError("a metric is not finite")
+            commit(self, key, *content)
+
+        monkeypatch.setattr(Store, "commit", refuse)
+        told = bench.to_the_end(bench.order(0), bench.order(1))
+        assert [reports[-1].outcome for reports in told] == ["completed", "failed"]
+        assert "a metric is not finite" in told[1][-1].error
+
+    def test_a_full_disk_is_nobodys_failure(self, bench, monkeypatch):
+        def refuse(self, key, *content):
+            error = OSError(errno.ENOSPC, "No space left on device")
+            raise storage_error("write", self.root, error) from error
+
+        orders = [bench.order(0), bench.order(1)]
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "commit", refuse)
+            for order in orders:
+                bench.engine.ask(order, 0)
+            for _ in range(3):
+                bench.engine.turn()
+            for order in orders:
+                with pytest.raises(EngineError, match="No space left on device"):
+                    bench.engine.ask(order, 0)
+        told = bench.to_the_end(*(replace(order, attempt=2) for order in orders))
+        assert [reports[-1].outcome for reports in told] == ["completed", "completed"]
+
+    def test_a_lost_device_ends_the_engine_and_fails_no_trial(self, bench):
+        def lose(group):
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+        bench.fails = lose
+        order = bench.order(0)
+        bench.engine.ask(order, 0)
+        bench.engine.turn()
+        for late in (order, bench.order(1)):
+            with pytest.raises(EngineError, match="unspecified launch failure"):
+                bench.engine.ask(late, 0)
+
+    def test_out_of_memory_makes_the_group_smaller_and_nobody_fails(self, tmp_path, caplog):
+        bench = Bench(tmp_path / "engine", lanes=8)
+
+        def fill(group):
+            if group.lanes > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        bench.fails = fill
+        orders = [bench.order(n) for n in range(5)]
+        told = bench.to_the_end(*orders)
+        for order, reports in zip(orders, told, strict=True):
+            assert plain(reports) == plain(alone(order, tmp_path / "alone"))
+        assert [group.lanes for group in bench.groups] == [8, 4, 2]
+        lines = [r.getMessage() for r in caplog.records if "out of memory" in r.getMessage()]
+        assert lines == [
+            "out of memory, fewer lanes lanes=4 of=8",
+            "out of memory, fewer lanes lanes=2 of=4",
+        ]
+
+    def test_one_that_never_fits_waits_for_the_others_and_then_fails_with_words(self, bench):
+        def fill(group):
+            if any(t.config.task.batch_size == 8 for t in group.trainings):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        bench.fails = fill
+        fits, never = bench.order(0), bench.order(1, task={"batch_size": 8})
+        told = bench.to_the_end(fits, never)
+        assert [reports[-1].outcome for reports in told] == ["completed", "failed"]
+        assert "does not hold one lane of this size" in told[1][-1].error
+
+    def test_who_makes_a_group_fail_is_found_and_the_others_share_again(self, bench, tmp_path):
+        def fail(group):
+            if any(t.config.model.broken for t in group.trainings):
+                raise ZeroDivisionError("somewhere in the program")
+
+        bench.fails = fail
+        orders = [bench.order(0), bench.order(1, model={"broken": True}), bench.order(2)]
+        told = bench.to_the_end(*orders)
+        assert [reports[-1].outcome for reports in told] == ["completed", "failed", "completed"]
+        assert "a bug in the model" in told[1][-1].error
+        for number in (0, 2):
+            assert plain(told[number]) == plain(alone(orders[number], tmp_path / "alone"))
+        assert [group.is_closed for group in bench.groups] == [True, False]
+
+    def test_when_no_trial_alone_is_to_blame_the_shape_trains_alone(self, bench, caplog):
+        def fail(group):
+            raise ZeroDivisionError("somewhere in the program")
+
+        bench.fails = fail
+        orders = [bench.order(n) for n in range(3)]
+        told = bench.to_the_end(*orders)
+        assert [reports[-1].outcome for reports in told] == ["completed"] * 3
+        assert len(bench.groups) == 1
+        assert "none of its trials fails alone, so they stay alone" in caplog.text
+
+
+class TestOccupancy:
+    def test_lanes_hardly_idle_while_trials_wait_and_are_stopped_at_random(self, tmp_path):
+        """As under ASHA: two of three trials are stopped at a rung, after a while of deciding."""
+        bench = Bench(tmp_path, lanes=8)
+        dice, started = random.Random(1), 0
+        deciding: dict[int, float] = {}
+        callers: list = []
+        while started < 60 or callers:
+            while started < 60 and len(callers) < 10:
+                callers.append(bench.order(started, seed=dice.randrange(800)))
+                started += 1
+            for order in list(callers):
+                if deciding.get(order.number, 0) > bench.clock.now:
+                    continue
+                report = bench.engine.ask(order, 0)
+                if report is None:
+                    continue
+                deciding[order.number] = bench.clock.now + 4
+                if report.outcome or dice.random() < 2 / 3:
+                    bench.engine.leave(order)
+                    callers.remove(order)
+            bench.engine.turn()
+        busy = bench.engine.occupancy()
+        assert busy["occupied"] > 1000
+        assert busy["wasted"] < 0.05
+        spans = bench.engine.spans()
+        assert sum(s.seconds * s.occupied for s in spans) == pytest.approx(busy["occupied"])

@@ -1,0 +1,938 @@
+"""An engine: one device, and the trials of any experiments that share it as lanes.
+
+Callers are threads, one for each trial, which `advance` their trial from rung to rung. One thread
+trains: groups of replicates of equal shape side by side, one group after another in short slices of
+time. A lane goes on past its rung while the scheduler decides. A lane that becomes free is refilled
+at once from the trials that wait, which are those of callers beyond the number of lanes: so there
+should be some more callers than lanes.
+
+A group has the same number of lanes from beginning to end, whoever is aboard: so what a lane trains
+does not depend, not by a bit, on its neighbours.
+
+Checkpoints are those of a trial alone: an engine that is killed costs the steps since the last
+commits, and each trial goes on in another engine or in a process of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.engine.errors import (
+    EngineError,
+    describe,
+    is_of_the_device,
+    is_of_the_disk,
+    is_out_of_memory,
+)
+from eigensweep.workers.engine.group import Group, explain_alone, shape_key
+from eigensweep.workers.engine.occupancy import Occupancy, Span
+from eigensweep.workers.engine.turns import LaneError, SideBySide, Turns
+from eigensweep.workers.shared.checkpoints import StaleAttemptError, cancel_mark
+from eigensweep.workers.shared.ledger import StaleWriteError
+from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt, Replicate
+from eigensweep.workers.trial.training import Training
+
+logger = logging.getLogger(__name__)
+
+SLICE_SECONDS = 0.25
+"""Seconds for which one group trains before the engine looks around."""
+
+LEASE_SECONDS = 120.0
+"""A trial whose caller has not asked for so long is committed and dropped."""
+
+WRITERS = 2
+"""Threads that write commits."""
+
+KEPT_EMPTY = 2
+"""Groups without trainings that are kept, since making one costs seconds on a GPU."""
+
+IDLE_SECONDS = 0.5
+"""An engine with nothing to train looks around this often."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which trainings can share a program, and what makes one of them."""
+
+    shape_key: Callable[[TrialConfig], str]
+    """Trainings with the same key can share."""
+    explain_alone: Callable[[TrialConfig], str | None]
+    """Why a configuration cannot share with any other, None if it can."""
+    make_group: Callable[[Training, int], SideBySide]
+    """Makes an empty group for trainings like this one, with so many lanes."""
+
+
+class Engine:
+    """Trains the trials of many callers on one device, side by side."""
+
+    def __init__(
+        self,
+        device: str,
+        lanes: int | Callable[[TrialConfig], int],
+        *,
+        sharing: Sharing | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS,
+        threads: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        writers: Executor | None = None,
+        in_background: bool = True,
+    ) -> None:
+        """Prepare an engine on `device`, `cpu` or `cuda`; it trains from the first order on.
+
+        `lanes` is how many replicates of one shape train side by side, or says so for a
+        configuration. `threads` are those of PyTorch on the CPU. Tests give a clock of their own,
+        another pool that writes commits, and turn the engine themselves, with `turn`, where it is
+        not `in_background`.
+
+        Raises:
+            ValueError: if there is no lane.
+        """
+        if isinstance(lanes, int) and lanes < 1:
+            raise ValueError(f"an engine needs at least one lane; got lanes={lanes}")
+        self.device = device
+        self._lanes = lanes if callable(lanes) else lambda config: lanes
+        self._sharing = sharing or Sharing(shape_key, explain_alone, Group)
+        self._lease, self._slice, self._threads = lease_seconds, slice_seconds, threads
+        self._clock = clock
+        self._pool = writers or ThreadPoolExecutor(WRITERS, thread_name_prefix="commits")
+        self._thread: threading.Thread | None = None
+        self._in_background = in_background
+
+        self._changed = threading.Condition(threading.RLock())
+        """Guards what follows up to the next empty line; notified when something has changed."""
+        self._trials: dict[tuple[str, str, int], _Trial] = {}
+        self._arrivals = 0
+        self._is_stopping = False
+        self._broken: EngineError | None = None
+        self._status: Json = {}
+
+        self._making = threading.Lock()
+        """Held to make a training or a program: both use what the process has only one of."""
+        self._rooms: dict[str, _Room] = {}
+        self._probes: dict[str, _Probe] = {}
+        self._most: dict[str, int] = {}
+        """Lanes that memory has room for, by shape, where it was found to be short."""
+        self._crowded: dict[str, int] = {}
+        """Shapes without room for one lane, and how many other groups trained when that showed."""
+        self._unshareable: dict[str, str] = {}
+        """Shapes whose program does not work here, and why."""
+        self._told_alone: set[str] = set()
+        self._looked_at = -GLANCE_SECONDS
+        self._occupancy = Occupancy()
+
+    # What callers use, from any thread.
+
+    def advance(self, order: Order) -> Report:
+        """Return the report of a trial's next rung, as soon as the trial has come there.
+
+        The first call for an attempt takes the trial aboard, and each further one returns the next
+        report. Rungs up to `order.reported` are left out. A report with an outcome is the last one.
+        It comes after the commit of what it tells.
+
+        Raises:
+            StaleAttemptError: if the trial has a later attempt.
+            EngineError: if engine or machine could not go on; the trial can, in another attempt.
+        """
+        while True:
+            report = self.ask(order, IDLE_SECONDS)
+            if report is not None:
+                return report
+
+    def ask(self, order: Order, seconds: float) -> Report | None:
+        """Do what `advance` does, but return None if there is no report after some seconds.
+
+        Raises:
+            StaleAttemptError: if the trial has a later attempt.
+            EngineError: if engine or machine could not go on; the trial can, in another attempt.
+        """
+        deadline = time.monotonic() + seconds
+        trial = self._find(order)
+        try:
+            if not self._open(trial, deadline):
+                return None
+            self._start()
+            with self._changed:
+                while True:
+                    while trial.reports:
+                        report = trial.reports[0]
+                        if report.outcome is not None:
+                            return report
+                        trial.reports.popleft()
+                        if report.step > order.reported:
+                            return report
+                    if (error := trial.error or self._broken) is not None:
+                        self._forget(trial)
+                        raise error
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return None
+                    self._changed.wait(left)
+        finally:
+            with self._changed:
+                trial.callers -= 1
+                trial.asked_at = self._clock()
+
+    def leave(self, order: Order) -> None:
+        """Drop a trial that is no longer wanted; its last commit stands. Does not wait for it."""
+        with self._changed:
+            trial = self._trials.get(_key(order))
+            if trial is not None and trial.order.attempt <= order.attempt:
+                trial.drop = trial.drop or "left"
+                self._changed.notify_all()
+
+    def status(self) -> Json:
+        """Return, as plain data, who is in which lane, who waits, and how busy the lanes are."""
+        with self._changed:
+            return {**self._describe(), **self._status}
+
+    def occupancy(self) -> Json:
+        """Return lane-seconds by what lanes did: occupied, idle though wanted, and idle."""
+        busy = self._occupancy
+        return {
+            "occupied": busy.occupied,
+            "idle_wanted": busy.idle_wanted,
+            "idle": busy.idle,
+            "wasted": busy.wasted,
+        }
+
+    def spans(self) -> list[Span]:
+        """Return the occupancy over time, for a plot."""
+        with self._changed:
+            return list(self._occupancy.spans)
+
+    def stop(self) -> None:
+        """Commit every lane, end the training, and refuse whoever asks from now on."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._close_down()
+        self._pool.shutdown()
+
+    def _find(self, order: Order) -> _Trial:
+        """Return the trial of an order, new or known, with one caller more."""
+        with self._changed:
+            if self._is_stopping or self._broken is not None:
+                raise self._broken or EngineError("the engine has been stopped")
+            known = self._trials.get(_key(order))
+            if known is not None and known.order.attempt > order.attempt:
+                raise StaleAttemptError(
+                    f"attempt {order.attempt} of trial {order.number} of {order.experiment} "
+                    f"has a successor, {known.order.attempt}"
+                )
+            is_same = known is not None and known.order.attempt == order.attempt
+            if known is not None and is_same and known.drop is None:
+                known.callers += 1
+                return known
+            if known is not None:
+                known.drop = known.drop or "superseded"
+                known.error = known.error or StaleAttemptError(
+                    f"attempt {known.order.attempt} of trial {order.number} of "
+                    f"{order.experiment} has left, or has a successor"
+                )
+            self._arrivals += 1
+            trial = _Trial(order, self._arrivals, self._clock(), predecessor=known, callers=1)
+            self._trials[_key(order)] = trial
+            self._changed.notify_all()
+            return trial
+
+    def _open(self, trial: _Trial, deadline: float) -> bool:
+        """Pick a new trial up from the store; return False if the time was too short for that."""
+        with self._changed:
+            while trial.is_opening or (trial.predecessor and not trial.predecessor.is_gone):
+                self._start()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            trial.predecessor = None
+            if trial.attempt is not None or trial.is_over:
+                return True
+            trial.is_opening = True
+        try:
+            self._begin(trial)
+        finally:
+            with self._changed:
+                trial.is_opening = False
+                self._changed.notify_all()
+        return True
+
+    def _begin(self, trial: _Trial) -> None:
+        """Make the replicates of a trial; an error in that is the trial's own."""
+        try:
+            with self._making:
+                attempt = Attempt(trial.order, self.device, self._clock)
+            config = TrialConfig.from_dict(trial.order.config).resolve()
+            alone = self._sharing.explain_alone(config)
+            shape = self._sharing.shape_key(config)
+            lanes = 1 if alone else self._lanes(config)
+        except Exception as error:
+            with self._changed:
+                if is_out_of_memory(error):
+                    trial.error = EngineError(f"no memory to begin a trial: {error}")
+                    trial.is_over = True
+                else:
+                    self._settle(trial, error)
+            return
+        with self._changed:
+            trial.attempt, trial.alone, trial.shape = attempt, alone, shape
+            trial.lanes_of_group = max(1, lanes)
+            trial.lanes = [_Lane(trial, replicate) for replicate in attempt.replicates]
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._in_background and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+                self._thread.start()
+
+    def _forget(self, trial: _Trial) -> None:
+        if self._trials.get(_key(trial.order)) is trial:
+            del self._trials[_key(trial.order)]
+
+    # What the training thread does.
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        try:
+            while not self._is_stopping and self._broken is None:
+                if not self.turn():
+                    with self._changed:
+                        if not self._is_stopping:
+                            self._changed.wait(IDLE_SECONDS)
+        except Exception as error:
+            # A bug in the engine: no trial's failure, and nobody may wait for ever.
+            logger.exception("engine fails device=%s", self.device)
+            self._lose(error, for_good=True)
+        finally:
+            self._close_down()
+
+    def turn(self) -> bool:
+        """Look around, refill lanes, and let one group train for a slice; False if none can."""
+        self._drop_unwanted()
+        self._stop_cancelled()
+        for trial in self._open_trials():
+            self._attend(trial)
+        self._refill()
+        self._resolve_probes()
+        room = min(
+            (r for r in self._rooms.values() if r.aboard), key=lambda r: r.used, default=None
+        )
+        if room is None:
+            self._publish()
+            return False
+        self._train(room)
+        self._publish()
+        return True
+
+    def _train(self, room: _Room) -> None:
+        began, occupied = self._clock(), len(room.aboard)
+        waiting = sum(1 for lane in self._waiting() if self._name(lane.trial) == room.name)
+        try:
+            with nullcontext() if room.has_trained else self._making:
+                room.group.advance(self._slice)
+            room.has_trained = True
+        except Exception as error:
+            self._recover(room, error)
+        for trial in dict.fromkeys(lane.trial for lane in room.aboard):
+            self._attend(trial)
+        for lane in list(room.aboard):
+            if lane.replicate.is_due(len(room.aboard)) and not lane.is_writing:
+                self._guard(lane.trial, lambda lane=lane: self._commit(lane))  # type: ignore[misc]
+        seconds = self._clock() - began
+        room.used += seconds / max(1, occupied)
+        with self._changed:
+            self._occupancy.add(Span(began, seconds, room.group.lanes, occupied, waiting))
+
+    def _attend(self, trial: _Trial) -> None:
+        """Report the rungs that a trial has come to, free the lanes it no longer needs."""
+        self._guard(trial, lambda: self._report_rungs(trial))
+        self._release(trial)
+
+    def _report_rungs(self, trial: _Trial) -> None:
+        attempt = trial.attempt
+        if attempt is None or trial.is_over or trial.drop is not None:
+            return
+        for lane in trial.lanes:
+            if lane.room is not None and lane.replicate.training.is_finished:
+                self._take_off(lane)
+        while not trial.is_over and attempt.is_ready():
+            for lane in trial.lanes:
+                if lane.replicate.has_news:
+                    self._commit(lane)
+            report = attempt.report()
+            if report.outcome is not None:
+                self._end(trial)
+                for lane in trial.lanes:
+                    self._write(lane, lane.replicate.keep_best)
+            self._hold(trial, report)
+
+    def _end(self, trial: _Trial) -> None:
+        """Take a trial's lanes off: there is no more to train."""
+        trial.is_over = True
+        for lane in trial.lanes:
+            self._take_off(lane)
+
+    def _hold(self, trial: _Trial, report: Report) -> None:
+        """Give out a report when what was committed for it is written."""
+        writing = [lane.writing for lane in trial.lanes if lane.writing is not None]
+        with self._changed:
+            trial.held.append((report, writing))
+
+    def _release(self, trial: _Trial) -> None:
+        """Give out the reports whose commits are written."""
+        with self._changed:
+            for lane in trial.lanes:
+                if lane.writing is not None and lane.writing.done():
+                    error = lane.writing.exception()
+                    lane.writing = None
+                    if error is not None:
+                        self._settle(trial, error)
+            while trial.held and all(writing.done() for writing in trial.held[0][1]):
+                report, writing = trial.held.popleft()
+                errors = (each.exception() for each in writing)
+                error = next((e for e in errors if e is not None), None)
+                if error is None:
+                    trial.reports.append(report)
+                else:
+                    self._settle(trial, error)
+            self._changed.notify_all()
+
+    def _settle(self, trial: _Trial, error: BaseException) -> None:
+        """Take in an error that was met while working for one trial."""
+        if is_of_the_disk(error) or is_of_the_device(error):
+            self._lose(error, for_good=not is_of_the_disk(error))
+            return
+        if trial.error is not None or trial.has_failed:
+            return
+        trial.has_failed = True
+        with suppress(Exception):  # what failed may fail once more
+            self._end(trial)
+        trial.held.clear()
+        if isinstance(error, StaleWriteError):
+            trial.error = error
+        else:
+            reached = 0 if trial.attempt is None else trial.attempt.reached_step
+            logger.warning(
+                "trial failed experiment=%s trial=%d step=%d error=%s",
+                *(trial.order.experiment, trial.order.number, reached, error),
+            )
+            trial.reports.append(Report(reached, outcome="failed", error=describe(error)))
+        self._changed.notify_all()
+
+    def _guard(self, trial: _Trial, act: Callable[[], None]) -> None:
+        """Do something for one trial, whose failure alone it is if that fails."""
+        try:
+            act()
+        except Exception as error:
+            with self._changed:
+                self._settle(trial, error)
+
+    # Commits.
+
+    def _commit(self, lane: _Lane) -> None:
+        """Copy what is new of a lane now, and have it written."""
+        if lane.is_lost:
+            return
+        if lane.writing is not None:
+            lane.writing.exception()  # waits: who trains faster than the disk writes is held up
+        room, training = lane.room, lane.replicate.training
+        update = None if room is None else lambda: room.group.update(training)
+        commit = lane.replicate.take(update)
+        self._write(lane, lambda: lane.replicate.write(commit))
+
+    def _write(self, lane: _Lane, act: Callable[[], None]) -> None:
+        """Have something written, after what the same lane has written before."""
+        before, trial = lane.writing, lane.trial
+
+        def write() -> None:
+            if before is not None:
+                before.result()
+            act()
+
+        lane.writing = self._pool.submit(write)
+        lane.writing.add_done_callback(lambda done: self._wake(trial))
+
+    def _wake(self, trial: _Trial) -> None:
+        """Give out a report at once when its last commit is written."""
+        with self._changed:
+            while trial.held and all(
+                each.done() and each.exception() is None for each in trial.held[0][1]
+            ):
+                trial.reports.append(trial.held.popleft()[0])
+            self._changed.notify_all()
+
+    # Lanes.
+
+    def _waiting(self) -> list[_Lane]:
+        """Return the replicates without a lane, in the order in which they get one.
+
+        First those that their trial needs for its next rung, the trial that came first first.
+        """
+        lanes = [
+            lane
+            for trial in self._open_trials()
+            for lane in trial.lanes
+            if lane.room is None and not lane.replicate.training.is_finished
+        ]
+        return sorted(lanes, key=lambda lane: (not lane.is_needed, lane.trial.arrival))
+
+    def _refill(self) -> None:
+        """Give free lanes to those that wait."""
+        for lane in self._waiting():
+            if lane.trial.is_over or lane.room is not None:
+                continue
+            room = self._room_for(lane)
+            if room is None:
+                continue
+            if not room.group.free and lane.is_needed:
+                self._make_way(room, lane)
+            if room.group.free:
+                self._take_aboard(room, lane)
+
+    def _make_way(self, room: _Room, lane: _Lane) -> None:
+        """Take off a replicate of the same trial that is past the rung this one must come to."""
+        for other in room.aboard:
+            if other.trial is lane.trial and not other.is_needed:
+                self._take_off(other)
+                return
+
+    def _take_aboard(self, room: _Room, lane: _Lane) -> None:
+        try:
+            room.group.join(lane.replicate.training)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._shrink(room, error)
+            else:
+                with self._changed:
+                    self._settle(lane.trial, error)
+            return
+        if not room.aboard:
+            others = [r.used for r in self._rooms.values() if r.aboard]
+            room.used = max(room.used, min(others, default=0.0))
+        lane.room = room
+        room.aboard.append(lane)
+
+    def _take_off(self, lane: _Lane) -> None:
+        room = lane.room
+        if room is None:
+            return
+        lane.room = None
+        room.aboard.remove(lane)
+        try:
+            room.group.leave(lane.replicate.training)
+        except Exception:
+            lane.is_lost = True
+            raise
+
+    def _name(self, trial: _Trial) -> str:
+        """Return the name of the room in which a trial trains."""
+        alone = trial.alone or self._unshareable.get(trial.shape)
+        return ALONE if alone or trial.probe is not None else trial.shape
+
+    def _room_for(self, lane: _Lane) -> _Room | None:
+        """Return the room of a lane, made if need be; None if there is no memory for it now."""
+        trial = lane.trial
+        name = self._name(trial)
+        if name == ALONE:
+            self._tell_why_alone(trial)
+        if name in self._rooms:
+            return self._rooms[name]
+        if name in self._crowded:
+            if self._count_occupied() >= self._crowded[name]:
+                return None
+            del self._crowded[name]
+            self._clear_empty(0)
+        self._clear_empty(KEPT_EMPTY)
+        lanes = min(trial.lanes_of_group, self._most.get(name, trial.lanes_of_group))
+        try:
+            if name == ALONE:
+                group: SideBySide = Turns(self._most.get(ALONE, MOST_ALONE))
+            else:
+                with self._making:
+                    group = self._sharing.make_group(lane.replicate.training, lanes)
+        except Exception as error:
+            if is_of_the_device(error):
+                self._lose(error, for_good=True)
+            elif is_out_of_memory(error):
+                self._find_less(name, lanes, [trial], error)
+            else:
+                logger.warning("no program for this shape, its trials train alone", exc_info=error)
+                self._unshareable[name] = f"making their program failed: {error}"
+            return None
+        self._rooms[name] = room = _Room(name, group)
+        return room
+
+    def _count_occupied(self) -> int:
+        return sum(1 for room in self._rooms.values() if room.aboard)
+
+    def _tell_why_alone(self, trial: _Trial) -> None:
+        why = trial.alone or self._unshareable.get(trial.shape)
+        if why is not None and why not in self._told_alone:
+            self._told_alone.add(why)
+            logger.info(
+                "trial trains alone experiment=%s trial=%d why=%s",
+                *(trial.order.experiment, trial.order.number, why),
+            )
+
+    def _clear_empty(self, kept: int) -> int:
+        """Drop groups without trainings but for so many; return how many were dropped."""
+        empty = sorted((r for r in self._rooms.values() if not r.aboard), key=lambda r: r.used)
+        dropped = empty[: max(0, len(empty) - kept)]
+        for room in dropped:
+            del self._rooms[room.name]
+            room.group.close()
+        if dropped and self.device != "cpu":
+            torch.cuda.empty_cache()
+        return len(dropped)
+
+    # Trials that go.
+
+    def _open_trials(self) -> list[_Trial]:
+        with self._changed:
+            return [
+                trial
+                for trial in self._trials.values()
+                if trial.attempt is not None and (not trial.is_over or trial.held)
+            ]
+
+    def _drop_unwanted(self) -> None:
+        """Take off the trials that left, have a successor, or whose callers are gone."""
+        now = self._clock()
+        with self._changed:
+            trials = list(self._trials.values())
+            trials += [t.predecessor for t in trials if t.predecessor is not None]
+            for trial in trials:
+                silent = not trial.callers and now - trial.asked_at > self._lease
+                if silent and trial.is_gone:
+                    self._forget(trial)
+                elif silent and trial.drop is None:
+                    trial.drop = "silent"
+            going = [t for t in trials if t.drop is not None and not t.is_gone and not t.is_opening]
+        for trial in going:
+            if trial.drop == "silent" and not trial.is_over:
+                logger.warning(
+                    "trial dropped, nobody asks for it experiment=%s trial=%d attempt=%d",
+                    *(trial.order.experiment, trial.order.number, trial.order.attempt),
+                )
+            self._drop(trial, commit=trial.drop != "left")
+
+    def _drop(self, trial: _Trial, commit: bool) -> None:
+        is_open = trial.attempt is not None and not trial.is_over
+        self._guard(trial, lambda: self._end(trial))
+        for lane in trial.lanes:
+            if commit and is_open and lane.replicate.has_news:
+                self._guard(trial, lambda lane=lane: self._commit(lane))  # type: ignore[misc]
+        for lane in trial.lanes:
+            if lane.writing is not None:
+                lane.writing.exception()  # waits; a successor reads what is written
+        with self._changed:
+            trial.is_gone = True
+            self._forget(trial)
+            self._changed.notify_all()
+
+    def _stop_cancelled(self) -> None:
+        """End the trials of experiments that were cancelled, where they are."""
+        now = self._clock()
+        if now - self._looked_at < GLANCE_SECONDS:
+            return
+        self._looked_at = now
+        marks: dict[Path, bool] = {}
+        for trial in self._open_trials():
+            mark = cancel_mark(trial.order.storage, trial.order.experiment)
+            if mark not in marks:
+                marks[mark] = mark.exists()
+            if marks[mark] and not trial.is_over and trial.attempt is not None:
+                self._guard(trial, lambda trial=trial: self._end(trial))  # type: ignore[misc]
+                self._hold(trial, trial.attempt.report_cancelled())
+
+    # Errors of what is shared.
+
+    def _recover(self, room: _Room, error: Exception) -> None:
+        """Go on after a group's training has failed."""
+        if is_of_the_device(error):
+            self._lose(error, for_good=True)
+        elif is_of_the_disk(error):
+            self._lose(error, for_good=False)
+        elif is_out_of_memory(error):
+            self._shrink(room, error)
+        elif isinstance(error, LaneError):
+            self._blame(room, error)
+        else:
+            self._suspect(room, error)
+
+    def _blame(self, room: _Room, error: LaneError) -> None:
+        lane = next(each for each in room.aboard if each.replicate.training is error.training)
+        if lane.trial.probe is not None:
+            lane.trial.probe.is_explained = True
+        with self._changed:
+            self._settle(lane.trial, error.__cause__ or error)
+
+    def _shrink(self, room: _Room, error: Exception) -> None:
+        """Close a group that does not fit into the memory, and let fewer at a time go on."""
+        lanes = len(room.aboard) if room.name == ALONE else room.group.lanes
+        self._find_less(room.name, lanes, self._close_lost(room), error)
+
+    def _find_less(self, name: str, lanes: int, trials: Iterable[_Trial], error: Exception) -> None:
+        """Decide what to try after so many lanes of a shape did not fit into the memory."""
+        if self._clear_empty(0):
+            return
+        if lanes > 1:
+            self._most[name] = lanes // 2
+            logger.warning("out of memory, fewer lanes lanes=%d of=%d", lanes // 2, lanes)
+            return
+        if occupied := self._count_occupied():
+            self._crowded[name] = occupied
+            logger.warning("out of memory, trials wait until other shapes have ended")
+            return
+        for trial in trials:
+            words = RuntimeError(f"the memory of {self.device} does not hold one lane of this size")
+            words.__cause__ = error
+            with self._changed:
+                self._settle(trial, words)
+
+    def _suspect(self, room: _Room, error: Exception) -> None:
+        """Let each trial of a group train alone for a while, to see which of them fails."""
+        logger.warning(
+            "a group failed, each of its trials goes on alone for a while lanes=%d",
+            len(room.aboard),
+            exc_info=error,
+        )
+        probe = self._probes.setdefault(room.name, _Probe(error))
+        steps = {lane.trial: lane.trial.attempt for lane in room.aboard}
+        until = {
+            trial: attempt.reached_step + attempt.replicates[0].training.evaluate_every
+            for trial, attempt in steps.items()
+            if attempt is not None
+        }
+        for trial in self._close_lost(room):
+            trial.probe, trial.probed_until = probe, until[trial]
+            probe.trials.append(trial)
+
+    def _resolve_probes(self) -> None:
+        """Let those that did well alone share again, or not, if no trial alone is to blame."""
+        for name, probe in list(self._probes.items()):
+            probe.trials = [
+                trial
+                for trial in probe.trials
+                if not trial.is_over
+                and any(lane.replicate.training.step < trial.probed_until for lane in trial.lanes)
+            ]
+            if probe.trials:
+                continue
+            del self._probes[name]
+            if not probe.is_explained:
+                self._unshareable[name] = f"they failed side by side: {probe.error}"
+                logger.warning("none of its trials fails alone, so they stay alone")
+            for trial in self._open_trials():
+                if trial.probe is probe:
+                    trial.probe = None
+                    if probe.is_explained:
+                        for lane in trial.lanes:
+                            self._take_off(lane)
+
+    def _close_lost(self, room: _Room) -> list[_Trial]:
+        """Drop a group whose tensors cannot be trusted; its trials go back to their commits."""
+        self._rooms.pop(room.name, None)
+        with suppress(Exception):  # it has failed already
+            room.group.close()
+        lanes, room.aboard = room.aboard, []
+        for lane in lanes:
+            lane.room, lane.is_lost = None, True
+        trials = list(dict.fromkeys(lane.trial for lane in lanes))
+        for trial in trials:
+            self._guard(trial, lambda trial=trial: self._reopen(trial))  # type: ignore[misc]
+        return [trial for trial in trials if not trial.is_over]
+
+    def _reopen(self, trial: _Trial) -> None:
+        """Pick a trial up from its last commits once more."""
+        assert trial.attempt is not None
+        for lane in trial.lanes:
+            if lane.room is not None:
+                self._take_off(lane)
+            if lane.writing is not None:
+                lane.writing.exception()
+        reported = trial.attempt.reported
+        with self._making:
+            trial.attempt = Attempt(trial.order, self.device, self._clock)
+        trial.attempt.reported = reported
+        lanes = [_Lane(trial, replicate) for replicate in trial.attempt.replicates]
+        for lane, before in zip(lanes, trial.lanes, strict=True):
+            lane.writing = before.writing
+        trial.lanes = lanes
+
+    def _lose(self, error: BaseException, for_good: bool) -> None:
+        """Tell every caller that this was not its trial's fault, and begin anew, if at all."""
+        words = EngineError(f"the engine on {self.device} could not go on: {error}")
+        words.__cause__ = error
+        logger.error("engine drops all trials device=%s error=%s", self.device, error)
+        with self._changed:
+            self._close_rooms()
+            self._probes.clear()
+            for trial in list(self._trials.values()):
+                trial.error = trial.error or words
+                trial.is_over, trial.is_gone = True, True
+                trial.held.clear()
+                for lane in trial.lanes:
+                    lane.room, lane.is_lost = None, True
+            if for_good:
+                self._broken = words
+            self._changed.notify_all()
+
+    def _close_down(self) -> None:
+        """Commit what is aboard, and let nobody wait any longer."""
+        for trial in list(self._trials.values()):
+            if self._broken is None:
+                self._drop(trial, commit=True)
+        with self._changed:
+            self._broken = self._broken or EngineError("the engine has been stopped")
+            self._close_rooms()
+            self._changed.notify_all()
+
+    def _close_rooms(self) -> None:
+        for room in self._rooms.values():
+            room.aboard = []
+            with suppress(Exception):  # what is lost cannot be closed well
+                room.group.close()
+        self._rooms.clear()
+
+    # What it looks like.
+
+    def _publish(self) -> None:
+        """Note who is in which lane, for `status`."""
+        rooms = [
+            {
+                "shape": room.name,
+                "lanes": room.group.lanes,
+                "aboard": [lane.describe() for lane in room.aboard],
+            }
+            for room in self._rooms.values()
+        ]
+        waiting = [lane.describe() for lane in self._waiting()]
+        with self._changed:
+            self._status = {"groups": rooms, "waiting": waiting}
+
+    def _describe(self) -> Json:
+        broken = None if self._broken is None else str(self._broken)
+        return {
+            "device": self.device,
+            "groups": [],
+            "waiting": [],
+            "occupancy": self.occupancy(),
+            "error": broken,
+        }
+
+
+ALONE = "alone"
+"""The room of those that cannot share: they take turns."""
+
+MOST_ALONE = 64
+"""How many of them are on the device at once."""
+
+
+@dataclass(eq=False)
+class _Trial:
+    """An order that an engine works off."""
+
+    order: Order
+    arrival: int
+    asked_at: float
+    predecessor: _Trial | None = None
+    """An earlier attempt that must have gone before this one is picked up from the store."""
+    attempt: Attempt | None = None
+    lanes: list[_Lane] = field(default_factory=list)
+    lanes_of_group: int = 1
+    shape: str = ""
+    alone: str | None = None
+    """Why it cannot share."""
+    probe: _Probe | None = None
+    """The search for who made its group fail."""
+    probed_until: int = 0
+    callers: int = 0
+    reports: deque[Report] = field(default_factory=deque)
+    """To be given out."""
+    held: deque[tuple[Report, list[Future[None]]]] = field(default_factory=deque)
+    """To be given out when these commits are written."""
+    error: BaseException | None = None
+    """What callers are told instead of a report."""
+    drop: str | None = None
+    """Why it goes: `left`, `silent` or `superseded`."""
+    is_opening: bool = False
+    is_over: bool = False
+    """There is nothing more to train."""
+    has_failed: bool = False
+    is_gone: bool = False
+    """It has no lane, and nothing of it is left to be written."""
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A replicate, in a lane or waiting for one."""
+
+    trial: _Trial
+    replicate: Replicate
+    room: _Room | None = None
+    writing: Future[None] | None = None
+    """The last of its commits that is being written."""
+    is_lost: bool = False
+    """Its tensors cannot be trusted: what it has in the store stands."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether its trial's next rung waits for it."""
+        assert self.trial.attempt is not None
+        return not self.replicate.has_come_to(self.trial.attempt.rung)
+
+    @property
+    def is_writing(self) -> bool:
+        return self.writing is not None and not self.writing.done()
+
+    def describe(self) -> Json:
+        order, training = self.trial.order, self.replicate.training
+        return {
+            "experiment": order.experiment,
+            "trial": order.number,
+            "seed": training.seed,
+            "step": training.step,
+        }
+
+
+@dataclass(eq=False)
+class _Room:
+    """A group, who is in it, and how much of the device it has had."""
+
+    name: str
+    group: SideBySide
+    aboard: list[_Lane] = field(default_factory=list)
+    used: float = 0.0
+    """Seconds of the device by occupied lane: the group with the least trains next."""
+    has_trained: bool = False
+
+
+@dataclass(eq=False)
+class _Probe:
+    """The search for the trial that makes a group fail."""
+
+    error: Exception
+    trials: list[_Trial] = field(default_factory=list)
+    """Those that have not come far enough alone."""
+    is_explained: bool = False
+    """Whether one of them has failed alone."""
+
+
+def _key(order: Order) -> tuple[str, str, int]:
+    return order.storage, order.experiment, order.number

@@ -1,0 +1,66 @@
+"""Whose fault an error is: a trial's, the memory's, or that of the machine below all of them."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+
+import torch
+
+from eigensweep.workers.shared.durable_files import StorageError
+
+DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV, errno.ENXIO}
+)
+"""The disk is full, broken or gone."""
+
+NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")
+DEVICE_LOST = ("CUDA error:", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS")
+
+
+class EngineError(RuntimeError):
+    """The engine or the machine could not go on. No trial's fault: each goes on elsewhere."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether the device, or the machine, had no memory left."""
+    return any(
+        isinstance(each, torch.OutOfMemoryError | MemoryError)
+        or (isinstance(each, RuntimeError) and any(words in str(each) for words in NO_MEMORY))
+        for each in _causes(error)
+    )
+
+
+def is_of_the_device(error: BaseException) -> bool:
+    """Tell whether the device is lost: nothing works on it until another process begins."""
+    return not is_out_of_memory(error) and any(
+        isinstance(each, torch.AcceleratorError)
+        or (isinstance(each, RuntimeError) and any(words in str(each) for words in DEVICE_LOST))
+        for each in _causes(error)
+    )
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Tell whether the disk failed, rather than what was to be written on it."""
+    return any(
+        isinstance(each, StorageError | OSError) and _errno(each) in DISK_ERRORS
+        for each in _causes(error)
+    )
+
+
+def describe(error: BaseException) -> str:
+    """Return an error with its traceback, for a person to read."""
+    return "".join(traceback.format_exception(error))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    causes: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in causes:
+        causes.append(each)
+        each = each.__cause__
+    return causes
+
+
+def _errno(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, OSError) else None
