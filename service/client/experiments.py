@@ -31,8 +31,8 @@ class Experiment(Remote):
         """Return what a notebook shows: the state and the best trial of the last answer."""
         best, metric = self.content.get("best"), self.content.get("metric") or {}
         rows = [("experiment", f"{self.id} {self.name}"), ("state", self.state)]
-        if (fraction := self.content["progress"].get("fraction")) is not None:
-            rows.append(("done", f"{fraction:.0%}"))
+        if self.fraction is not None:
+            rows.append(("done", f"{self.fraction:.0%}"))
         if best is not None:
             name = f"best {metric.get('name', 'value')}"
             settings = format_cell("settings", best.get("params"))
@@ -44,6 +44,12 @@ class Experiment(Remote):
     @property
     def name(self) -> str:
         return str(self.content["name"])
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of its work that was done by the last answer, 0 to 1; None while unknown."""
+        progress = self.content.get("progress") or {}
+        return progress.get("fraction")
 
     @property
     def is_over(self) -> bool:
@@ -92,11 +98,10 @@ class Experiment(Remote):
             TimeoutError: if that takes longer than `timeout` seconds.
         """
         with make_bar(progress) as bar:
-            task = bar.add_task(self.name, total=1.0, state=self.state)
+            task = bar.add_task(self.id, total=1.0, state=self.state)
 
             def see() -> None:
-                done = self.content["progress"].get("fraction") or 0.0
-                bar.update(task, completed=done, state=self.state)
+                bar.update(task, completed=self.fraction or 0.0, state=self.state)
 
             return self._wait(timeout, pause, see)
 
