@@ -1,10 +1,13 @@
 """The exponential of a skew-symmetric matrix and its gradient.
 
-On a CPU: scaling and squaring with diagonal Padé approximants, Higham, "The scaling and squaring
-method for the matrix exponential revisited", SIAM J. Matrix Anal. Appl. 26 (2005), section 2. For
-a skew-symmetric A an approximant p(A) p(-A)⁻¹ is orthogonal whatever its degree: p(A) = E + O with
-E even and symmetric, O odd and skew-symmetric. The norms up to which a degree serves are its own.
-Degree and squarings follow each matrix's norm.
+On a CPU: scaling and squaring, Higham, "The scaling and squaring method for the matrix exponential
+revisited", SIAM J. Matrix Anal. Appl. 26 (2005), section 2. For a skew-symmetric A a diagonal
+rational function p(A) p(-A)⁻¹ is orthogonal whatever its degree: p(A) = E + O with E even and
+symmetric, O odd and skew-symmetric. It turns by 2 atan(O / E) where A turns by an angle.
+Degree and squarings follow each matrix's norm, and small matrices need no division.
+
+Departure: in float32 p is not Padé's. It is right at Chebyshev's points of the angles that a degree
+serves, not only at zero, and so serves larger ones.
 
 On other devices the same operations run for every A, and no number is read back, so that a CUDA
 graph can hold them: `static_exponential`.
@@ -12,6 +15,7 @@ graph can hold them: `static_exponential`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, comb, log2, perm, pi
 from typing import Any
 
@@ -21,13 +25,8 @@ from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from eigensweep.models.matrices.mirror import skew_part, symmetric
 from eigensweep.models.matrices.orthogonal import polish
-
-LARGEST_NORM = {
-    torch.float32: {3: 0.53, 5: 2.19, 7: 4.5, 9: 7.1},
-    torch.float64: {3: 0.0149, 5: 0.254, 7: 0.952, 9: 2.11},
-}
-"""2-norm of A up to which a degree turns by no wrong angle, to 2e-7 or 1e-16 of the angle."""
 
 SQUARINGS = 11
 """Of `static_exponential`; it serves norms of A up to 2¹¹ π/2 = 3217."""
@@ -56,7 +55,7 @@ def static_exponential(A: Tensor) -> Tensor:
     """
     if not A.shape[-1]:
         return A
-    A = _skew(A)  # exact; its gradient is skew-symmetric
+    A = (A - A.mT) / 2  # exact; its gradient is skew-symmetric
     square = A @ A
     fourth = square @ square
     with torch.no_grad():  # |A|₂ is at most the fourth root of |A⁴|₁
@@ -73,14 +72,14 @@ def static_exponential(A: Tensor) -> Tensor:
     return W
 
 
-def _polynomials(degree: int) -> tuple[list[float], list[float]]:
-    """Return coefficients c_k of A²ᵏ for cos x and sin x / x, with x² = -A² from 0 to (π/2)².
+def _polynomials(degree: int, largest: float) -> tuple[list[float], list[float]]:
+    """Return coefficients c_k of A²ᵏ for cos x and sin x / x, with x² = -A² from 0 to `largest`².
 
     They interpolate at Chebyshev's points; cos x is 1 exactly at 0.
     """
 
     def interpolate(f: Any, degree: int) -> Any:
-        found = Chebyshev.interpolate(f, degree, domain=[0, (pi / 2) ** 2])
+        found = Chebyshev.interpolate(f, degree, domain=[0, largest**2])
         return found.convert(kind=Polynomial).coef
 
     def sinc(x: Any) -> Any:
@@ -92,7 +91,7 @@ def _polynomials(degree: int) -> tuple[list[float], list[float]]:
     return cos.tolist(), (signs * interpolate(lambda u: sinc(np.sqrt(u)), degree)).tolist()
 
 
-POLYNOMIALS = {torch.float32: _polynomials(4), torch.float64: _polynomials(8)}
+POLYNOMIALS = {torch.float32: _polynomials(4, pi / 2), torch.float64: _polynomials(8, pi / 2)}
 """Those of `static_exponential`, right to 6e-8 or 2e-15; their degree is even."""
 
 
@@ -171,13 +170,17 @@ class _Evaluated:
     """W = exp(A) of one matrix, and what its gradient needs."""
 
     def __init__(self, A: Tensor) -> None:
-        self.A, self.powers, s = _scale_down(A)
-        c = _coefficients(2 * len(self.powers) + 1)
-        even, self.Z = _combine(self.powers, c[::2]), _combine(self.powers, c[1::2])
-        odd = self.A @ self.Z
-        self.LU, self.pivots, _ = torch.linalg.lu_factor_ex(even - odd)
-        Y = torch.linalg.lu_solve(self.LU, self.pivots, even + odd, left=False)
-        self.squared = []
+        self.A, self.powers, s, self.form = _scale_down(A)
+        even = _combine(self.powers, self.form.even)
+        Z = _combine(self.powers, self.form.odd)
+        odd = self.A @ Z
+        self.Z_B = None if len(self.powers) == 1 else _combine(self.powers[:-1], self.form.odd[1:])
+        Y = even + odd
+        if self.form.divides:
+            # The memory of E + O by rows is that of N = E - O by columns, as LAPACK wants it.
+            self.LU, self.pivots, _ = torch.linalg.lu_factor_ex(Y.mT)
+            Y = torch.linalg.lu_solve(self.LU, self.pivots, Y, left=False)
+        self.Y, self.squared = Y, []
         for k in range(1, s + 1):
             self.squared.append(Y)
             Y = Y @ Y
@@ -187,74 +190,118 @@ class _Evaluated:
 
     def gradient(self, G: Tensor) -> Tensor:
         """Return the gradient to A, skew-symmetric, from that to W."""
-        Y, A, powers = self.W, self.A, self.powers
         for Y in reversed(self.squared):
-            G = G @ Y.mT + Y.mT @ G
-        # With N = E - O and Y = N⁻¹ Nᵀ: dY = N⁻¹ (dNᵀ - dN Y).
-        H = torch.linalg.lu_solve(self.LU, self.pivots, G, adjoint=True)
-        dN = H.mT - H @ Y.mT
-        dE, dO = _symmetric(dN), -_skew(dN)
-        c = _coefficients(2 * len(powers) + 1)
-        dZ = -_symmetric(A @ dO)
-        gradients = [c[2 * k] * dE + c[2 * k + 1] * dZ for k in range(1, len(powers) + 1)]
-        for k in range(len(powers) - 1, 0, -1):  # powers[k] = powers[0] powers[k - 1]
-            of_last = _symmetric(powers[0] @ gradients[k])
-            gradients[0] += of_last if k == 1 else _symmetric(powers[k - 1] @ gradients[k])
-            gradients[k - 1] += of_last
-        dA = dO @ self.Z - 2 * (A @ gradients[0])
-        return _skew(dA) / 2.0 ** len(self.squared)
+            G = (G @ Y.mT).add_(Y.mT @ G)
+        if self.form.divides:
+            # With N = E - O and Y = Nᵀ N⁻¹: dY = (dNᵀ - Y dN) N⁻¹.
+            K = torch.linalg.lu_solve(self.LU, self.pivots, G, left=False, adjoint=True)
+            M = self.Y.mT @ K
+            dE, dO = symmetric(K - M), skew_part(K.add_(M))
+        else:
+            dE, dO = symmetric(G), skew_part(G)
+        # With B = A², E = E(B) and O = A Z(B), where Z(B) = z I + B Z_B.
+        even, odd = self.form.even, self.form.odd
+        F = self.A @ dO
+        dZ = symmetric(F)
+        gradients = [
+            torch.mul(dE, e).sub_(dZ, alpha=z) for e, z in zip(even[1:], odd[1:], strict=True)
+        ]
+        for k in range(len(self.powers) - 1, 0, -1):  # powers[k] = powers[0] powers[k - 1]
+            of_last = symmetric(self.powers[0] @ gradients[k])
+            of_first = of_last if k == 1 else symmetric(self.powers[k - 1] @ gradients[k])
+            gradients[0].add_(of_first)
+            gradients[k - 1].add_(of_last)
+        of_Z = odd[1] * F if self.Z_B is None else self.Z_B @ F
+        dA = (self.A @ of_Z.sub_(gradients[0], alpha=2)).add_(dO, alpha=odd[0])
+        return skew_part(dA).div_(2.0 ** len(self.squared))
 
 
-def _coefficients(degree: int) -> list[float]:
-    """Return those of p, from the constant one on.
+@dataclass(frozen=True)
+class _Form:
+    """p = E + O: even coefficients of A⁰, A², A⁴, ..., and odd ones of A, A³, A⁵, ...
 
-    >>> _coefficients(3) == [1, 1 / 2, 1 / 10, 1 / 120]
+    exp(A) is p(A) p(-A)⁻¹ if the form `divides`, and p(A) itself if it does not.
+    """
+
+    largest: float
+    """2-norm of A up to which it serves."""
+    even: list[float]
+    odd: list[float]
+    divides: bool = True
+
+
+def _pade(degree: int, largest: float) -> _Form:
+    """Return Padé's approximant.
+
+    >>> _pade(3, 0.5).even == [1, 1 / 10] and _pade(3, 0.5).odd == [1 / 2, 1 / 120]
     True
     """
-    return [comb(degree, k) / perm(2 * degree, k) for k in range(degree + 1)]
+    c = [comb(degree, k) / perm(2 * degree, k) for k in range(degree + 1)]
+    return _Form(largest, c[::2], c[1::2])
 
 
-def _scale_down(A: Tensor) -> tuple[Tensor, list[Tensor], int]:
-    """Return A/2ˢ, its even powers as far as the degree needs them, and the number s of squarings.
+def _rational(degree: int, largest: float) -> _Form:
+    """Return a rational form whose angles are right at Chebyshev's points of 0 to `largest`²."""
+    k = degree // 2
+    points = 2 * k + 1
+    v = (1 + np.cos((2 * np.arange(points) + 1) * pi / (2 * points))) / 2
+    a = largest * np.sqrt(v)
+    # sin(a/2) E(a²) = a cos(a/2) Z(a²), with E(0) = 1, in powers of v = (a / largest)².
+    of_even = np.sin(a / 2)[:, None] * v[:, None] ** np.arange(1, k + 1)
+    of_odd = (a * np.cos(a / 2))[:, None] * v[:, None] ** np.arange(k + 1)
+    found = np.linalg.solve(np.concatenate((of_even, -of_odd), 1), -np.sin(a / 2))
+    scale = (-(largest**2.0)) ** -np.arange(k + 1)  # A² = -a²
+    even, odd = np.concatenate(([1], found[:k])) * scale, found[k:] * scale
+    return _Form(largest, even.tolist(), odd.tolist())
+
+
+FORMS = {
+    torch.float32: [
+        _Form(0.02, *_polynomials(1, 0.02), divides=False),
+        _Form(0.24, *_polynomials(2, 0.24), divides=False),
+        *(_rational(degree, largest) for degree, largest in ((3, 1.04), (5, 4.2), (7, 8.4))),
+    ],
+    torch.float64: [
+        *(_pade(d, norm) for d, norm in ((3, 0.0149), (5, 0.254), (7, 0.952), (9, 2.11)))
+    ],
+}
+"""The cheapest first. They turn by no wrong angle, to 4e-7 or 1e-16 of the angle."""
+
+
+def _scale_down(A: Tensor) -> tuple[Tensor, list[Tensor], int, _Form]:
+    """Return A/2ˢ, its even powers as far as its form needs them, s squarings, and the form.
 
     |A|₂ is at most the k-th root of |Aᵏ|₁, the more closely the larger k.
     """
-    limits, square = LARGEST_NORM[A.dtype], A @ A
+    forms, square = FORMS[A.dtype], A @ A
     norm = _one_norm(square) ** 0.5
     s = ceil(log2(max(norm, 2.0**10))) - 10  # so that no power overflows
     if s:
         A, square, norm = A / 2.0**s, square / 4.0**s, norm / 2.0**s
     powers = [square]
-    for degree, limit in limits.items():
-        if norm <= limit or degree == max(limits):
+    for form in forms:
+        while len(powers) < len(form.even) - 1:
+            powers.append(square @ powers[-1])
+            norm = min(norm, _one_norm(powers[-1]) ** (0.5 / len(powers)))
+        if norm <= form.largest:
             break
-        powers.append(square @ powers[-1])
-        norm = min(norm, _one_norm(powers[-1]) ** (0.5 / len(powers)))
-    more = ceil(log2(norm / limit)) if norm > limit else 0
-    powers = [P / 4.0 ** (k * more) for k, P in enumerate(powers, 1)]
-    return A / 2.0**more, powers, s + more
+    powers = powers[: len(form.even) - 1]
+    more = ceil(log2(norm / form.largest)) if norm > form.largest else 0
+    if more:
+        A, powers = A / 2.0**more, [P / 4.0 ** (k * more) for k, P in enumerate(powers, 1)]
+    return A, powers, s + more, form
 
 
 def _one_norm(P: Tensor) -> float:
-    """Return |P|₁, the largest over lanes; columns that are not finite do not count."""
-    if not P.numel():
-        return 0.0
-    sums = P.abs().sum(-2)
+    """Return |P|₁; columns that are not finite do not count."""
+    sums = P.abs().sum(0)
     return torch.where(sums.isfinite(), sums, 0).max().item()
 
 
 def _combine(powers: list[Tensor], coefficients: list[float]) -> Tensor:
     """Return c_0 I + c_1 A² + c_2 A⁴ + ..., over as many powers as there are."""
-    first, *rest = coefficients
-    total = torch.eye(powers[0].shape[-1]).to(powers[0]) * first
-    for c, P in zip(rest, powers, strict=True):
-        total = total.add(P, alpha=c)
+    total = powers[0] * coefficients[1]
+    for c, P in zip(coefficients[2:], powers[1:], strict=True):
+        total.add_(P, alpha=c)
+    total.diagonal().add_(coefficients[0])
     return total
-
-
-def _symmetric(M: Tensor) -> Tensor:
-    return (M + M.mT) / 2
-
-
-def _skew(M: Tensor) -> Tensor:
-    return (M - M.mT) / 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eigensweep.models.matrices.initial import semi_orthogonal
+from eigensweep.models.matrices.mirror import less_transpose
 
 InitialSkew = Literal["cayley", "henaff", "random"]
 """`cayley`: rotations by t ~ U[0, π/2) under the Cayley map; `henaff`: entries U(-π, π);
@@ -17,8 +18,7 @@ InitialSkew = Literal["cayley", "henaff", "random"]
 
 def skew(X: Tensor) -> Tensor:
     """Return A = triu(X, 1) - triu(X, 1)ᵀ: only what is above X's diagonal counts."""
-    upper = X.triu(1)
-    return upper - upper.mT
+    return less_transpose(X.triu(1))
 
 
 def cayley(A: Tensor) -> Tensor:
