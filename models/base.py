@@ -21,9 +21,11 @@ from itertools import chain
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+
+from eigensweep.plain_numbers import PlainNumbers
 
 State = Tensor | tuple[Tensor, ...]
 """What a model carries from one part of a sequence to the next. Only the model itself reads it."""
@@ -63,7 +65,7 @@ class ParamGroup:
     trial's optimizer updates the group."""
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(PlainNumbers):
     """The fields that a search may vary on every model.
 
     A field checks its own value. `resolve` checks rules between fields.

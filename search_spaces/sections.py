@@ -6,9 +6,10 @@ appears in specs, messages and the JSON Schema by itself.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Union
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
@@ -18,9 +19,22 @@ from eigensweep.search_spaces.trial import OptimizerConfig, Strict
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import TaskConfig
 
-Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
+UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+"""Control characters, and those that change the direction of a text or cannot be seen in it."""
+
+
+def _refuse_unseen(text: str) -> str:
+    if found := UNSEEN.search(text):
+        raise ValueError(
+            "should hold no control characters and none that cannot be seen or turn the direction "
+            f"of a text; it has U+{ord(found[0]):04X}"
+        )
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_refuse_unseen)]
 ArmName = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Line = Annotated[str, Field(max_length=200)]
+Line = Annotated[str, Field(max_length=200), AfterValidator(_refuse_unseen)]
 SpaceField = Annotated[dict[str, Parameter], Field(max_length=64)]
 """Dotted path to what it may be; at most 64 parameters."""
 

@@ -14,7 +14,7 @@ import yaml
 
 
 class TextError(ValueError):
-    """A text is neither YAML nor JSON. `line` counts from 1; it is None where it is not known."""
+    """A text cannot be read as YAML or JSON. `line` counts from 1; None: it is not known."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason, line)
@@ -24,6 +24,11 @@ class TextError(ValueError):
     def __str__(self) -> str:
         place = "" if self.line is None else f"line {self.line}: "
         return f"{place}neither YAML nor JSON: {self.reason}"
+
+
+DEEPEST = 100
+LONGEST_INTEGER = 300
+MOST_VALUES = 200_000
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -45,6 +50,25 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _read_integer(text: str) -> int:
+    if len(text) > LONGEST_INTEGER:
+        raise TextError(f"a whole number has at most {LONGEST_INTEGER} digits; got {len(text)}")
+    return int(text)
+
+
+def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int:
+    _read_integer("0" * len(node.value))
+    return loader.construct_yaml_int(node)
+
+
+_Loader.yaml_constructors = {
+    tag: make
+    for tag, make in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.endswith((":null", ":bool", ":float", ":str", ":seq", ":map"))
+}
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_integer)
+
+
 def read_text(text: str) -> Any:
     """Return what a YAML or JSON text holds.
 
@@ -54,13 +78,53 @@ def read_text(text: str) -> Any:
     Raises:
         TextError: if it is neither.
     """
-    if text.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError):  # JSON may hold tabs, which YAML refuses
-            return json.loads(text)
     try:
+        if text.lstrip().startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):  # JSON may hold tabs, YAML not
+                return json.loads(text, parse_int=_read_integer)
+        _refuse_bombs(text)
         return yaml.load(text, _Loader)
+    except TextError:
+        raise
+    except RecursionError:
+        raise TextError(f"it is nested more than {DEEPEST} deep") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         raise TextError(str(error.problem), mark.line + 1 if mark else None) from error
     except yaml.YAMLError as error:
         raise TextError(str(error)) from error
+    except (ValueError, LookupError) as error:  # a tag says int, and the text is none
+        raise TextError(str(error)) from error
+
+
+def _refuse_bombs(text: str) -> None:
+    """Raise TextError if a text is nested too deeply, or too long when its aliases are written out.
+
+    A few lines of aliases of aliases can stand for billions of values.
+    """
+    sizes: dict[str | None, int] = {}
+    opened: list[tuple[str | None, int]] = []
+    size = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = size - before
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in opened):
+                raise TextError(f"*{event.anchor} is inside of itself", _line(event))
+            size += sizes.get(event.anchor, 0)
+        elif isinstance(event, yaml.NodeEvent):
+            size += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, size))
+        if len(opened) > DEEPEST:
+            raise TextError(f"it is nested more than {DEEPEST} deep", _line(event))
+        if size > MOST_VALUES:
+            words = f"it holds more than {MOST_VALUES:,} values when its aliases are written out"
+            raise TextError(words, _line(event))
+
+
+def _line(event: yaml.Event) -> int | None:
+    return event.start_mark.line + 1 if event.start_mark else None

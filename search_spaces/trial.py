@@ -10,10 +10,11 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic import ConfigDict, Field, SerializeAsAny
 
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
+from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.search_spaces.hashing import drop_removed_fields, select_hashed
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Metric, TaskConfig
@@ -23,8 +24,8 @@ TRAINER_RESULT_VERSION = 1
 trained, or of the default of a later field of the sections below (see `hashed_fields.yaml`)."""
 
 
-class Strict(BaseModel):
-    """Frozen, refuses unknown fields and numbers that are not finite."""
+class Strict(PlainNumbers):
+    """Frozen, refuses unknown fields and numbers that are not finite or not written as numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

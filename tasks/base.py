@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from eigensweep.direction import Better
+from eigensweep.plain_numbers import PlainNumbers
 
 Split = Literal["valid", "test"]
 
@@ -110,7 +111,7 @@ class Batch:
         )
 
 
-class TaskConfig(BaseModel):
+class TaskConfig(PlainNumbers):
     """The settings that every task has. Everything that follows from them needs no corpus."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -275,11 +275,15 @@ class RecordLedger:
 
         return database.read(self.database_url, work, self.patience)
 
-    def end(self, state: ExperimentEnd, error: str | None = None) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
-            end_experiment(session, experiment, state, error)
+    def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
+        def work(session: Session, experiment: Experiment) -> ExperimentEnd:
+            # A person who was told that it is cancelled does not find it completed.
+            was_cancelled = state == "completed" and experiment.intent == "cancel"
+            recorded: ExperimentEnd = "cancelled" if was_cancelled else state
+            end_experiment(session, experiment, recorded, error)
+            return recorded
 
-        self._write(work)
+        return self._write(work)
 
     def _write(self, work: Callable[[Session, Experiment], T]) -> T:
         def check_and_work(session: Session) -> T:

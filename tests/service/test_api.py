@@ -269,6 +269,12 @@ class TestReading:
             items = client.get(f"/v1/experiments?{query}").json()["items"]
             assert [item["id"] for item in items] == [one], query
 
+    def test_a_filter_that_no_name_could_match_is_refused(self, client):
+        for field in ("name", "project"):
+            answer = client.get("/v1/experiments", params={field: "x" * 60_000})
+            assert answer.status_code == 422
+            assert "120" in answer.json()["detail"]
+
     def test_trials_come_ranked_with_their_history_and_links(
         self, settings, record, dispatcher, spec
     ):

@@ -21,6 +21,7 @@ from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
+from eigensweep.service.record.errors import AlreadyEndedError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
@@ -214,6 +215,16 @@ class TestRecordLedger:
         ledger.end("completed")
         kinds = [event.kind for event in record.events(ledger.experiment_id)]
         assert kinds[-2:] == ["trial.cancelled", "experiment.cancelled"]
+
+    def test_a_cancellation_that_was_accepted_at_the_end_is_what_is_recorded(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        record.cancel(ledger.experiment_id)
+        assert ledger.end("completed") == "cancelled"
+        assert record.row(ledger.experiment_id).state == "cancelled"
+        ledger = post_and_claim(record, spec())
+        assert ledger.end("completed") == "completed"
+        with pytest.raises(AlreadyEndedError):
+            record.cancel(ledger.experiment_id)
 
     def test_a_result_is_stored_under_the_names_that_it_was_always_stored_under(self, record, spec):
         ledger = post_and_claim(record, spec())

@@ -171,14 +171,15 @@ class FileLedger:
             intent: Literal["run", "cancel"] = content["intent"]
             return intent
 
-    def end(self, state: str, error: str | None = None) -> None:
+    def end(self, state: Any, error: str | None = None) -> Any:
         with self._change() as content:
             if content["end"] is not None:
-                return
+                return state
             content["end"] = [state, error]
             for trial in content["trials"].values():
                 if trial["state"] in OPEN_TRIALS:
                     trial["state"] = "cancelled"
+        return state
 
     # For tests.
 

@@ -195,7 +195,7 @@ class ExperimentDriver:
     def _end(self) -> None:
         """Record how the experiment ended, and return when MLflow holds everything."""
         state, error = self.sweep.close()
-        self.ledger.end(state, error)
+        state = self.ledger.end(state, error)
         logger.info("experiment ended experiment=%s state=%s", self.experiment, state)
         if self.tracker is None:
             self.ledger.set_tracked(None)

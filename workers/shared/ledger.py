@@ -120,5 +120,8 @@ class Ledger(Protocol):
     def intent(self) -> Intent:
         """Return what the person wants of this experiment now. Cheap enough for once a second."""
 
-    def end(self, state: ExperimentEnd, error: str | None = None) -> None:
-        """Record that the experiment is over."""
+    def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
+        """Record that the experiment is over; return its state.
+
+        That is `cancelled` in place of `completed` if a person asked for it before.
+        """

@@ -37,8 +37,10 @@ class ExperimentQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: list[ExperimentState] = Field([], description="Only in these states")
-    project: str | None = Field(None, description="Only of this project")
-    name: str | None = Field(None, description="Only if their name contains this, in any case")
+    project: str | None = Field(None, max_length=120, description="Only of this project")
+    name: str | None = Field(
+        None, max_length=120, description="Only if their name contains this, in any case"
+    )
     sort: Literal["created_at", "-created_at", "name", "-name"] = "-created_at"
     limit: int = Field(50, ge=1, le=200)
     cursor: str | None = Field(

@@ -1,0 +1,89 @@
+"""Texts that would stop or flood a reader, and values that only look like numbers or names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from eigensweep.search_spaces.problems import list_problems
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.spec_text import TextError, read_text
+from eigensweep.service.client.spec_file import InputError, parse
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{inner}'] * 9)}]\n"
+    for inner, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BOMB, "more than 200,000 values when its aliases are written out"),
+        ("a: &a [*a]", r"line 1: .*\*a is inside of itself"),
+        ("[" * 100_000, "nested more than 100 deep"),
+        ("- " * 3_000, "nested more than 100 deep"),
+        ('{"a":' * 100_000, "nested more than 100 deep"),
+        ("a: " + "9" * 6_000, "at most 300 digits; got 6000"),
+        ('{"a": ' + "9" * 6_000 + "}", "at most 300 digits; got 6000"),
+        ("a: 0x" + "f" * 9_000, "at most 300 digits"),
+        ("a: !!int x", "invalid literal"),
+        ("a: !!bool x", "x"),
+        ("a: !!timestamp x", "tag"),
+        ("a: !!python/object/apply:os.getcwd []", "tag"),
+    ],
+    ids=lambda value: None if len(value) < 40 else value[:20],
+)
+def test_a_text_that_would_stop_a_reader_is_refused_in_words(text: str, why: str) -> None:
+    with pytest.raises(TextError, match=why):
+        read_text(text)
+    with pytest.raises(InputError, match=r"^spec.yaml.*neither YAML nor JSON"):
+        parse(text, "spec.yaml")
+
+
+def test_aliases_are_read() -> None:
+    assert read_text("a: &rates [1e-3, 0.01]\nb: *rates") == {"a": [1e-3, 0.01], "b": [1e-3, 0.01]}
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    return {
+        "task": {"name": "copying", "delay": 5},
+        "model": {"name": "scornn", "hidden_size": 8, "negative_ones": 2},
+        "training": {"steps": 20},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("optimizer.lr", {"optimizer": {"lr": True}}),
+        ("optimizer.lr", {"optimizer": {"lr": "1e-3"}}),
+        ("optimizer.lr_orth", {"optimizer": {"lr_orth": "0.1"}}),
+        ("optimizer.betas.0", {"optimizer": {"betas": ["0.9", 0.99]}}),
+        ("training.steps", {"training": {"steps": "20"}}),
+        ("task.delay", {"task": {"name": "copying", "delay": True}}),
+        ("model.hidden_size", {"model": {"name": "lstm", "hidden_size": "8"}}),
+    ],
+)
+def test_a_number_is_written_as_a_number(path: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ExperimentSpec.model_validate(spec(**changes))
+    (problem,) = list_problems(refused.value)
+    assert problem["path"] == path
+    assert "should be a valid" in problem["message"]
+
+
+def test_a_whole_number_may_be_written_with_a_point_or_a_power() -> None:
+    read = ExperimentSpec.model_validate(spec(training={"steps": 1e3}, optimizer={"lr": 1}))
+    assert (read.training.steps, read.optimizer.lr) == (1000, 1.0)
+
+
+@pytest.mark.parametrize("sign", ["\x00", "\n", "\x1b", "\x85", "\u202e", "\u2066", "\u200b"])
+@pytest.mark.parametrize("field", ["name", "project"])
+def test_a_name_has_no_signs_that_cannot_be_seen(field: str, sign: str) -> None:
+    with pytest.raises(ValidationError, match=f"control characters .*U\\+{ord(sign):04X}"):
+        ExperimentSpec.model_validate(spec(**{field: f"a{sign}b"}))
+    assert ExperimentSpec.model_validate(spec(**{field: "Größe 語 עברית"}))
