@@ -169,7 +169,10 @@ def check_python(words: list[str]) -> None:
         path, words = ROOT / words[1].replace(".", "/"), words[1:]
         path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     assert path.exists()
-    text = "".join(file.read_text(encoding="utf-8") for file in path.parent.glob("*.py"))
+    files = [*path.parent.glob("*.py")]
+    if path.stem == "__main__":
+        files += path.parents[1].glob("*.py")
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     for option in (word for word in words if word.startswith("--")):
         assert f'"{option}"' in text, f"{path.name} has no option {option}"
 

@@ -7,8 +7,10 @@ is missing is said. The sections run one after another, each in a process of its
   environment  what the numbers are measured on
   tests        the tests that are marked `gpu`
   one_lane     a training step: one lane, alone, the loop over time, cuDNN, one CPU core, the paper
+  lanes        1 to 128 lanes: time of a step, trials an hour, memory, cost
   sharing      1 to 16 processes that share the GPU, one trial each
   limits       what bounds each workload: arithmetic, latency, memory or the host
+  every_model  each model of the registry with one lane and with eight
 
 Variants take turns in every round. Times are medians over rounds, ratios medians of the ratios
 within rounds. A line is printed as soon as it is known, and the file numbers.json is replaced after
@@ -42,8 +44,10 @@ SHARES = {
     "environment": 10,
     "tests": 70,
     "one_lane": 130,
+    "lanes": 80,
     "sharing": 80,
     "limits": 25,
+    "every_model": 45,
 }
 """The sections, the most important first, and how they share the time. What one leaves unused is
 shared by those after it."""

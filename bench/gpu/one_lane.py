@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from bench.gpu.sections import Notes, Plan
-from bench.gpu.trials import advance, is_in_kernels, make_config, make_training, without_kernels
+from bench.gpu.trials import (
+    Lanes,
+    advance,
+    is_in_kernels,
+    make_config,
+    make_training,
+    without_kernels,
+)
 from bench.gpu.turns import Later, Work, ratio, repeat, time_in_turns
 from bench.report import say, table
 from bench.steps import Step
@@ -141,9 +148,14 @@ def make_works(part: Part, workload: Workload, plan: Plan) -> dict[str, Work]:
         if part.same_parameters:
             size = size_of(model, workload, given.shapes)
         sized = replace(workload, hidden_size=size)
+        works[f"{model}, one lane"] = Later(partial(Lanes, sized, model, 1, plan.device))
         if is_in_kernels(model, size):
             works[f"{model}, alone with kernel"] = Later(partial(train, sized, model, plan.device))
-        works[f"{model}, loop"] = Later(partial(train_without_kernels, sized, model, plan.device))
+            lane = partial(Lanes, sized, model, 1, plan.device)
+            works[f"{model}, one lane, no kernel"] = Later(partial(no_kernels, lane))
+        works[f"{model}, loop"] = Later(
+            partial(no_kernels, partial(train, sized, model, plan.device))
+        )
         if part.with_core:
             works[f"{model}, one CPU core"] = Later(partial(train, sized, model, "cpu"))
     if part.with_cudnn:
@@ -186,9 +198,10 @@ def train(workload: Workload, model: str, device: str) -> Work:
     return advance(make_training(make_config(workload, model), device))
 
 
-def train_without_kernels(workload: Workload, model: str, device: str) -> Work:
-    """Return the work of training a trial alone, as a loop over time in PyTorch."""
-    work = train(workload, model, device)
+def no_kernels(make: Callable[[], Work]) -> Work:
+    """Return work that is made and done as a loop over time in PyTorch's operations."""
+    with without_kernels():
+        work = make()
 
     def run(seconds: float) -> int:
         with without_kernels():

@@ -17,12 +17,13 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from bench.gpu.sections import Notes, Plan
-from bench.gpu.trials import make_config, make_training, without_kernels
+from bench.gpu.trials import Lanes, make_config, make_training, without_kernels
 from bench.report import say, table
 from bench.workloads import WORKLOADS, Workload, small
 
@@ -34,12 +35,16 @@ COUNTS = (1, 2, 4, 8, 16)
 KINDS = ("loop", "kernel")
 """How a process trains: the loop over time in PyTorch, or with our kernels."""
 
+LANES = 32
+LANES_KIND = "lanes of one process"
+
 LEAD_SECONDS = 0.3
 """From the order to train until the window begins."""
 
 COLUMNS = {
     "kind": "each process runs",
     "processes": "processes",
+    "lanes": "lanes",
     "ms": "ms a step of one",
     "steps": "steps a second",
     "trials": "trials an hour",
@@ -90,33 +95,70 @@ class Trainer:
 
 
 def measure(plan: Plan, notes: Notes) -> None:
-    """Let 1 to 16 processes train side by side, and print how many steps they take together."""
+    """Let 1 to 16 processes train side by side, then 32 lanes, and compare their trials an hour."""
     counts = COUNTS[:2] if plan.quick else COUNTS
-    say(get_workload(plan).title())
+    lanes = 4 if plan.quick else LANES
+    say(f"{get_workload(plan).title()}, {MODEL}; a trial has {plan.trial_steps} steps")
+    rows: list[dict[str, Any]] = []
     trainers = [Trainer(plan, number) for number in range(counts[-1])]
     with ThreadPoolExecutor(len(trainers)) as pool:
         try:
-            wait_for_answers([pool.submit(each.answer) for each in trainers], notes.seconds_left)
-            say(
-                f"{len(trainers)} processes started after {plan.seconds - notes.seconds_left:.0f} s"
+            work = notes.attempt(
+                "lanes", lambda: Lanes(get_workload(plan), MODEL, lanes, plan.device)
             )
-            windows = len(counts) * len(KINDS)
-            seconds = min(5.0, max(0.5, notes.seconds_left / windows - 1.5))
-            rows = notes.parts.get("processes", {}).get("rows", [])
+            wait_for_answers([pool.submit(each.answer) for each in trainers], notes.seconds_left)
+            spent = plan.seconds - notes.seconds_left
+            say(f"{len(trainers)} processes started within {spent:.0f} s")
+            seconds = min(5.0, max(0.5, notes.seconds_left / (2 * len(counts) + 3) - 1.5))
             for kind in KINDS:
+                if work is not None:
+                    rows += run_lanes(work, lanes, seconds, notes)
                 for count in counts:
                     if notes.seconds_left < 2 * seconds:
                         say(f"{kind}, {count} processes: left out, there is no time")
                         continue
-                    row = run_window(trainers[:count], kind, seconds, pool, plan)
-                    first = next((r for r in rows if r["kind"] == kind), row)
-                    rows.append(row | {"gain": row["steps"] / first["steps"]})
-                    say(table(rows[-1:], COLUMNS))
+                    rows.append(row := run_window(trainers[:count], kind, seconds, pool, plan))
+                    say(f"{kind}, {count} processes: {row['trials']:.4g} trials an hour")
                     notes.keep("processes", {"rows": rows, "window_seconds": seconds})
         finally:
             for each in trainers:
                 each.end()
+    rows = compare(rows)
     say("\n" + table(rows, COLUMNS))
+    notes.keep("processes", {"rows": rows, "window_seconds": seconds})
+    notes.reach(find_goals(rows))
+
+
+def run_lanes(work: Lanes, lanes: int, seconds: float, notes: Notes) -> list[dict[str, Any]]:
+    """Train lanes for some seconds; return their steps a second as a row, none if they fail."""
+    notes.attempt("first steps of the lanes", lambda: work(0.1))
+    began = time.perf_counter()
+    steps = notes.attempt("lanes", lambda: work(seconds)) or 0
+    rate = lanes * steps / (time.perf_counter() - began)
+    if not rate:
+        return []
+    trials = 3_600 * rate / notes.plan.trial_steps
+    say(f"{lanes} lanes: {trials:.4g} trials an hour")
+    row = {"kind": LANES_KIND, "lanes": lanes, "ms": 1e3 * lanes / rate}
+    return [row | {"steps": rate, "trials": trials}]
+
+
+def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows in order, each with its gain over one process that runs the loop."""
+    first = next((r for r in rows if r["kind"] == KINDS[0] and r["processes"] == 1), None)
+    if first is not None:
+        rows = [row | {"gain": row["steps"] / first["steps"]} for row in rows]
+    order = [*KINDS, LANES_KIND]
+    return sorted(rows, key=lambda row: (order.index(row["kind"]), row.get("processes", 0)))
+
+
+def find_goals(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the gain of the lanes over one process, and over the best number of processes."""
+    lanes = [row["steps"] for row in rows if row["kind"] == LANES_KIND]
+    loops = [row["steps"] for row in rows if row["kind"] == KINDS[0]]
+    if not lanes or not loops:
+        return {}
+    return {"alone": median(lanes) / loops[0], "sharing": median(lanes) / max(loops)}
 
 
 def run_window(

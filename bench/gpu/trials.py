@@ -14,6 +14,7 @@ from eigensweep.models.recurrence.cuda import scan
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Batch, Split, Task, TaskConfig
+from eigensweep.workers.engine.group import Group
 from eigensweep.workers.trial.training import Training
 
 NEVER = 10**9
@@ -71,6 +72,30 @@ def _without_corpus(task: type[Task]) -> type[Task]:
 def advance(training: Training) -> Repeated:
     """Return the work of training a trial alone, as its process does."""
     return Repeated(lambda steps: training.run(training.step + steps), training.device)
+
+
+class Lanes:
+    """The work of training lanes side by side: one step of it is a step of every lane."""
+
+    def __init__(self, workload: Workload, model: str, lanes: int, device: str) -> None:
+        """Fill a group with trials that differ in learning rate and seed.
+
+        Raises:
+            ValueError: if trials of this kind cannot share a program.
+        """
+        trainings = [make_training(make_config(workload, model, i), device) for i in range(lanes)]
+        self.group = Group(trainings[0], lanes)
+        for training in trainings:
+            self.group.join(training)
+
+    def __call__(self, seconds: float) -> int:
+        first = self.group.trainings[0]
+        before = first.step
+        while first.step == before:  # an evaluation comes before the first step
+            self.group.advance(seconds)
+        if any(training.is_finished for training in self.group.trainings):
+            raise RuntimeError("a lane ended: its loss is not finite")
+        return first.step - before
 
 
 @contextmanager

@@ -63,7 +63,11 @@ def repeat(step: Callable[[], object], device: str) -> Repeated:
 
 
 def time_in_turns(
-    works: Mapping[str, Work], notes: Notes, part: str, seconds: float
+    works: Mapping[str, Work],
+    notes: Notes,
+    part: str,
+    seconds: float,
+    rounds: int | None = None,
 ) -> dict[str, list[float]]:
     """Return milliseconds of a step of each piece of work in each round, by its name.
 
@@ -71,8 +75,8 @@ def time_in_turns(
     captured. No round begins after `seconds`. Work that fails once is left out of the result.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
-    order, began, rounds = random.Random(0), time.perf_counter(), notes.plan.rounds
-    device = notes.plan.device
+    order, began = random.Random(0), time.perf_counter()
+    device, rounds = notes.plan.device, min(rounds or notes.plan.rounds, notes.plan.rounds)
     for number in range(-2, rounds):
         if number >= LEAST_ROUNDS and time.perf_counter() - began > seconds:
             break

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench.gpu import __main__ as command
-from bench.gpu import goals, limits, one_lane, sharing, tests
+from bench.gpu import every_model, goals, lanes, limits, one_lane, sharing, tests
 from bench.gpu.sections import Notes, Plan
 from bench.gpu.turns import Later, repeat, time_in_turns
+from bench.workloads import trainable_models
 
 ROOT = Path(__file__).parents[2]
 SMALL = Plan(device="cpu", quick=True, rounds=2, seconds=300)
@@ -150,13 +152,35 @@ class TestSections:
         assert notes.failed == {}
         assert set(notes.goals) == {"ptb-32"}
 
+    def test_lanes_are_counted_against_one_core_and_cost_only_where_a_price_is_given(self, notes):
+        notes.plan = replace(SMALL, price=3.0)
+
+        lanes.measure(notes.plan, notes)
+
+        assert notes.failed == {}
+        rows = notes.parts["copying-20"]["rows"]
+        assert [row["lanes"] for row in rows] == [1, 2, 4]
+        for row in rows:
+            assert row["cost"] == pytest.approx(3.0 / row["trials"])
+        assert "cost" not in lanes.make_row(2, {"lanes": [5.0]}, SMALL)
+
+    @pytest.mark.slow
+    def test_every_model_is_tried_with_one_lane_and_with_eight(self, notes):
+        every_model.measure(SMALL, notes)
+
+        assert notes.failed == {}
+        assert set(notes.parts) == set(trainable_models())
+        assert all(row["how"] != "failed" for row in notes.parts.values())
+
     @pytest.mark.slow
     def test_processes_that_share_the_device_are_counted_together(self, notes):
         sharing.measure(SMALL, notes)
 
         rows = notes.parts["processes"]["rows"]
-        assert {(row["kind"], row["processes"]) for row in rows} >= {("loop", 1), ("loop", 2)}
+        kinds = {(row["kind"], row.get("processes")) for row in rows}
+        assert kinds >= {("loop", 1), ("loop", 2), (sharing.LANES_KIND, None)}
         assert all(row["steps"] > 0 for row in rows)
+        assert set(notes.goals) == {"alone", "sharing"}
 
     def test_the_limits_name_what_binds(self, notes):
         limits.measure(SMALL, notes)
