@@ -2,35 +2,10 @@
 
 import pytest
 import torch
+from variants import DYNAMIC, RATES, VARIANTS
 
-from eigensweep.models import MODELS
 from eigensweep.models.base import scalar_name
 from eigensweep.models.stack import Stack
-
-TRAINED = [name for name in MODELS if not name.startswith("constructed")]
-DYNAMIC = {"trivialization": "dynamic", "rebase_every": 2, "project_every": 2}
-VARIANTS = [
-    *((name, {}) for name in TRAINED),
-    ("enrnn", {"coupled": False, "activation": "tanh", "eps": 0.1}),
-    ("enrnn", {"short_size": 0, "encoder": "embedding"}),
-    ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
-    ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
-    ("gru", {"variant": "cho", "encoder": "embedding"}),
-    ("scornn", {"encoder": "embedding", "embedding_size": 4}),
-    ("nnrnn", {"gamma_penalty": "l1", "mask": "code", "gamma_weight": 0.5}),
-    ("lt_rnn", {"pooling": True, "activation_clip": 1.0, "scale_gradient": True}),
-    ("lt_rnn", {"orthogonality_penalty": 1.0, "orthogonality_vectors": 3}),
-    ("ornn", {"reflections": 10}),
-    ("full_urnn", {"natgrad_rms": True}),
-    ("eurnn", {"capacity": 6, "complex": True}),
-    ("eurnn", {"hidden_size": 8, "style": "fft", "complex": True}),
-    ("goru", {"hidden_size": 8, "style": "fft"}),
-    ("exprnn", DYNAMIC),
-    ("asrnn", {**DYNAMIC, "form": "direct"}),
-    ("asrnn", {"constrain_hh": False}),
-    ("exprnn", {**DYNAMIC, "parametrization": "cayley"}),
-]
-RATES = {"main": torch.tensor([0.01, 0.02]), "orth": 0.01}
 
 
 def lanes_of(nets, name, fields):

@@ -3,9 +3,11 @@
 import hashlib
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 import torch
+from no_host import NoHost
 
 from eigensweep.tasks import TASKS, streams
 from eigensweep.tasks.adding import Adding, AddingConfig
@@ -101,6 +103,37 @@ class TestEveryTask:
         )
         task.loss(logits, batch).backward()
         assert logits.grad.isfinite().all()
+
+    def test_losses_of_lanes_are_those_of_single_batches_and_never_wait(self, task):
+        batches = [task.train_batch(0, seed) for seed in (0, 9)]
+        if len({batch.x.shape for batch in batches}) > 1:
+            batches = batches[:1] * 2
+        logits = torch.stack(
+            [logits_for(task, b).detach() * (i + 1) for i, b in enumerate(batches)]
+        )
+        parts = [[getattr(b, part) for b in batches] for part in ("x", "y", "mask")]
+        given = [None if part[0] is None else torch.stack(part) for part in parts]
+        dims = (0, *(None if part is None else 0 for part in given))
+
+        def loss(logits, x, y, mask):
+            return task.loss(logits, replace(batches[0], x=x, y=y, mask=mask))
+
+        run = torch.vmap(torch.func.grad_and_value(loss), dims)
+        gradients, losses = run(logits, *given)
+        for i, batch in enumerate(batches):
+            alone = logits[i].clone().requires_grad_()
+            expected = task.loss(alone, batch)
+            expected.backward()
+            torch.testing.assert_close(losses[i], expected.detach())
+            torch.testing.assert_close(gradients[i], alone.grad)
+        spoilt = logits.clone()
+        spoilt[0] = torch.nan
+        beside = run(spoilt, *given)
+        assert torch.equal(beside[0][1], gradients[1])
+        assert torch.equal(beside[1][1], losses[1])
+        there = [None if part is None else part.to("meta") for part in (logits, *given)]
+        with NoHost():
+            run(*there)
 
     def test_an_unknown_metric_is_refused_with_the_known_ones(self, task):
         with pytest.raises(
