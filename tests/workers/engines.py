@@ -42,8 +42,9 @@ class AtOnce(Executor):
 class Lockstep:
     """A group whose lanes each train a few steps in turn; a step of all lanes takes a second."""
 
-    made: list[Lockstep]
     steps = 5
+    trained = 0
+    """Steps taken, of all lanes together."""
 
     def __init__(self, clock, lanes):
         self.clock, self.lanes, self.trainings = clock, lanes, []
@@ -64,10 +65,12 @@ class Lockstep:
         if self.fails is not None:
             self.fails(self)
         for training in list(self.trainings):
+            before = training.step
             try:
                 training.run(training.step + self.steps)
             except Exception as error:
                 raise LaneError(training) from error
+            self.trained += training.step - before
 
     def update(self, training):
         assert training in self.trainings
