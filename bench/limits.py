@@ -6,16 +6,23 @@ are measured in the same rounds as the networks. The limit is the number of oper
 these rates. The projections of input and readout count at the same rates, though they are narrower.
 Symbols are looked up, not multiplied. Everything else is left out, such as the nonlinearity and the
 computation of W.
+
+The compiled steps can be faster than `torch.mm` with few rows. So the same operations are also
+divided by the time of a step, as a share of the core's peak: the most multiplications and additions
+of float32 numbers that it makes in registers (bench/peak.cpp). It is measured in the same rounds.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from eigensweep.models import Model
+from eigensweep.models.recurrence.native.library import load_library
 
 OPERATIONS = 1e9
 """About so many floating-point operations are timed to measure a rate."""
@@ -51,6 +58,26 @@ def weight_product(batch: int, n: int, length: int) -> Product:
     return Product(torch.randn(rows, n).T, torch.randn(rows, n))
 
 
+class Peak:
+    """Multiplications and additions in a core's registers; calling it is one measurement."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._multiply_add = library.multiply_add
+        self._multiply_add.argtypes = (ctypes.c_int64,)
+        self._multiply_add.restype = ctypes.c_float
+        self.rounds = round(OPERATIONS / library.operations())
+        self.operations = self.rounds * library.operations()
+
+    def __call__(self) -> float:
+        return float(self._multiply_add(self.rounds))
+
+
+def peak() -> Peak | None:
+    """Return the measurement of a core's peak; None if there is no C++ compiler."""
+    library = load_library(Path(__file__).with_name("peak.cpp"))
+    return None if library is None else Peak(library)
+
+
 @dataclass(frozen=True)
 class Operations:
     """Number of floating-point operations of a training step."""
@@ -59,6 +86,10 @@ class Operations:
     """For the states and their gradients."""
     weights: int
     """For the gradients of the weights."""
+
+    @property
+    def all(self) -> int:
+        return self.states + self.weights
 
 
 def operations(model: Model, batch: int, length: int) -> Operations:

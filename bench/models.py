@@ -9,7 +9,9 @@ are processor times of one training step, and ratios of them:
                 (bench/authors.py)
   LSTM, stored  nn.LSTM with at most as many parameters as the model: its free parameters (an
                 orthogonal matrix has n (n - 1) / 2), and its stored parameters
-  limit         the model's matrix products alone (bench/limits.py)
+  limit         the model's matrix products alone, at the rates of torch.mm (bench/limits.py)
+  % of peak     the operations of these products in the time of our step, as a share of the most
+                that the core can do in float32
   MB            peak memory of a step, in 10^6 bytes, measured in a process of its own
 
 A time is the median over rounds; a ratio is the median of the ratios within rounds.
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import plots
-from bench.limits import operations, step_product, weight_product
+from bench.limits import operations, peak, step_product, weight_product
 from bench.memory import Kind, peaks_mb
 from bench.report import (
     add_json,
@@ -63,6 +65,7 @@ COLUMNS = {
     "stored_ratio": "stored/ours",
     "limit_ms": "limit ms",
     "limit_ratio": "ours/limit",
+    "peak_percent": "% of peak",
     "ours_mb": "ours MB",
     "loop_mb": "loop MB",
     "memory_ratio": "loop/ours MB",
@@ -78,6 +81,8 @@ def measure(
     n, shapes = workload.hidden_size, given.shapes
     step, weight = step_product(batch, n), weight_product(batch, n, length)
     variants: dict[str, Callable[[], object]] = {"products/step": step, "products/weight": weight}
+    if (core := peak()) is not None:
+        variants["peak"] = core
     sizes, stored, counts, work = {}, {}, {}, {}
     for name in models:
         model = network(name, n, shapes)
@@ -110,6 +115,9 @@ def measure(
             "limit_ms": median_of(limit),
             "limit_ratio": ratio(ours, limit),
         }
+        if core is not None:
+            at_peak = [t * work[name].all / core.operations for t in times["peak"]]
+            row["peak_percent"] = 100 * ratio(at_peak, ours)
         if (loops := times.get(f"loop/{name}")) is not None:
             row |= {"loop_ms": median_of(loops), "loop_ratio": ratio(loops, ours)}
         rows.append(row)
@@ -117,6 +125,8 @@ def measure(
         "step_gflops": step.operations / median_of(times["products/step"]) / 1e6,
         "weight_gflops": weight.operations / median_of(times["products/weight"]) / 1e6,
     }
+    if core is not None:
+        gflops["peak_gflops"] = core.operations / median_of(times["peak"]) / 1e6
     return {
         "workload": workload.name,
         "title": workload.title(),
@@ -198,6 +208,8 @@ def main() -> None:
             add_memory(result["rows"], workload)
         results.append(result)
         rates = f"{result['step_gflops']:.0f} and {result['weight_gflops']:.0f} GFLOP/s"
+        if "peak_gflops" in result:
+            rates += f"; the core's peak: {result['peak_gflops']:.0f} GFLOP/s"
         say(f"\n{result['title']}; products of a step and of the weight gradient: {rates}")
         say(table(result["rows"], COLUMNS))
     numbers: dict[str, Any] = {"environment": environment, "workloads": results}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bench.limits import OPERATIONS, operations, step_product, weight_product
+from bench.limits import OPERATIONS, operations, peak, step_product, weight_product
 from bench.memory import peaks_mb
 from bench.report import table
 from bench.rounds import time_in_turns
@@ -75,6 +75,15 @@ class TestLimit:
         assert step.out.shape == (self.B, self.n)
         assert weight.out.shape == (self.n, self.n)
         assert weight.left.shape == (self.n, self.B * self.T)
+
+    def test_the_peak_is_measured_by_as_many_operations_in_registers(self):
+        core = peak()
+        if core is None:
+            pytest.skip("no C++ compiler here")
+        assert core.operations == pytest.approx(OPERATIONS, rel=0.01)
+        assert core() == 24  # twelve chains of x = x / 2 + 1, which end at 2
+        core.rounds = 1
+        assert core() == 12 + sum(range(12)) / 2
 
 
 @pytest.mark.slow
