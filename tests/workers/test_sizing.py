@@ -1,0 +1,93 @@
+"""How many lanes are chosen, from measurements that the tests tell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.engine import sizing
+from eigensweep.workers.engine.sizing import Measurement, choose_lanes, decide, explain_too_many
+
+CONTENT = {
+    "task": {"name": "copying", "delay": 3, "symbols": 2, "batch_size": 2},
+    "model": {"name": "irnn", "hidden_size": 4},
+    "training": {"steps": 10},
+}
+
+
+def measuring(seconds, bytes_a_lane=None, base=0):
+    """Return what measures lanes by a function that tells the seconds of a step."""
+
+    def measure(lanes):
+        used = None if bytes_a_lane is None or not lanes else base + lanes * bytes_a_lane
+        return Measurement(lanes, seconds(lanes), used)
+
+    return measure
+
+
+def test_lanes_are_doubled_until_they_gain_too_little():
+    choice = decide(measuring(lambda lanes: 1.0 if lanes <= 32 else lanes / 32), None)
+    assert choice.lanes == 32
+    assert choice.why == "64 lanes take 1.00 times the steps of 32"
+    assert [m.lanes for m in choice.measurements] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_the_memory_is_filled_to_four_fifths_and_never_tried_beyond():
+    choice = decide(measuring(lambda lanes: 1.0, bytes_a_lane=10, base=100), 1000)
+    assert choice.lanes == 64
+    assert choice.why == "the memory holds 70 lanes"
+    assert explain_too_many(choice, 70, 1000) is None
+    words = explain_too_many(choice, 128, 1000)
+    assert words == "lanes: the device's memory holds 70 lanes of this size; 128 were asked for"
+
+
+def test_a_number_that_does_not_fit_after_all_is_not_chosen():
+    def measure(lanes):
+        if lanes > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Measurement(lanes, 1.0, None)
+
+    choice = decide(measure, None)
+    assert (choice.lanes, choice.why) == (4, "the memory does not hold 8 lanes")
+
+
+def test_an_error_of_another_kind_is_not_taken_for_a_full_memory():
+    def measure(lanes):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        decide(measure, None)
+
+
+@pytest.mark.parametrize(("alone", "lanes"), [(0.9, 1), (1.5, 4)])
+def test_on_a_cpu_lanes_have_to_gain_over_a_training_alone(alone, lanes):
+    steps = {0: alone / 4, 1: 1.0, 2: 1.0, 4: 1.0, 8: 8.0}
+    choice = decide(measuring(steps.__getitem__), None, can_train_alone=True)
+    assert choice.lanes == lanes
+    assert choice.measurements[0].lanes == 0
+
+
+def test_the_choice_is_measured_once_and_kept_for_device_shape_and_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizing, "ROUND_SECONDS", 0.01)
+    config = TrialConfig.from_dict(CONTENT)
+    choice = choose_lanes(config, "cpu", folder=tmp_path / "sizes", most=2)
+    assert [m.lanes for m in choice.measurements] == [0, 1, 2]
+    (file,) = (tmp_path / "sizes").iterdir()
+
+    monkeypatch.setattr(sizing, "Group", None)  # nothing can be measured any more
+    faster = {**CONTENT, "optimizer": {"lr": 0.1}, "seed": 5}
+    assert choose_lanes(TrialConfig.from_dict(faster), "cpu", folder=tmp_path / "sizes") == choice
+    assert json.loads(file.read_text())["lanes"] == choice.lanes
+
+    file.write_text("{half a fi")
+    with pytest.raises(TypeError):
+        choose_lanes(config, "cpu", folder=tmp_path / "sizes")
+
+
+def test_a_shape_that_cannot_share_gets_one_lane_and_the_reason(monkeypatch):
+    monkeypatch.setattr(sizing, "explain_alone", lambda config: "it runs alone")
+    choice = choose_lanes(TrialConfig.from_dict(CONTENT), "cpu")
+    assert (choice.lanes, choice.why) == (1, "it runs alone")
