@@ -21,6 +21,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from eigensweep.models.recurrence.symbols import add_rows, look_up
+
 
 class GatedSteps(ABC):
     """The steps of one chunk of time, forward and back, and the sums of gradients."""
@@ -67,8 +69,7 @@ class GatedSteps(ABC):
             made += self.spread(self.b)[:, None, None]
         else:
             table = Ut + self.spread(self.b).unsqueeze(1)
-            for z, rows, symbols in zip(made, table, x, strict=True):
-                z.copy_(rows[symbols])
+            look_up(table, x.flatten(1), out=made.flatten(1, 2))
 
     @abstractmethod
     def forward(self, S: Tensor, A: Tensor, x: Tensor) -> None:
@@ -95,8 +96,7 @@ class GatedSteps(ABC):
             db += dz.sum(1)
             dUt.baddbmm_(x.flatten(1, 2).mT, dz)
         else:
-            for table, symbols, rows in zip(dUt, x.flatten(1), dz, strict=True):
-                table.index_add_(0, symbols, rows)
+            add_rows(dUt, x.flatten(1), dz)
         self.add_weight_gradients(G, S, A)
 
     @abstractmethod

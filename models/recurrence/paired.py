@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eigensweep.models.recurrence.complex_reference import FORMS, PairedActivation
 from eigensweep.models.recurrence.steps import Parameters
+from eigensweep.models.recurrence.symbols import add_rows, look_up
 
 
 class PairedSteps:
@@ -34,8 +35,7 @@ class PairedSteps:
         if x.is_floating_point():
             torch.bmm(x.flatten(1, 2), U.mT, out=z)
         else:
-            for rows, columns, symbols in zip(z, U.mT, x.flatten(1), strict=True):
-                torch.index_select(columns, 0, symbols, out=rows)
+            look_up(U.mT, x.flatten(1), out=z)
         self.run(H)
         if logits is not None:  # a product with few rows is twice as fast as one with few columns
             made = H[:, 1:, :, : self.n].flatten(1, 2)
@@ -58,8 +58,7 @@ class PairedSteps:
         if x.is_floating_point():
             dUt.baddbmm_(x.flatten(1, 2).mT, dz)
         else:
-            for columns, symbols, rows in zip(dUt, x.flatten(1), dz, strict=True):
-                columns.index_add_(0, symbols, rows)
+            add_rows(dUt, x.flatten(1), dz)
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dUt, dW, db, dV = self.sums

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu_
 
+from eigensweep.models.recurrence.symbols import add_rows, look_up
+
 Activation = Literal["modrelu", "tanh", "relu", "identity", "leaky_relu"]
 """f. modReLU's b is its threshold; for the others b is added to the argument. A modReLU with an
 eps, sign(z) · max(|z| + eps + b, 0), is the one without at b + eps."""
@@ -72,8 +74,7 @@ class TorchSteps:
         elif x.is_floating_point():
             torch.bmm(x.flatten(1, 2), U.mT, out=made)
         else:
-            for z, columns, symbols in zip(made, U.mT, x.flatten(1), strict=True):
-                torch.index_select(columns, 0, symbols, out=z)
+            look_up(U.mT, x.flatten(1), out=made)
         self.run_forward(H)
         if logits is not None:  # a product with few rows is twice as fast as one with few columns
             logits.flatten(1, 2).copy_(torch.baddbmm(c.unsqueeze(2), V, made.mT).mT)
@@ -98,8 +99,7 @@ class TorchSteps:
         if x.is_floating_point():
             dUt.baddbmm_(x.flatten(1, 2).mT, dz)
         else:
-            for columns, symbols, rows in zip(dUt, x.flatten(1), dz, strict=True):
-                columns.index_add_(0, symbols, rows)
+            add_rows(dUt, x.flatten(1), dz)
 
     def run_forward(self, H: Tensor) -> None:
         """Turn U x_t in H[:, 1:] into h_t, step after step, starting from H[:, 0]."""
