@@ -7,7 +7,9 @@ compares the pages with the code.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -17,14 +19,19 @@ from typing import Any
 
 import typer
 
+from eigensweep.models import MODELS
+from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.editor_schema import make_editor_schema
+from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.api.app import create_app
 from eigensweep.service.command.cli import app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
+from eigensweep.tasks import TASKS
 from eigensweep.workers.analyses import ANALYSES
+from eigensweep.workers.engine.group import explain_alone
 
 REFERENCE = Path(__file__).parent / "reference"
 START, END = "<!-- generated -->\n", "<!-- end of generated -->"
@@ -142,6 +149,31 @@ def show_default(value: Any) -> str:
     return f"`{list(value) if isinstance(value, tuple) else value}`"
 
 
+def document_models_without_lanes() -> str:
+    """Return the table of the models, or settings of them, that share no lanes, and why."""
+    rows: dict[str, list[str]] = {}
+    for model, task in itertools.product(MODELS, TASKS):
+        for flag in ["", *find_flags(MODELS[model].Config)]:
+            with contextlib.suppress(ValueError):  # not every model takes every task
+                why = explain_alone(make_trial(model, task, flag))
+                if why is not None:
+                    rows.setdefault(why, [f"`{model}`", f"`{flag}`" if flag else "always", why])
+    return "\n".join(table(("model", "with", "why"), rows.values())) + "\n"
+
+
+def find_flags(config: type[ModelConfig]) -> list[str]:
+    """Return the fields of a model that are true or false, and false by default."""
+    return [name for name, field in config.model_fields.items() if field.default is False]
+
+
+def make_trial(model: str, task: str, flag: str) -> TrialConfig:
+    """Return a small configuration, with one flag set."""
+    size = 29 if model == "constructed_copying" else 1 if model == "constructed_adding" else 8
+    given = {"name": model, "hidden_size": size, **({flag: True} if flag else {})}
+    content = {"model": given, "task": {"name": task}, "training": {"steps": 1}}
+    return TrialConfig.from_dict(content).resolve()
+
+
 SCHEMA = "spec.schema.json"
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -149,6 +181,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rest-api.md": document_routes,
     "settings.md": document_settings,
     "analyses.md": document_analyses,
+    "../../README.md": document_models_without_lanes,
 }
 
 

@@ -87,6 +87,7 @@ TRIAL: Final[Json] = {
             "node": "here",
             "pid": 4711,
             "device": "cpu",
+            "lanes": None,
         }
     ],
 }

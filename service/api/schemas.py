@@ -85,6 +85,9 @@ class AttemptNow(Answer):
     node: str | None
     pid: int | None
     device: str | None
+    lanes: int | None = Field(
+        description="How many lanes the engine has that trains it; null if the process is its own"
+    )
 
 
 class TrialLinks(Answer):
@@ -259,6 +262,7 @@ class Views:
                     node=a.place.get("node"),
                     pid=a.place.get("pid"),
                     device=a.place.get("device"),
+                    lanes=a.place.get("lanes"),
                 )
                 for a in record.attempts
             ],

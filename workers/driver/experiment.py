@@ -19,6 +19,7 @@ from ray.tune.experiment import Trial
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import count_slots, explain_no_slot
+from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.stopping import StopReason
@@ -119,6 +120,7 @@ class ExperimentDriver:
         elif self.sweep.has_work() and not count_slots(self.share):
             self.sweep.cancel(f"resources: {explain_no_slot(self.share)}", "failed")
         elif self.sweep.has_work():
+            self._choose_lanes()
             LIVE[self.experiment] = self
             try:
                 self._run_tune()
@@ -137,6 +139,12 @@ class ExperimentDriver:
             if time.monotonic() >= deadline or self.why_stop() is not None:
                 return
             time.sleep(1)
+
+    def _choose_lanes(self) -> None:
+        """Measure how many lanes are best where the trials will run, if the spec leaves it open."""
+        if self.spec.resources.lanes == "auto":
+            lanes = choose_lanes(self.spec, self.options, self.why_stop)
+            self.share = share_of(self.spec.resources, self.spec.replicates, lanes)
 
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""

@@ -6,6 +6,7 @@ next driver finds in the ledger all that Optuna must be told.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import Metrics, Place, Result, Source
 from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd, Outcome
+
+logger = logging.getLogger(__name__)
 
 ASKS = 10
 """How often a sampler is asked again when it gives a point that was tried already."""
@@ -65,6 +68,7 @@ class Sweep:
         self._exhausted = False
         self._lost: Counter[int] = Counter()
         self._lost_engines: Counter[int] = Counter()
+        self._engines: set[Place] = set()
         self._space = spec.space()
         self._walked = 0
         self._points: set[tuple[str, tuple[tuple[str, Scalar], ...]]] = set()
@@ -140,6 +144,10 @@ class Sweep:
         if entry.state != "running":
             return
         self._lost_engines.pop(number, None)
+        if place is not None and place.lanes is not None and place not in self._engines:
+            self._engines.add(place)
+            words = "engine trains node=%s pid=%d device=%s lanes=%d"
+            logger.info(words, place.node, place.pid, place.device, place.lanes)
         self.ledger.report(number, entry.attempt, step, metrics, place)
         self._put(replace(entry, reports={**entry.reports, step: metrics}, place=place))
 
@@ -173,6 +181,8 @@ class Sweep:
         if entry.state not in OPEN_TRIALS:
             return
         (self._lost_engines if engine else self._lost)[number] += 1
+        if engine:
+            logger.warning("trial lost its engine trial=%d attempt=%d: %s", number, attempt, cause)
         if self._lost[number] > self.retries:
             times = self._lost[number]
             self.end(number, "failed", error=f"its process died {times} times; the last: {cause}")

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import ray.exceptions
@@ -27,6 +26,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.messages import Code, EngineNeed, Json, Order, Place, Report
+
+if TYPE_CHECKING:
+    from eigensweep.workers.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -55,22 +57,6 @@ PAUSE_SECONDS = 0.5
 
 Key = tuple[str, int]
 """Experiment and number of a trial."""
-
-
-class Engine(Protocol):
-    """What trains; `engine.Engine` is it."""
-
-    def ask(self, order: Order, seconds: float) -> Report | None:
-        """Return the report of a trial's next rung, None if it is not there after some seconds."""
-
-    def leave(self, order: Order) -> None:
-        """Stop training this trial."""
-
-    def occupancy(self) -> Json:
-        """Return lane-seconds by what the lanes did."""
-
-    def status(self) -> Json:
-        """Return who is in which lane, and under `error` why the engine cannot go on."""
 
 
 class NoSeatError(LookupError):
@@ -169,23 +155,25 @@ class EngineActor:
 
     def _open(self) -> Engine:
         check_code(self._code)
+        import torch
+
+        from eigensweep.workers.engine.engine import Engine
+
         threads = max(1, int(self._need.cpus))
-        import_module("torch").set_num_threads(threads)
+        torch.set_num_threads(threads)
         logger.info("engine starts device=%s lanes=%d", self._device, self._need.lanes)
-        kind: Any = import_module("eigensweep.workers.engine.engine").Engine
         device = self._device.partition(":")[0]  # one GPU is visible
-        engine: Engine = kind(device, self._need.lanes, threads=threads)
-        return engine
+        return Engine(device, self._need.lanes, threads=threads)
 
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
+        from eigensweep.workers.engine.errors import EngineError
+
         assert self._engine is not None
         try:
             return await self._in_thread(self._engine.ask, order, ANSWER_SECONDS)
-        except Exception as error:
-            if type(error).__name__ != "EngineError":
-                raise
-            # The trial's thin process could not read the error itself without loading torch.
+        except EngineError as error:
+            # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.status()["error"] is not None
             return Report(order.reported, lost=str(error))
 

@@ -1,0 +1,91 @@
+"""How many lanes an engine gets where a spec says `auto`: measured where the trials will run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.preview import seconds_of
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.shared.code import check_code, own_code
+from eigensweep.workers.shared.messages import Code, ConfigJson, DriverOptions, Json
+
+logger = logging.getLogger(__name__)
+
+LANES_UNMEASURED = {"cpu": 4, "cuda": 16}
+"""Lanes where they could not be measured."""
+
+MEASURING_SECONDS = 300.0
+"""How long the measurement may take, waiting for a free device included."""
+
+
+def choose_lanes(
+    spec: ExperimentSpec, options: DriverOptions, why_stop: Callable[[], str | None]
+) -> int:
+    """Return how many lanes are best for the largest configuration of a spec.
+
+    A Ray task with an engine's cores and GPU measures that. Where it fails, or no device becomes
+    free for so long, a log line says so, and a fixed number is taken.
+    """
+    device = "cuda" if spec.resources.gpus else "cpu"
+    config = _find_largest(spec)
+    task = ray.remote(_measure).options(
+        num_cpus=spec.resources.cpus,
+        num_gpus=spec.resources.gpus,
+        max_retries=0,
+        max_calls=1,  # its process ends, and with it the memory that was tried out
+    )
+    threads = max(1, int(spec.resources.cpus))
+    found = task.remote(
+        config.model_dump(mode="json"), device, threads, options.storage, options.data_root,
+        own_code().to_dict(),
+    )  # fmt: skip
+    deadline = time.monotonic() + MEASURING_SECONDS
+    while why_stop() is None and time.monotonic() < deadline:
+        ready, _ = ray.wait([found], timeout=1.0)
+        if ready:
+            break
+    else:
+        ray.cancel(found, force=True)
+    lanes = LANES_UNMEASURED[device]
+    try:
+        measured, why = ray.get(found, timeout=1.0)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        words = "lanes could not be measured, taking a fixed number device=%s lanes=%d: %s"
+        logger.warning(words, device, lanes, error)
+        return lanes
+    logger.info("lanes measured device=%s lanes=%d why=%s", device, measured, why)
+    return int(measured)
+
+
+def _find_largest(spec: ExperimentSpec) -> TrialConfig:
+    """Return the configuration, of all arms' extreme points, whose training costs most."""
+    space, found = spec.space(), []
+    for arm in space.arms:
+        for point in space.corners(arm):
+            try:
+                found.append(spec.trial(point))
+            except InvalidPointError:
+                continue
+    return max(found, key=seconds_of)
+
+
+def _measure(
+    config: ConfigJson, device: str, threads: int, storage: str, data_root: str | None, code: Json
+) -> tuple[int, str]:
+    """Measure in a process that has the device to itself; the storage remembers what came out."""
+    check_code(Code.from_dict(code))
+    import_module("torch").set_num_threads(threads)
+    chosen: Any = import_module("eigensweep.workers.engine.sizing").choose_lanes(
+        TrialConfig.from_dict(config), device, folder=Path(storage) / "lanes", data_root=data_root
+    )
+    return chosen.lanes, chosen.why
