@@ -10,6 +10,7 @@ is missing is said. The sections run one after another, each in a process of its
   lanes        1 to 128 lanes: time of a step, trials an hour, memory, cost
   sharing      1 to 16 processes that share the GPU, one trial each
   limits       what bounds each workload: arithmetic, latency, memory or the host
+  occupancy    occupied lanes over time while ASHA stops trials, with refill and without
   every_model  each model of the registry with one lane and with eight
 
 Variants take turns in every round. Times are medians over rounds, ratios medians of the ratios
@@ -36,6 +37,7 @@ from typing import IO, Any
 
 import torch
 
+from bench.gpu import pictures
 from bench.gpu.goals import COLUMNS, judge
 from bench.gpu.sections import Notes, Plan
 from bench.report import add_quick, new_parser, say, table, write
@@ -47,6 +49,7 @@ SHARES = {
     "lanes": 80,
     "sharing": 80,
     "limits": 25,
+    "occupancy": 40,
     "every_model": 45,
 }
 """The sections, the most important first, and how they share the time. What one leaves unused is
@@ -179,6 +182,7 @@ def main(given: Sequence[str] | None = None) -> int:
         say("error: this needs a CUDA device, and PyTorch finds none; --device cpu tries it out")
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
+    title = "tried out only: these numbers mean nothing" if arguments.quick else arguments.device
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(arguments, Path(folder))
         for name in (names := [name for name in SHARES if name in arguments.only]):
@@ -186,6 +190,7 @@ def main(given: Sequence[str] | None = None) -> int:
             runner.run(name, SHARES[name] / left)
             numbers = {"arguments": given_as_json(arguments), "sections": runner.sections}
             write(numbers, arguments.out / NUMBERS)
+            pictures.draw(name, runner.sections[name]["parts"], arguments.out, title)
     runner.say("\n=== floors and aims")
     runner.say(table(judge(runner.goals, is_trial_run=runner.plan.is_trial_run), COLUMNS))
     failed = {

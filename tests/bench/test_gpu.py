@@ -12,10 +12,21 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as command
-from bench.gpu import every_model, goals, lanes, limits, one_lane, sharing, tests
+from bench.gpu import (
+    every_model,
+    goals,
+    lanes,
+    limits,
+    occupancy,
+    one_lane,
+    pictures,
+    sharing,
+    tests,
+)
 from bench.gpu.sections import Notes, Plan
 from bench.gpu.turns import Later, repeat, time_in_turns
 from bench.workloads import trainable_models
+from eigensweep.workers.engine.occupancy import Span
 
 ROOT = Path(__file__).parents[2]
 SMALL = Plan(device="cpu", quick=True, rounds=2, seconds=300)
@@ -136,6 +147,40 @@ class TestGoals:
         )
 
 
+class TestIdleness:
+    def test_lanes_are_idle_between_spans_and_nothing_counts_after_the_end(self):
+        spans = [Span(0, 2, 4, 3, 1), Span(3, 2, 4, 4, 0)]
+        assert occupancy.measure_idleness(spans, lanes=4, end=4) == 37.5
+
+    def test_asha_lets_the_best_third_so_far_go_on(self):
+        asha = occupancy.Asha(3)
+        assert [asha.goes_on(10, v) for v in (5.0, 6.0, 4.0, 4.5, 7.0)] == [
+            *(True, False, True),
+            *(True, False),
+        ]
+
+
+class TestPlots:
+    def test_of_lanes_and_of_occupancy_are_png_and_svg(self, tmp_path):
+        rows = [{"lanes": n, "ms": 10.0 * n, "trials": 50.0 * n} for n in (1, 2, 4)]
+        pictures.draw("lanes", {"copying": {"title": "copying", "rows": rows}}, tmp_path, "here")
+        found = {"spans": [[0, 1, 2]], "pending_until": 1, "lanes": 2, "trials": 3}
+        parts = {"refilled at once": found | {"seconds": 1.0, "idle": 2.0}}
+        pictures.draw("occupancy", parts, tmp_path, "here")
+        pictures.draw("tests", {}, tmp_path, "here")
+
+        names = ["lanes.png", "lanes.svg", "occupancy.png", "occupancy.svg"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+    def test_without_matplotlib_it_says_so(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+        pictures.draw("lanes", {"copying": {"title": "", "rows": []}}, tmp_path, "here")
+
+        assert "not drawn" in capsys.readouterr().out
+        assert not list(tmp_path.iterdir())
+
+
 class TestSections:
     def test_one_lane_compares_each_model_with_the_loop_and_cudnn(self, notes):
         one_lane.measure_part("copying-20", one_lane.PARTS["copying-20"], 300, SMALL, notes)
@@ -171,6 +216,16 @@ class TestSections:
         assert notes.failed == {}
         assert set(notes.parts) == set(trainable_models())
         assert all(row["how"] != "failed" for row in notes.parts.values())
+
+    def test_lanes_are_occupied_with_refill_and_without(self, notes):
+        occupancy.measure(SMALL, notes)
+
+        assert notes.failed == {}
+        for how in occupancy.WAYS:
+            found = notes.parts[how]
+            assert found["trials"] == occupancy.QUICK.trials
+            assert 0 <= found["idle"] < 100
+            assert max(lanes for _, _, lanes in found["spans"]) == found["lanes"]
 
     @pytest.mark.slow
     def test_processes_that_share_the_device_are_counted_together(self, notes):
