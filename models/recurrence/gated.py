@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.gated_choice import Backend, choose_steps
 from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
 from eigensweep.models.recurrence.gated_reference import NO_PEEPHOLE, Peephole
 from eigensweep.models.recurrence.gated_steps import ChoGRUSteps, GatedSteps, GRUSteps, LSTMSteps
-from eigensweep.models.recurrence.native.gated import NATIVE, SOURCE
-from eigensweep.models.recurrence.native.library import Backend, use_native
 
 Readout = Literal["all", "last"]
 
@@ -44,8 +43,8 @@ def lstm(
     Logits are (τ, B, p), or (B, p) where the last step only is read out. U is (4n, m), R (4n, n)
     and b (4n,), in the order i, f, o, g; x is int64 (τ, B), symbols in place of one-hot vectors, or
     float (τ, B, m); h0 and c0 are (B, n), by default zero. `chunk` time steps are worked on at a
-    time (default: about 6 MB of states and gates) and `backend` runs them (default: native where
-    it can). Neither changes more than rounding.
+    time (default: about 6 MB of states and gates) and `backend` runs them (default: the compiled
+    one of the device, where it can be used). Neither changes more than rounding.
 
     Values, parameters and first states take gradients, first derivatives only: for a second one
     `eigensweep.models.recurrence.gated_reference` has the same function in plain PyTorch.
@@ -69,8 +68,9 @@ def lstm(
             "a peephole has both vectors, one full matrix of the output gate, or nothing; "
             f"given are {', '.join(given)}"
         )
-    how = _how(LSTMSteps, R, readout, chunk, backend, seen=int(readout_from == "cell"))
-    logits, (h, cell) = run_gated(how, x, U, b, V, c, (R, *given.values()), start)
+    weights, seen_state = (R, *given.values()), int(readout_from == "cell")
+    how = _how(LSTMSteps, weights, readout, chunk, backend, seen_state)
+    logits, (h, cell) = run_gated(how, x, U, b, V, c, weights, start)
     return logits, (h, cell)
 
 
@@ -98,20 +98,20 @@ def gru(
     """
     start = _start((h0,), x, R)
     _check(x, U, R, b, V, c, gates=3, start=start)
-    how = _how(GRU_STEPS[variant], R, readout, chunk, backend)
+    how = _how(GRU_STEPS[variant], (R,), readout, chunk, backend)
     logits, (h,) = run_gated(how, x, U, b, V, c, (R,), start)
     return logits, h
 
 
 def _how(
     steps: type[GatedSteps],
-    R: Tensor,
+    weights: tuple[Tensor, ...],
     readout: Readout,
     chunk: int | None,
     backend: Backend | None,
     seen: int = 0,
 ) -> GatedHow:
-    kind = NATIVE[steps] if use_native(SOURCE, backend, R=R) else steps
+    kind = choose_steps(steps, weights, backend)
     return GatedHow(kind, seen, readout, chunk, keep=torch.is_grad_enabled())
 
 

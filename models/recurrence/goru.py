@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from eigensweep.models.recurrence.checks import check_each, check_input
+from eigensweep.models.recurrence.gated_choice import Backend, choose_steps
 from eigensweep.models.recurrence.gated_function import GatedHow, run_gated
 from eigensweep.models.recurrence.gated_steps import GORUSteps
-from eigensweep.models.recurrence.native.gated import NATIVE, SOURCE
-from eigensweep.models.recurrence.native.library import Backend, use_native
 
 
 def goru(
@@ -40,7 +39,7 @@ def goru(
         ValueError: if shapes, dtypes or devices do not fit one another.
     """
     _check(x, U, R, b, threshold, V, c, h0)
-    steps = NATIVE[GORUSteps] if use_native(SOURCE, backend, R=R) else GORUSteps
+    steps = choose_steps(GORUSteps, (R, threshold), backend)
     how = GatedHow(steps, 0, readout, chunk, keep=torch.is_grad_enabled())
     b = torch.cat((b, torch.zeros_like(threshold)))
     logits, (h,) = run_gated(how, x, U, b, V, c, (R, threshold), (h0,))

@@ -82,7 +82,7 @@ def compile_kernel(source: Path, definitions: Mapping[str, int], architecture: s
 
 def list_headers(source: Path) -> list[Path]:
     """Return the files that a kernel may include: those beside its source."""
-    return sorted(source.parent.glob("*.cuh"))
+    return sorted(source.parent.glob("*.h"))
 
 
 def load_cubin(

@@ -19,7 +19,7 @@
 // Given when it is compiled: N, ROWS, CLUSTER, BACKWARD (0 or 1) and ACTIVATION (an index of
 // KERNELS in scan.py). Never compile with --use_fast_math: NaN and infinity pass through.
 
-#include "blocks.cuh"
+#include "blocks.h"
 
 #define PAIRED (ACTIVATION >= 5)
 

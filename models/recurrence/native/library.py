@@ -17,7 +17,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from filelock import FileLock
@@ -27,8 +26,6 @@ from eigensweep.models.recurrence.cache import cache_folder
 from eigensweep.private_folders import make_private
 
 logger = logging.getLogger(__name__)
-
-Backend = Literal["torch", "native"]
 
 OPTIONS = ("-std=c++17", "-O2", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 COMPILERS = ("g++", "clang++", "c++")
