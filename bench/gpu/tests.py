@@ -48,5 +48,6 @@ def make_command(files: list[Path]) -> list[str]:
 
 def make_environment() -> dict[str, str]:
     """Return the environment in which tests find our packages and each other's helpers."""
-    helpers = (ROOT, ROOT / "tests", ROOT / "tests/models", ROOT / "tests/workers")
+    folders = ("tests", "tests/models", "tests/tasks", "tests/workers")
+    helpers = (ROOT, *(ROOT / folder for folder in folders))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, helpers))}

@@ -12,10 +12,18 @@ from eigensweep.workers.engine.group import Group
 from eigensweep.workers.trial.optimizers import Optimizers
 from eigensweep.workers.trial.training import Training
 
+VOICES = "56b31ff3da3c29349f01bc49d2a56a6c71691f8b6c4f708aef28622a57060b76"
+SIZES = {"valid_size": 20, "test_size": 15}
 TASKS = {
-    "copying": {"delay": 3, "symbols": 2, "batch_size": 4, "valid_size": 20, "test_size": 20},
-    "adding": {"length": 6, "batch_size": 4, "train_size": 20, "valid_size": 8, "test_size": 6},
+    "copying": {"delay": 3, "symbols": 2, "batch_size": 4, **SIZES},
+    "denoise": {"delay": 4, "symbols": 2, "batch_size": 4, **SIZES},
+    "variable_copying": {"delay": 4, "symbols": 2, "batch_size": 4, **SIZES},
+    "adding": {"length": 6, "batch_size": 4, "train_size": 20, **SIZES},
+    "pixel_mnist": {"batch_size": 9},
+    "ptb_chars": {"batch_size": 4, "eval_batch_size": 2, "bptt": 7},
+    "speech_frames": {"corpus": "voices", "digest": VOICES, "batch_size": 4},
 }
+"""Fields that make each task small; the corpora are those of `small_files`."""
 
 MODELS = {
     "scornn": {"negative_ones": 3},
@@ -31,8 +39,11 @@ def config_of(model, task="copying", optimizer=None, training=None, **rest):
     """Return a small config; a model or a task is a name or its fields."""
     model = {"name": model} if isinstance(model, str) else model
     task = {"name": task} if isinstance(task, str) else task
+    task = {**TASKS.get(task["name"], {}), **task}
+    if task.get("reading") == "sentences":
+        del task["bptt"]
     content = {
-        "task": {**TASKS.get(task["name"], {}), **task},
+        "task": task,
         "model": {"hidden_size": 8, **MODELS.get(model["name"], {}), **model},
         "optimizer": {"lr": 0.01, **(optimizer or {})},
         "training": {"steps": 50, "evaluate_every": 20, "log_every": 3, **(training or {})},
@@ -88,8 +99,14 @@ def train_lanes(trainings, lanes=None, group=None):
 
 
 def assert_equal(lane, alone, atol=1e-10):
-    """Hold a lane's whole state to that of the same training alone."""
-    close(lane.state_dict(), alone.state_dict(), atol)
+    """Hold a lane's whole state to that of the same training alone.
+
+    At the end of an epoch no state is looked at that the next batch does not go on from.
+    """
+    found, expected = lane.state_dict(), alone.state_dict()
+    if alone.carried is not None and alone.task.train_batch(alone.step, alone.seed).starts.all():
+        del found["carried"], expected["carried"]
+    close(found, expected, atol)
 
 
 def close(found, expected, atol, path=""):

@@ -1,29 +1,345 @@
-"""Lanes of one program are the trainings alone."""
+"""Lanes of one program are the trainings alone: every model, optimizer and task; and bit for bit
+whatever their neighbours do.
+"""
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
+
 import pytest
-from lanes import assert_equal, build, config_of, train_lanes
+import torch
+from lanes import Precise, assert_equal, build, config_of, train_lanes
+from small_files import put_small_corpora
+from toys import Text, to_exact
 
 from eigensweep.models import MODELS
+from eigensweep.tasks import TASKS
+from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 
 
-def pairs_of(configs, precise=True):
-    """Return trainings of configs with different seeds, twice."""
-    return [[build(c, seed, precise) for seed, c in enumerate(configs)] for _ in range(2)]
+@pytest.fixture
+def small_corpora(tmp_path, monkeypatch):
+    put_small_corpora(tmp_path, monkeypatch)
+    return tmp_path
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_every_model_trains_in_lanes_as_alone(name):
-    configs = [
-        config_of(name, optimizer={"lr": 0.01, "clip_norm": 1.0}),
-        config_of(name, optimizer={"lr": 0.003, "weight_decay": 0.1}, training={"steps": 45}),
-    ]
-    together, alone = pairs_of(configs)
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch):
+    monkeypatch.setitem(TASKS, "text", Text)
+
+
+def compare(configs, lanes=None, precise=True, atol=1e-10, **options):
+    """Train configs with different seeds as lanes and alone, and compare all that is known."""
+    together, alone = (
+        [build(config, seed, precise, **options) for seed, config in enumerate(configs)]
+        for _ in range(2)
+    )
     for training in alone:
         training.run()
+    train_lanes(together, lanes)
+    for lane, expected in zip(together, alone, strict=True):
+        assert_equal(lane, expected, atol)
+        assert_equal_results(lane, expected, atol)
+    return together
+
+
+def assert_equal_results(lane, alone, atol):
+    found, expected = lane.result(), alone.result()
+    assert (found.outcome, found.best_step, found.step) == (
+        expected.outcome,
+        expected.best_step,
+        expected.step,
+    )
+    assert found.test.keys() == expected.test.keys()
+    for name, value in expected.test.items():
+        assert found.test[name] == pytest.approx(value, rel=atol, abs=atol)
+
+
+OPTIONS = [
+    ("enrnn", {"short_size": 0, "encoder": "embedding"}),
+    ("enrnn", {"activation": "tanh", "eps": 0.1, "coupled": False}),
+    ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
+    ("lstm", {"peephole": "diagonal", "encoder": "embedding"}),
+    ("gru", {"variant": "cho"}),
+    ("lt_rnn", {"pooling": True, "activation_clip": 1.0, "scale_gradient": True}),
+    ("lt_rnn", {"orthogonality_penalty": 1.0, "orthogonality_vectors": 3}),
+    ("nnrnn", {"gamma_penalty": "l1", "gamma_weight": 0.5}),
+    ("full_urnn", {"natgrad_rms": True}),
+    ("exprnn", {"trivialization": "dynamic", "rebase_every": 4, "project_every": 3}),
+    ("asrnn", {"form": "direct", "trivialization": "dynamic", "rebase_every": 5}),
+    ("asrnn", {"constrain_hh": False}),
+]
+VARIANTS = [
+    *((name, {}) for name in TRAINED),
+    *(pytest.param(*option, marks=pytest.mark.slow) for option in OPTIONS),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), VARIANTS)
+def test_every_model_trains_in_lanes_as_alone(name, fields):
+    model = {"name": name, **fields}
+    compare(
+        [
+            config_of(model, optimizer={"lr": 0.01, "lr_orth": 0.002, "clip_norm": 1.0}),
+            config_of(model, optimizer={"lr": 0.003, "weight_decay": 0.1}, training={"steps": 45}),
+        ]
+    )
+
+
+OPTIMIZERS = [
+    {"name": "adam", "betas": [0.8, 0.99]},
+    {"name": "rmsprop", "momentum": 0.5},
+    {"name": "adagrad"},
+    {"name": "rmsprop_tf1", "alpha": 0.99, "momentum": 0.5},
+    {"name": "adagrad_tf1"},
+    {"name": "adam", "name_orth": "rmsprop", "lr_orth": 1e-3},
+    {"name": "adagrad_tf1", "name_orth": "rmsprop_tf1", "lr_orth": 1e-3},
+]
+SCHEDULES = [
+    {"clip_norm": 0.05},
+    {"clip_value": 0.01, "schedule": "exponential", "schedule_every": 3},
+    {"schedule": "halve_on_plateau", "weight_decay": 0.05, "schedule_factor": 0.7},
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(map(str, o.values())))
+def test_every_optimizer_clips_and_follows_schedules_in_lanes_as_alone(optimizer):
+    plain = {key: optimizer[key] for key in ("name", "name_orth") if key in optimizer}
+    options = [{**optimizer, **schedule} for schedule in SCHEDULES]
+    options += [{**plain, "lr": 0.05}]  # no momentum, other constants
+    training = {"evaluate_every": 7, "test_every_evaluation": True}
+    compare([config_of("scornn", optimizer=o, training=training) for o in options])
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "steps"),
+    [
+        ("adding", "lstm", 50),
+        ("denoise", "gru", 50),
+        ("variable_copying", "exprnn", 50),
+        ({"name": "copying", "input_coding": "scalar"}, "scornn", 50),
+        ({"name": "text", "reset": True}, "lstm", 50),
+        ({"name": "text", "reset": True}, "urnn", 50),
+        ("ptb_chars", "lstm", 50),
+        ("ptb_chars", "asrnn", 50),
+        ("ptb_chars", "goru", 50),
+        ({"name": "ptb_chars", "reading": "sentences"}, "ornn", 12),
+        ("pixel_mnist", "scornn", 12),
+        ("speech_frames", "enrnn", 50),
+        ({"name": "speech_frames", "normalisation": "valid_mean", "mask": "lengths-1"}, "lstm", 20),
+        ({"name": "speech_frames", "normalisation": "batch_padded_mean"}, "tanh_rnn", 50),
+    ],
+    ids=str,
+)
+def test_every_task_trains_in_lanes_as_alone(small_corpora, task, model, steps):
+    training = {"steps": steps, "evaluate_every": 5}
+    configs = [
+        config_of(model, task, {"lr": lr}, {**training, "steps": steps - more})
+        for more, lr in enumerate((0.01, 0.003))
+    ]
+    compare(configs, data_root=small_corpora)
+
+
+def test_float32_lanes_follow_the_trainings_alone_step_by_step():
+    together, alone = (
+        [build(config_of("exprnn", training={"log_every": 1}), s, precise=False) for s in range(3)]
+        for _ in range(2)
+    )
     train_lanes(together)
     for lane, expected in zip(together, alone, strict=True):
-        assert_equal(lane, expected)
+        expected.run()
+        found = [p.metrics for p in lane.drain()]
+        for one, other in zip(found, [p.metrics for p in expected.drain()], strict=True):
+            assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
+
+
+class Spoiled(Precise):
+    """A task that shows one seed an infinite loss at one step."""
+
+    def train_batch(self, step, seed):
+        batch = super().train_batch(step, seed)
+        return replace(batch, x=batch.x * torch.inf) if (step, seed) == (30, 1) else batch
+
+
+def spoil(training):
+    training.task = Spoiled(training.task._task)
+    return training
+
+
+def states_of(trainings):
+    return [to_exact(t.state_dict()) for t in trainings]
+
+
+MIXED = [
+    config_of("scornn", "adding", {"lr": 0.01, "name_orth": "rmsprop"}),
+    config_of("scornn", "adding", {"lr": 0.02, "name_orth": "rmsprop", "clip_norm": 0.1}),
+    config_of("scornn", "adding", {"lr": 0.03, "name_orth": "rmsprop"}, {"evaluate_every": 7}),
+]
+
+
+class TestNeighbours:
+    def test_a_lane_that_is_not_finite_ends_as_alone_and_its_neighbours_do_not_notice(self):
+        trainings = [[spoil(build(c, s)) for s, c in enumerate(MIXED)] for _ in range(2)]
+        lanes, alone = trainings
+        whole = [build(c, s) for s, c in enumerate(MIXED)]
+        train_lanes(lanes)
+        train_lanes(whole)
+        alone[1].run()
+        assert (lanes[1].outcome, lanes[1].step) == ("diverged", 30)
+        assert_equal(lanes[1], alone[1])
+        assert states_of([lanes[0], lanes[2]]) == states_of([whole[0], whole[2]])
+
+    def test_lanes_that_join_leave_and_are_refilled_change_no_bit_of_the_others(self):
+        whole = build(MIXED[0], 0)
+        train_lanes([whole], group=Group(whole, 3))
+        busy, others = build(MIXED[0], 0), [build(MIXED[1 + s % 2], s) for s in range(5)]
+        group = Group(busy, 3)
+        group.join(others[0])
+        group.advance(0.01)
+        group.join(busy)
+        while not busy.is_finished:
+            for training in group.trainings:
+                if training is not busy and training.step > 7:
+                    group.leave(training)
+            if group.free and others:
+                group.join(others.pop())
+            group.advance(0.0 if busy.step % 3 else 10.0)
+        group.leave(busy)
+        group.close()
+        # it sat in another lane, too
+        assert states_of([busy]) == states_of([whole])
+
+
+class TestCheckpoints:
+    @pytest.mark.parametrize(
+        ("model", "name"),
+        [
+            ("full_urnn", "adam"),
+            ("urnn", "rmsprop"),
+            ("enrnn", "adagrad"),
+            ("urnn", "rmsprop_tf1"),
+            ("scornn", "adagrad_tf1"),
+        ],
+    )
+    def test_a_checkpoint_moves_between_lanes_and_a_process_alone(self, model, name):
+        optimizer = {"name": name, "momentum": 0.5}
+        config = config_of(model, {"name": "text", "reset": True}, optimizer)
+        whole = build(config, 3)
+        whole.run()
+        state = build(config, 3).state_dict()
+        for until, lanes in ((0, 2), (9, 3), (17, None), (30, 1), (41, None), (50, 2)):
+            training = build(config, 3)
+            training.load_state_dict(through_file(state))
+            if lanes is None:
+                training.run(until)
+            else:
+                group = Group(training, lanes)
+                for seed in range(1, lanes):
+                    group.join(build(config, 10 + seed))
+                group.join(training)
+                while training.step < until and not training.is_finished:
+                    group.advance(1e-9)
+                group.leave(training)
+                group.close()
+            state = training.state_dict()
+        assert_equal(training, whole)
+
+    def test_loading_and_storing_gives_the_same_state_bit_for_bit(self):
+        for optimizer in OPTIMIZERS:
+            training = build(config_of("scornn", optimizer=optimizer), 0, precise=False)
+            for until in (0, 8):
+                training.run(until)
+                before = to_exact(training.state_dict())
+                group = Group(training, 2)
+                group.join(training)
+                group.leave(training)
+                group.close()
+                assert to_exact(training.state_dict()) == before
+
+    def test_a_longer_budget_continues_a_lane_as_alone(self):
+        short, long = (config_of("gru", training={"steps": s}) for s in (25, 50))
+        lane, alone = build(short, 0), build(short, 0)
+        train_lanes([lane], 2)
+        alone.run()
+        longer = [build(long, 0) for _ in range(2)]
+        longer[0].load_state_dict(lane.state_dict())
+        longer[1].load_state_dict(alone.state_dict())
+        train_lanes(longer[:1], 3)
+        longer[1].run()
+        assert_equal(*longer)
+
+
+def through_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_patience_divergence_and_spectra_are_those_of_a_training_alone():
+    training = {"evaluate_every": 3, "patience": 2, "spectra": True}
+    configs = [
+        config_of("scornn", "adding", {"lr": 0.5}, training),
+        config_of("scornn", "adding", {"lr": 5.0}, training, divergence={"factor": 1.5}),
+        config_of("scornn", "adding", {"lr": 1e-4}, training),
+    ]
+    lanes = compare(configs)
+    assert len({lane.step for lane in lanes}) > 1
+    assert lanes[0].drain_spectra()
+
+
+class TestShape:
+    def test_what_changes_no_shape_may_differ(self):
+        first = config_of("scornn")
+        other = config_of(
+            {"name": "scornn", "negative_ones": 5, "readout_init": "orthogonal"},
+            optimizer={"lr": 0.5, "betas": [0.1, 0.2], "clip_value": 1.0, "weight_decay": 0.1},
+            training={"steps": 7, "evaluate_every": 3, "patience": 2, "log_every": 1},
+            seed=9,
+        )
+        assert shape_key(first) == shape_key(other)
+        penalties = [{"name": "nnrnn", "gamma_weight": w} for w in (0.1, 0.2)]
+        assert len({shape_key(config_of(p)) for p in penalties}) == 1
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            config_of({"name": "scornn", "hidden_size": 9}),
+            config_of("tanh_rnn"),
+            config_of("scornn", {"name": "copying", "delay": 4}),
+            config_of("scornn", optimizer={"name": "rmsprop"}),
+            config_of("scornn", optimizer={"name_orth": "rmsprop"}),
+        ],
+    )
+    def test_other_sizes_tasks_and_optimizers_are_of_another_shape(self, other):
+        assert shape_key(config_of("scornn")) != shape_key(other)
+
+    def test_a_group_refuses_what_does_not_fit_with_the_reason(self):
+        first, second, third = (build(config_of("scornn"), seed) for seed in range(3))
+        group = Group(first, 1)
+        with pytest.raises(ValueError, match="the training is of tanh_rnn-copying"):
+            group.join(build(config_of("tanh_rnn")))
+        group.join(second)
+        assert (group.free, group.trainings, group.fits(third)) == (0, [second], True)
+        with pytest.raises(ValueError, match="aboard already"):
+            group.join(second)
+        with pytest.raises(ValueError, match="all 1 lanes are taken"):
+            group.join(third)
+        with pytest.raises(ValueError, match="not aboard"):
+            group.leave(third)
+        group.close()
+        with pytest.raises(ValueError, match="at least 1 lane; 0 were asked for"):
+            Group(first, 0)
+
+    def test_what_runs_alone_is_told_why(self):
+        constructed = {"name": "constructed_copying", "delay": 3, "symbols": 2, "hidden_size": 9}
+        assert "nothing is trained" in explain_alone(config_of(constructed))
+        with pytest.raises(ValueError, match="nothing is trained"):
+            Group(build(config_of(constructed), precise=False), 2)
+        scaled = config_of({"name": "lt_rnn", "scale_gradient": True}, "ptb_chars")
+        assert "'scale_gradient' runs alone on ptb_chars" in explain_alone(scaled)
+        for name in TRAINED:
+            assert explain_alone(config_of(name)) is None

@@ -22,6 +22,8 @@ PARTS = ("x", "y", "mask", "starts")
 @dataclass
 class _Lane:
     seed: int
+    end: int
+    """No batch of this step or a later one is needed."""
     placed: int
     """Steps before this one are in their places."""
     drawn: dict[int, Future[Batch]]
@@ -56,9 +58,9 @@ class Batches:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def join(self, lane: int, seed: int, step: int) -> None:
-        """Prepare a lane to begin at `step`."""
-        self._lanes[lane] = _Lane(seed, step, {})
+    def join(self, lane: int, seed: int, step: int, end: int) -> None:
+        """Prepare a lane to begin at `step` and to end before `end`."""
+        self._lanes[lane] = _Lane(seed, end, step, {})
 
     def leave(self, lane: int) -> None:
         """Forget what was drawn for a lane."""
@@ -68,7 +70,7 @@ class Batches:
     def draw(self, lane: int, until: int) -> None:
         """Begin to draw a lane's batches before step `until`."""
         queue = self._lanes[lane]
-        for step in range(queue.placed, until):
+        for step in range(queue.placed, min(until, queue.end)):
             if step not in queue.drawn:
                 key = (queue.seed, step)
                 future = self._shared.get(key)
@@ -77,22 +79,21 @@ class Batches:
                     self._shared[key] = future
                 queue.drawn[step] = future
 
-    def place(self, lane: int, until: int, free: torch.cuda.Event | None = None) -> None:
+    def place(self, lane: int, until: int) -> None:
         """Put a lane's batches before step `until` into their places; wait until they are drawn.
 
-        On a GPU the copies run beside the program, after the event `free`: when it has passed, the
-        program has used what lay in these places. `wait` makes the program wait for them.
+        On a GPU the copies run beside the program; `wait` makes the program wait for them. What
+        lay in these places must have been used.
         """
         self.draw(lane, until)
         queue = self._lanes[lane]
+        until = min(until, queue.end)
         if queue.placed >= until:
             return
         if self._stream is None:
             self._place(lane, queue, until)
             return
         with torch.cuda.stream(self._stream):
-            if free is not None:
-                self._stream.wait_event(free)
             self._place(lane, queue, until)
 
     def wait(self) -> None:

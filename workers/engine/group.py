@@ -22,8 +22,10 @@ class Group:
     patience and divergence. The program does the arithmetic for all of them.
     """
 
-    def __init__(self, like: Training, lanes: int) -> None:
+    def __init__(self, like: Training, lanes: int, *, capture: bool = True) -> None:
         """Make room for `lanes` trainings of the shape of `like`, which is not aboard yet.
+
+        With `capture` a step on a GPU becomes a CUDA graph.
 
         Raises:
             ValueError: if such trainings cannot share a program.
@@ -32,7 +34,7 @@ class Group:
             raise ValueError(reason)
         self.lanes = lanes
         self._key, self._device = shape_key(like.config), like.device
-        self._program = Program(like, lanes)
+        self._program = Program(like, lanes, capture=capture)
         self._aboard: dict[int, Training] = {}
         self._seconds_a_step = 0.0
 
@@ -45,6 +47,11 @@ class Group:
     def free(self) -> int:
         """Number of empty lanes."""
         return self.lanes - len(self._aboard)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replayed as a CUDA graph; false before the first step."""
+        return self._program.is_captured
 
     def fits(self, training: Training) -> bool:
         """Tell whether a training has the shape and the device of this group."""
@@ -72,16 +79,18 @@ class Group:
     def advance(self, seconds: float) -> None:
         """Train all lanes side by side, and keep their books.
 
-        It returns when about `seconds` have passed, when a training passed an evaluation or ended,
-        and at once if there is nothing to train.
+        It takes at least a step, and returns when about `seconds` have passed, when a training
+        passed an evaluation or ended, and at once if there is nothing to train.
         """
         torch.set_flush_denormal(True)
         began = time.perf_counter()
+        rest = seconds
         while self._running() and not self._evaluate_due():
+            self._run_segment(rest)
             rest = seconds - (time.perf_counter() - began)
             if rest <= 0:
+                self._evaluate_due()
                 break
-            self._run_segment(rest)
         spent = time.perf_counter() - began
         for training in self._aboard.values():
             training.add_seconds(spent)
@@ -132,9 +141,9 @@ class Group:
         """Evaluate the lanes whose turn it is; return whether there were any."""
         due = {lane: t for lane, t in self._aboard.items() if t.evaluation_due}
         if due:
-            valid, constraint = self._program.score("valid"), self._program.report_constraint()
+            valid, constraint = self._program.score("valid", due), self._program.report_constraint()
             tested = {lane for lane, t in due.items() if t.tests_each_evaluation}
-            test = self._program.score("test") if tested else []
+            test = self._program.score("test", tested) if tested else {}
             for lane, training in due.items():
                 if training.config.training.spectra:
                     self._program.store(lane, training)
@@ -151,7 +160,7 @@ class Group:
         if finished:
             bests = {lane: t.selection.best for lane, t in finished.items()}
             weights = {lane: best.weights for lane, best in bests.items() if best is not None}
-            test = self._program.score("test", weights)
+            test = self._program.score("test", finished, weights)
             for lane, training in finished.items():
                 training.see_test(test[lane])
         self._stop_finished(due)

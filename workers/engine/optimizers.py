@@ -8,10 +8,9 @@ moves between the two forms exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,99 +111,97 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Part:
-    """One group's parameters of all lanes: columns of the tensor (M, P)."""
+    """Parameters of one group in all lanes: columns of the tensor (M, P)."""
 
-    group: str
-    kind: str
+    group: UpdatedGroup
     columns: slice
-    shapes: list[torch.Size]
-    """Of the parameters, one after another."""
+    numbers: list[int]
+    """The numbers that the parameters have in torch's optimizer of their kind."""
+    params: list[nn.Parameter]
+    """One network's, in the order of the columns."""
+    is_rare: bool
+    """Whether they have a gradient only where a sequence begins, and rest otherwise."""
 
 
 class LaneOptimizers:
     """The optimizers of M networks that were built from configs of one shape."""
 
-    def __init__(self, like: Optimizers, lanes: int, device: torch.device) -> None:
-        """Lay the lanes out as `like` has its groups."""
-        kinds = list(dict.fromkeys(group.kind for group in like.groups))
-        self.groups = sorted(like.groups, key=lambda group: kinds.index(group.kind))
-        """The groups of `like`, those of one kind side by side."""
-        self.params = [p for group in self.groups for p in group.params]
+    def __init__(
+        self, like: Optimizers, lanes: int, device: torch.device, rare: Collection[nn.Parameter]
+    ) -> None:
+        """Lay the lanes out as `like` has its groups.
+
+        `rare` are the parameters that have a gradient only where a sequence begins. The others have
+        one in every step.
+        """
+        self.parts = _lay_out(like, {id(p) for p in rare})
+        self.params = [p for part in self.parts for p in part.params]
         """The parameters of `like` in the order of the columns."""
-        self.parts, at = [], 0
-        for group in self.groups:
-            width = sum(p.numel() for p in group.params)
-            shapes = [p.shape for p in group.params]
-            self.parts.append(Part(group.name, group.kind, slice(at, at + width), shapes))
-            at += width
-        self.width = at
-        self.dtype = _single_dtype(self.params)
-        self._lanes, self._device = lanes, device
+        dtype = _single_dtype(self.params)
 
         def numbers(value: float) -> Tensor:
             return torch.full((lanes, 1), value, dtype=torch.float64, device=device)
 
         self.first_rates = {name: numbers(0.0) for name in like.first_rates}
         """The learning rate of each lane's config, by group, (M, 1) float64."""
-        self._decays = {part.group: numbers(0.0) for part in self.parts}
-        self._settings = {
-            name: numbers(0.0) for name in ("alpha", "beta1", "beta2", "momentum", "steps")
-        }
+        self._decays = {part.group.name: numbers(0.0) for part in self.parts}
+        self._steps = {is_rare: numbers(0.0) for is_rare in (False, True)}
+        names = ("alpha", "beta1", "beta2", "momentum")
+        self._settings = {name: numbers(0.0) for name in names}
         self._limits = {name: numbers(inf) for name in ("clip_norm", "clip_value")}
         self._memories: dict[str, Memory] = {}
+        """By kind, in the columns that the parameters of the kind have."""
         self._rules: dict[str, _LaneRule] = {}
-        for kind in kinds:
-            parts = [part for part in self.parts if part.kind == kind]
+        for kind in self._kinds():
+            parts = self._parts_of(kind)
             if kind in KINDS:
-                wide = sum(part.columns.stop - part.columns.start for part in parts)
+                width = parts[-1].columns.stop - parts[0].columns.start
                 self._memories[kind] = {
-                    name: torch.full((lanes, wide), first, dtype=self.dtype, device=device)
+                    name: torch.full((lanes, width), first, dtype=dtype, device=device)
                     for name, first in KINDS[kind].first.items()
                 }
             else:
-                rule = next(group for group in self.groups if group.kind == kind)
-                self._rules[kind] = _LaneRule(rule, parts[0], lanes, self.dtype, device)
+                self._rules[kind] = _LaneRule(parts[0], lanes, dtype, device)
 
     def rates(self, factor: Tensor) -> dict[str, Tensor]:
         """Return the learning rate of each group, (M, 1) float64; factor is (M, 1)."""
         return {name: rate * factor for name, rate in self.first_rates.items()}
 
     def step(
-        self, p: Tensor, g: Tensor, norm: Tensor, rates: Mapping[str, Tensor], alive: Tensor
+        self,
+        p: Tensor,
+        g: Tensor,
+        norm: Tensor,
+        rates: Mapping[str, Tensor],
+        alive: Tensor,
+        begins: Tensor,
     ) -> Tensor:
         """Return the parameters after a step, (M, P), and remember it in the lanes alive.
 
-        g is the gradient, (M, P), whose norm in each lane is `norm`, (M,). Rows of lanes that are
-        not alive are of no use.
+        g is the gradient, (M, P), whose norm in each lane is `norm`, (M,). In lanes where no
+        sequence begins the rare parameters rest. Rows of lanes that are not alive are of no use.
         """
         coefficient = (self._limits["clip_norm"] / (norm.unsqueeze(1) + 1e-6)).clamp(max=1.0)
         limit = self._limits["clip_value"].to(g.dtype)
         g = torch.clamp(g * coefficient.to(g.dtype), -limit, limit)
-        settings = Settings(
-            self._settings["steps"] + 1,
-            *(self._settings[name] for name in ("alpha", "beta1", "beta2", "momentum")),
-        )
-        alive = alive.unsqueeze(1)
-        pieces: list[Tensor] = []
-        places: dict[str, int] = {}
+        moving = {False: alive.unsqueeze(1), True: (alive & begins).unsqueeze(1)}
+        pieces = []
         for part in self.parts:
-            own_p, own_g = p[:, part.columns], g[:, part.columns]
-            own_g = own_g + self._decays[part.group].to(g.dtype) * own_p
-            if part.kind in self._rules:
-                pieces.append(self._rules[part.kind].step(own_p, own_g, rates[part.group], alive))
+            group, own_p, flag = part.group, p[:, part.columns], moving[part.is_rare]
+            rate = rates[group.name]
+            own_g = g[:, part.columns] + self._decays[group.name].to(g.dtype) * own_p
+            if group.kind in self._rules:
+                pieces.append(self._rules[group.kind].step(own_p, own_g, rate, flag))
                 continue
-            at = places.get(part.kind, 0)
-            places[part.kind] = at + own_p.shape[1]
-            memory = {
-                name: known[:, at : at + own_p.shape[1]]
-                for name, known in self._memories[part.kind].items()
-            }
-            rule = KINDS[part.kind].rule
-            moved, found = rule(own_p, own_g, memory, rates[part.group], settings)
+            settings = Settings(steps=self._steps[part.is_rare] + 1, **self._settings)
+            columns = self._within_kind(part)
+            memory = {n: known[:, columns] for n, known in self._memories[group.kind].items()}
+            moved, found = KINDS[group.kind].rule(own_p, own_g, memory, rate, settings)
             for name, known in memory.items():
-                known.copy_(torch.where(alive, found[name], known))
-            pieces.append(moved)
-        self._settings["steps"] += alive
+                known.copy_(torch.where(flag, found[name], known))
+            pieces.append(torch.where(flag, moved, own_p) if part.is_rare else moved)
+        for is_rare, steps in self._steps.items():
+            steps += moving[is_rare]
         return torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
 
     def load(self, lane: int, optimizers: Optimizers, config: OptimizerConfig, steps: int) -> None:
@@ -213,53 +210,80 @@ class LaneOptimizers:
             self.first_rates[name][lane] = rate
         for group in optimizers.groups:
             self._decays[group.name][lane] = 0.0 if group.rule else group.weight_decay
-        self._settings["steps"][lane] = steps
         self._settings["alpha"][lane] = config.alpha
         self._settings["beta1"][lane], self._settings["beta2"][lane] = config.betas
         self._settings["momentum"][lane] = config.momentum
         self._limits["clip_norm"][lane] = inf if config.clip_norm is None else config.clip_norm
         self._limits["clip_value"][lane] = inf if config.clip_value is None else config.clip_value
-        state = optimizers.state_dict()
+        state, rare_steps = optimizers.state_dict(), 0.0
         for kind, memory in self._memories.items():
             for name, known in memory.items():
                 known[lane] = KINDS[kind].first[name]
-                for number, place in self._places(kind):
-                    found = state[kind].get(number, {}).get(name)
-                    if found is not None:
-                        known[lane, place] = found.flatten().to(known)
+            for number, param, place, is_rare in self._places(kind):
+                entry = state[kind].get(number, {})
+                for name in memory.keys() & entry.keys():
+                    memory[name][lane, place] = entry[name].flatten().to(param)
+                if is_rare and entry:
+                    rare_steps = max(rare_steps, float(entry.get("step", 1.0)))
         for kind, rule in self._rules.items():
             rule.load(lane, state[kind])
+        self._steps[False][lane], self._steps[True][lane] = steps, rare_steps
 
     def state_dict(self, lane: int) -> StateDict:
         """Return what a lane remembers, as `Optimizers.state_dict` does."""
-        steps = self._settings["steps"][lane, 0].item()
         momentum = self._settings["momentum"][lane, 0].item()
+        steps = {is_rare: known[lane, 0].item() for is_rare, known in self._steps.items()}
         state: StateDict = {}
-        for kind, memory in self._memories.items():
-            how, shapes = KINDS[kind], self._shapes(kind)
-            state[kind] = {}
-            if not steps and not how.from_the_start:
+        for kind in self._kinds():
+            if kind in self._rules:
+                state[kind] = self._rules[kind].state_dict(lane) if steps[False] else {}
                 continue
-            for number, place in self._places(kind):
-                entry: dict[str, Any] = {"step": torch.tensor(steps)} if how.counts_steps else {}
-                for name, known in memory.items():
+            how, entries = KINDS[kind], {}
+            for number, param, place, is_rare in self._places(kind):
+                if not steps[is_rare] and not how.from_the_start:
+                    continue
+                entry = {"step": torch.tensor(steps[is_rare])} if how.counts_steps else {}
+                for name, known in self._memories[kind].items():
                     if momentum or name not in how.with_momentum:
-                        entry[name] = known[lane, place].reshape(shapes[number]).clone()
-                state[kind][number] = entry
-        for kind, rule in self._rules.items():
-            state[kind] = rule.state_dict(lane) if steps else {}
-        return {kind: state[kind] for kind in dict.fromkeys(part.kind for part in self.parts)}
+                        entry[name] = known[lane, place].reshape(param.shape).clone()
+                entries[number] = entry
+            state[kind] = dict(sorted(entries.items()))
+        return state
 
-    def _shapes(self, kind: str) -> list[torch.Size]:
-        return [shape for part in self.parts if part.kind == kind for shape in part.shapes]
+    def _kinds(self) -> list[str]:
+        return list(dict.fromkeys(part.group.kind for part in self.parts))
 
-    def _places(self, kind: str) -> list[tuple[int, slice]]:
-        """Return the number of each parameter of a kind, and its columns in the memory."""
-        places, at = [], 0
-        for number, shape in enumerate(self._shapes(kind)):
-            places.append((number, slice(at, at + shape.numel())))
-            at += shape.numel()
-        return places
+    def _parts_of(self, kind: str) -> list[Part]:
+        return [part for part in self.parts if part.group.kind == kind]
+
+    def _within_kind(self, part: Part) -> slice:
+        first = self._parts_of(part.group.kind)[0].columns.start
+        return slice(part.columns.start - first, part.columns.stop - first)
+
+    def _places(self, kind: str) -> Iterator[tuple[int, nn.Parameter, slice, bool]]:
+        """Yield number, parameter, columns in the memory, and whether it is rare, for a kind."""
+        for part in self._parts_of(kind):
+            at = self._within_kind(part).start
+            for number, param in zip(part.numbers, part.params, strict=True):
+                yield number, param, slice(at, at + param.numel()), part.is_rare
+                at += param.numel()
+
+
+def _lay_out(like: Optimizers, rare: Collection[int]) -> list[Part]:
+    """Return the parts in the order of their columns: those of one kind side by side."""
+    parts, at = [], 0
+    for kind in dict.fromkeys(group.kind for group in like.groups):
+        groups = [group for group in like.groups if group.kind == kind]
+        numbers = {id(p): n for n, p in enumerate(p for group in groups for p in group.params)}
+        for group in groups:
+            for is_rare in (False, True):
+                params = [p for p in group.params if (id(p) in rare) == is_rare]
+                if params:
+                    width = sum(p.numel() for p in params)
+                    own = [numbers[id(p)] for p in params]
+                    parts.append(Part(group, slice(at, at + width), own, params, is_rare))
+                    at += width
+    return parts
 
 
 class _LaneRule:
@@ -271,23 +295,28 @@ class _LaneRule:
 
     def __init__(
         self,
-        group: UpdatedGroup,
         part: Part,
         lanes: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        group = part.group
         assert group.rule is not None
-        self._sizes = [shape.numel() for shape in part.shapes]
+        if part.is_rare or len(part.params) < len(group.params):
+            raise ValueError(
+                f"group '{group.name}' has a rule of its own, and a parameter without a gradient "
+                "in some steps; such networks train alone"
+            )
+        self._sizes = [p.numel() for p in part.params]
         self._params = [
-            nn.Parameter(torch.zeros(lanes, *shape, dtype=dtype, device=device))
-            for shape in part.shapes
+            nn.Parameter(torch.zeros(lanes, *p.shape, dtype=dtype, device=device))
+            for p in part.params
         ]
         self._rate = torch.zeros(lanes, dtype=dtype, device=device)
         settings = {"lr": self._rate, "weight_decay": 0.0}
         self._optimizer: Optimizer = group.rule([{"params": self._params, **settings}])
         with torch.no_grad():
-            for param, own in zip(self._params, group.params, strict=True):
+            for param, own in zip(self._params, part.params, strict=True):
                 param.copy_(own)
                 param.grad = torch.zeros_like(param)
         self._optimizer.step()  # so that it makes all that it remembers

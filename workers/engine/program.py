@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eigensweep.models.base import Model, State
 from eigensweep.models.stack import Stack
@@ -24,7 +25,7 @@ from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.workers.engine.batches import Batches, equalise
 from eigensweep.workers.engine.optimizers import LaneOptimizers
 from eigensweep.workers.shared.messages import Metrics
-from eigensweep.workers.trial.evaluation import detach, keep_finite, sum_scores
+from eigensweep.workers.trial.evaluation import detach, evaluate, keep_finite, sum_scores
 from eigensweep.workers.trial.selection import Weights
 from eigensweep.workers.trial.training import Training
 
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 LONGEST_SEGMENT = 16
 """Most steps between two looks at losses and norms."""
 
+HELD_BYTES = 1 << 30
+"""Evaluation data up to this size stays on the device."""
+
 Numbers = tuple[float, float, float]
 """Objective, loss and gradient norm of a step."""
 
@@ -40,8 +44,13 @@ Numbers = tuple[float, float, float]
 class Program:
     """M lanes. A lane holds one training's tensors; `Group` keeps the books."""
 
-    def __init__(self, like: Training, lanes: int) -> None:
+    def __init__(
+        self, like: Training, lanes: int, *, capture: bool = True, static: bool | None = None
+    ) -> None:
         """Make a program for trainings of the shape of `like`, with all lanes empty.
+
+        With `capture` a step on a GPU becomes a CUDA graph. A `static` step leaves to the host, for
+        the time between two steps, what needs it; default: not on a CPU.
 
         Raises:
             ValueError: if there are no lanes, or if the model cannot be stacked.
@@ -50,9 +59,13 @@ class Program:
             raise ValueError(f"a program has at least 1 lane; {lanes} were asked for")
         self.lanes, self.device = lanes, torch.device(like.device)
         self._task = like.task
+        self._splits: dict[Split, Task] = {}
+        self._scored_singly: set[Split] = set()
+        self._model = copy.deepcopy(like.model)
         probe = _probe(like)
-        self._stack = stack = Stack([like.model] * lanes)
-        self._optimizers = LaneOptimizers(like.optimizers, lanes, self.device)
+        is_static = self.device.type != "cpu" if static is None else static
+        self._stack = stack = Stack([like.model] * lanes, host_values=is_static)
+        self._optimizers = LaneOptimizers(like.optimizers, lanes, self.device, probe.rare)
         names = {id(p): f"model.{name}" for name, p in like.model.named_parameters()}
         self._trained = [names[id(p)] for p in self._optimizers.params]
         shapes = [stack.parameters[name].shape for name in self._trained]
@@ -61,7 +74,10 @@ class Program:
         self._fixed = {n: p.detach() for n, p in stack.parameters.items() if n not in self._shapes}
         own = {f"model.{name}" for name in like.model.state_dict()}
         self._buffers = {name: b for name, b in stack.buffers.items() if name in own}
-        self._scalars = {name: b for name, b in stack.buffers.items() if name not in own}
+        self._extra = {name: b for name, b in stack.buffers.items() if name not in own}
+        """Numbers of the configs, and the host's values for the next step."""
+        pending = {name: b for name, b in self._extra.items() if name == "model.pending"}
+        self._changing = self._buffers | pending
         self._updates_itself = type(like.model).after_update is not Model.after_update
         self.batches = Batches(like.task, probe.batch, lanes, 2 * LONGEST_SEGMENT, self.device)
         self._carried: list[Tensor] = []
@@ -76,13 +92,25 @@ class Program:
         self._running, self._fresh = flags(), flags()
         self._step = flags(torch.int64)
         places = self.batches.places
-        self._factors = torch.ones(lanes * places, 1, dtype=torch.float64, device=self.device)
+        self._on_host = torch.ones(lanes * places, 1, dtype=torch.float64)
+        self._factors = self._on_host.to(self.device, copy=True)
+        """Factors on the learning rates, in places as the batches have."""
+        self._may_capture = capture and self.device.type == "cuda"
+        if self._may_capture and (reason := type(like.model).not_static):
+            logger.info("a training step runs without a CUDA graph reason=%s", reason)
+            self._may_capture = False
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._ticks = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Steps that the program has taken, modulo the ring of results."""
         self._results = torch.zeros(places, 3, lanes, dtype=self._flat.dtype, device=self.device)
         self._at = 0
         self._steps = [0] * lanes
         """Steps of each lane, as far as the host knows: one that stopped has taken fewer."""
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replayed as a CUDA graph."""
+        return self._graph is not None
 
     def run(self, ticks: int, factors: Mapping[int, Sequence[float]]) -> list[list[Numbers]]:
         """Let the running lanes take `ticks` steps; return their numbers, by step and lane.
@@ -91,24 +119,65 @@ class Program:
         lane whose numbers are not finite stops there and keeps its state; its numbers of later
         steps are of no use.
         """
+        places = self.batches.places
         for lane, values in factors.items():
             first = self._steps[lane]
             self.batches.place(lane, first + ticks)
             for step, value in enumerate(values, first):
-                self._factors[lane * self.batches.places + step % self.batches.places] = value
+                self._on_host[lane * places + step % places] = value
             self._steps[lane] += ticks
+        self._factors.copy_(self._on_host)
         self.batches.wait()
+        if self._may_capture and self._graph is None:
+            self._capture()
         for _ in range(ticks):
-            self._tick()
-        for lane in factors:
+            if self._graph is None:
+                self._tick()
+            else:
+                self._graph.replay()
+            if self._stack.reads_host_values:
+                parameters = self._views(self._flat) | self._fixed
+                self._stack.work_on_host(parameters, self._buffers | self._extra)
+        for lane in factors:  # while the device works
             self.batches.draw(lane, self._steps[lane] + LONGEST_SEGMENT)
+            if self._graph is not None:
+                self.batches.place(lane, self._steps[lane] + ticks)
         return self._read(ticks)
+
+    def _capture(self) -> None:
+        """Capture a step as a CUDA graph, after some steps that no lane takes.
+
+        Where that fails one line in the log says so, and steps run uncaptured.
+        """
+        running, ticks = self._running.clone(), self._ticks.clone()
+        self._running.zero_()
+        try:
+            side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self._tick()
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            torch.cuda.synchronize(self.device)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads pin memory meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._tick()
+            self._graph = graph
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            logger.warning("a training step runs without a CUDA graph reason=%s", reason)
+            self._may_capture = False
+        self._running.copy_(running)
+        self._ticks.copy_(ticks)
 
     @torch.no_grad()
     def _tick(self) -> None:
         """Take one step in all lanes."""
         batch, running = self.batches.pick(self._step), self._running
-        buffers = {name: b.clone() for name, b in self._buffers.items()}
+        buffers = {name: b.clone() for name, b in self._changing.items()}
         flat = self._flat.detach().requires_grad_()
         starts = batch.starts
         if starts is not None:
@@ -125,7 +194,7 @@ class Program:
                 self._carried_state(),
                 lanes=(None, 0, 0, 0, 0, None, 0),
                 parameters=self._views(flat) | self._fixed,
-                buffers=buffers | self._scalars,
+                buffers=self._extra | buffers,
             )
             (gradient,) = torch.autograd.grad(objective.sum(), flat)
         objective, loss = objective.detach(), loss.detach()
@@ -133,10 +202,11 @@ class Program:
         numbers = torch.stack((objective, loss, norm))
         alive = running & numbers.isfinite().all(0)
         # A training alone counts what its forward pass did to buffers even in a step not taken.
-        seen = {name: _choose(running, buffers[name], b) for name, b in self._buffers.items()}
+        seen = {name: _choose(running, buffers[name], b) for name, b in self._changing.items()}
         factor = self._factors.index_select(0, self.batches.find(self._step))
         rates = self._optimizers.rates(factor)
-        flat = self._optimizers.step(self._flat, gradient, norm, rates, alive)
+        begins = alive if batch.starts is None else batch.starts.any(1)
+        flat = self._optimizers.step(self._flat, gradient, norm, rates, alive, begins)
         if self._updates_itself:
             moved = {name: p.clone() for name, p in self._views(flat).items()}
             after = {name: b.clone() for name, b in seen.items()}
@@ -146,12 +216,12 @@ class Program:
                 given,
                 lanes=(dict.fromkeys(given, 0),),
                 parameters=moved | self._fixed,
-                buffers=after | self._scalars,
+                buffers=self._extra | after,
             )
             flat = torch.cat([moved[name].flatten(1) for name in self._trained], 1)
             seen = {name: _choose(alive, after[name], b) for name, b in seen.items()}
         self._flat.copy_(_choose(alive, flat, self._flat))
-        for name, known in self._buffers.items():
+        for name, known in self._changing.items():
             known.copy_(seen[name])
         for old, new in zip(self._carried, _parts(carried), strict=True):
             old.copy_(_choose(alive, new, old))
@@ -170,8 +240,8 @@ class Program:
     def load(self, lane: int, training: Training) -> None:
         """Put a training's tensors into a lane; it runs from the next step on."""
         self._put(lane, training.model.state_dict(), self._flat, self._fixed, self._buffers)
-        for name, known in self._scalars.items():
-            known[lane] = getattr(training.config.model, name.removeprefix("model.scalar_"))
+        for name, value in self._stack.extra_buffers(training.model).items():
+            self._extra[f"model.{name}"][lane] = value
         config = training.config.optimizer
         self._optimizers.load(lane, training.optimizers, config, training.step)
         self._fresh[lane] = training.carried is None
@@ -179,7 +249,7 @@ class Program:
             for known, part in zip(self._carried, _parts(training.carried), strict=True):
                 known[lane] = part
         self._step[lane] = self._steps[lane] = training.step
-        self.batches.join(lane, training.seed, training.step)
+        self.batches.join(lane, training.seed, training.step, training.steps)
         self.set_running(lane, not training.is_finished)
 
     def store(self, lane: int, training: Training) -> None:
@@ -208,11 +278,33 @@ class Program:
         return {name: found[f"model.{name}"][lane].clone() for name in self._names}
 
     @torch.no_grad()
-    def score(self, split: Split, weights: Mapping[int, Weights] | None = None) -> list[Metrics]:
-        """Return each lane's scores on a split; some may be not finite.
+    def score(
+        self, split: Split, lanes: Collection[int], weights: Mapping[int, Weights] | None = None
+    ) -> dict[int, Metrics]:
+        """Return the scores of some lanes on a split; some may be not finite.
 
+        All lanes are computed, so that a lane's scores do not depend on which are asked for.
         `weights` takes the place of the weights of some lanes.
         """
+        if split not in self._scored_singly:
+            try:
+                return self._score_together(split, lanes, weights or {})
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                logger.info("lanes are scored one by one split=%s reason=%s", split, reason)
+                self._scored_singly.add(split)
+        model, found = self._model, {}
+        for lane in lanes:
+            given = (weights or {}).get(lane)
+            model.load_state_dict(self.weights(lane) if given is None else given)
+            found[lane] = evaluate(model, self._held(split), split, str(self.device))
+        return found
+
+    def _score_together(
+        self, split: Split, lanes: Collection[int], weights: Mapping[int, Weights]
+    ) -> dict[int, Metrics]:
         flat, fixed, buffers = self._flat, self._fixed, self._buffers
         if weights:
             flat = flat.clone()
@@ -220,34 +312,58 @@ class Program:
             for lane, given in weights.items():
                 self._put(lane, given, flat, fixed, buffers)
         counts: dict[str, int] = {}
+        task = self._held(split)
+        parameters, buffers = self._views(flat) | fixed, self._extra | buffers
 
         def sums_of_lane(model: Model) -> dict[str, Tensor]:
-            sums, found = sum_scores(model, self._task, split, str(self.device))
+            sums, found = sum_scores(model, task, split, str(self.device))
             counts.update(found)
             return sums
 
-        sums = self._stack.call(
-            sums_of_lane,
-            parameters=self._views(flat) | fixed,
-            buffers=buffers | self._scalars,
-        )
+        with self._without_host_values():
+            sums = self._stack.call(sums_of_lane, parameters=parameters, buffers=buffers)
         columns = {name: totals.tolist() for name, totals in sums.items() if counts[name]}
-        return [
-            {name: column[lane] / counts[name] for name, column in columns.items()}
-            for lane in range(self.lanes)
-        ]
+        return {
+            lane: {name: column[lane] / counts[name] for name, column in columns.items()}
+            for lane in lanes
+        }
+
+    def _held(self, split: Split) -> Task:
+        """Return the task, with the data of a split on the device if there is room for it."""
+        if split not in self._splits:
+            batches, size = [], 0
+            for batch in self._task.evaluation(split):
+                size += sum(t.nbytes for t in (batch.x, batch.y, batch.mask) if t is not None)
+                if size > HELD_BYTES:
+                    self._splits[split] = self._task
+                    return self._task
+                # `starts` is looked at on the host
+                batches.append(replace(batch.to(str(self.device)), starts=batch.starts))
+            self._splits[split] = _HeldSplit(self._task, batches)  # type: ignore[assignment]
+        return self._splits[split]
 
     @torch.no_grad()
     def report_constraint(self) -> list[Metrics]:
         """Return each lane's report on its model's constraint; finite numbers only."""
         parameters = self._views(self._flat) | self._fixed
-        buffers = self._buffers | self._scalars
-        found = self._stack.call("constraint_report", parameters=parameters, buffers=buffers)
+        buffers = self._buffers | self._extra
+        with self._without_host_values():
+            found = self._stack.call("constraint_report", parameters=parameters, buffers=buffers)
         columns = {name: values.tolist() for name, values in found.items()}
         return [
             keep_finite({name: column[lane] for name, column in columns.items()})
             for lane in range(self.lanes)
         ]
+
+    @contextmanager
+    def _without_host_values(self) -> Iterator[None]:
+        """Let models compute all by themselves: the host's values are of the next step."""
+        before = self._stack.reads_host_values
+        self._stack.reads_host_values = False
+        try:
+            yield
+        finally:
+            self._stack.reads_host_values = before
 
     def close(self) -> None:
         """End the threads that draw batches."""
@@ -300,11 +416,27 @@ def _differentiable_step(
 
 
 @dataclass(frozen=True)
+class _HeldSplit:
+    """A task whose evaluation data of one split is at hand."""
+
+    task: Task
+    batches: list[Batch]
+
+    def evaluation(self, split: Split) -> Iterator[Batch]:
+        return iter(self.batches)
+
+    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+        return self.task.scores(logits, batch)
+
+
+@dataclass(frozen=True)
 class _Probe:
     """What one forward and backward pass of one network showed."""
 
     batch: Batch
     state: State
+    rare: list[nn.Parameter]
+    """Parameters that have a gradient only where a sequence begins: a first state."""
 
 
 def _probe(like: Training) -> _Probe:
@@ -316,19 +448,24 @@ def _probe(like: Training) -> _Probe:
     model = copy.deepcopy(like.model)
     batch = equalise(like.task, like.task.train_batch(like.step, like.seed))
     there = batch.to(like.device)
-    logits, state = model(there.x, None)
-    objective = like.task.loss(logits, there) + model.penalty()
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not objective.requires_grad:
-        raise ValueError(f"{like.config.model.name}: nothing is trained")
-    gradients = torch.autograd.grad(objective, list(named.values()), allow_unused=True)
-    unused = [name for name, g in zip(named, gradients, strict=True) if g is None]
-    if unused:
+
+    def unused(state: State | None) -> tuple[set[str], State]:
+        logits, last = model(there.x, state)
+        objective = like.task.loss(logits, there) + model.penalty()
+        if not objective.requires_grad:
+            raise ValueError(f"{like.config.model.name}: nothing is trained")
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(objective, list(named.values()), allow_unused=True)
+        return {n for n, g in zip(named, gradients, strict=True) if g is None}, detach(last)
+
+    never, state = unused(None)
+    if never:
         raise ValueError(
             f"{like.config.model.name}: lanes need a gradient of every parameter; "
-            f"there is none of {', '.join(unused)}"
+            f"there is none of {', '.join(sorted(never))}"
         )
-    return _Probe(batch, detach(state))
+    rare = set() if batch.starts is None else unused(state)[0]
+    return _Probe(batch, state, [like.model.get_parameter(name) for name in sorted(rare)])
 
 
 def _choose(flag: Tensor, new: Tensor, old: Tensor) -> Tensor:
