@@ -62,7 +62,7 @@ class SpectralRNN(RecurrentModel):
 
     def recurrent_matrix(self) -> Tensor:
         """Return P diag(σ) Qᵀ, (n, n)."""
-        sigma = 1 + 2 * self.scalar("margin") * (torch.sigmoid(self.p) - 0.5)
+        sigma = 1 + self.scalar("margin") * (2 * torch.sigmoid(self.p) - 1)
         return reflections(self.P) * sigma @ reflections(self.Q).mT
 
     @torch.no_grad()

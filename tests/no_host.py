@@ -31,8 +31,11 @@ class NoHost(TorchDispatchMode):
         if name.startswith("aten::index") and any(t.dtype == torch.bool for t in given[1:]):
             raise AssertionError(f"{name} counts the true entries of a mask")
         results = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
-        # A number becomes a tensor on the CPU, which has no dimensions.
-        on_host = [t for t in (*given, *results) if t.device.type == "cpu" and t.dim()]
-        if on_host or (name == "aten::_to_copy" and len({t.device for t in given + results}) > 1):
+        # A number times a lane's own scalar comes as a tensor on the CPU, without dimensions. A
+        # kernel takes it as an argument, but some operations copy it to the device and wait.
+        of_numbers = name in ("aten::mul.Tensor", "aten::div.Tensor", "aten::_to_copy")
+        on_host = [t for t in (*given, *results) if t.device.type == "cpu"]
+        copied = name == "aten::_to_copy" and len({t.device for t in given + results}) > 1
+        if copied or any(t.dim() or not of_numbers for t in on_host):
             raise AssertionError(f"{name} is not on the device")
         return made

@@ -25,6 +25,7 @@ META = torch.ones(3, 3, device="meta")
         lambda: META.cpu(),
         lambda: META.to("meta") + torch.ones(3),
         lambda: torch.tensor(1.0).to("meta"),
+        lambda: META * torch.ones(3, 3),
         lambda: META[META > 0],
         lambda: torch.linalg.solve(META, META),
         lambda: torch.linalg.eigvals(META),
