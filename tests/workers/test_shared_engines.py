@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -19,6 +21,8 @@ from eigensweep.workers.cluster.ray_cluster import DriverHandle, RayCluster
 from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import DriverOptions
+
+logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 
@@ -200,6 +204,19 @@ def test_cancelling_ends_trials_in_lanes_and_lets_the_next_experiment_in(experim
 
 
 @pytest.mark.slow
+def test_the_number_of_lanes_is_measured_once_and_remembered(experiment):
+    sweep = {"search": rates(1, 2), "training": {"steps": 4}, "resources": {"lanes": "auto"}}
+    first = experiment(sweep, "first").run()
+    assert first.states() == ["completed"] * 2
+    (kept,) = (first.folder / "store" / "lanes").iterdir()
+    lanes = json.loads(kept.read_text())["lanes"]
+    assert {t.place.lanes for t in first.trials()} == {lanes}
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "lanes": 5}))
+    second = experiment({**sweep, "seed": 3}, "second").run()
+    assert {t.place.lanes for t in second.trials()} == {5}
+
+
+@pytest.mark.slow
 def test_two_experiments_share_an_engine_and_one_of_them_may_lose_its_driver(experiment):
     halves = [{**LONG, "search": rates(*e), "limits": {"concurrency": 2}} for e in [(1, 2), (3, 4)]]
     first, second = experiment(halves[0], "first"), experiment(halves[1], "second")
@@ -239,4 +256,5 @@ def test_lanes_are_rarely_idle_under_asha(experiment):
     spent = {kind: after[kind] - before[kind] for kind in after}
     assert "pruned" in e.states()
     idle = spent["idle_wanted"] / (spent["occupied"] + spent["idle_wanted"])
+    logger.info("lane-seconds under ASHA %s, idle though wanted: %.2f %%", spent, 100 * idle)
     assert idle < 0.05, spent

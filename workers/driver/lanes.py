@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import ray
 import ray.exceptions
+import torch
 
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.engine import sizing
 from eigensweep.workers.shared.code import check_code, own_code
 from eigensweep.workers.shared.messages import Code, ConfigJson, DriverOptions, Json
 
@@ -84,8 +84,8 @@ def _measure(
 ) -> tuple[int, str]:
     """Measure in a process that has the device to itself; the storage remembers what came out."""
     check_code(Code.from_dict(code))
-    import_module("torch").set_num_threads(threads)
-    chosen: Any = import_module("eigensweep.workers.engine.sizing").choose_lanes(
+    torch.set_num_threads(threads)
+    chosen = sizing.choose_lanes(
         TrialConfig.from_dict(config), device, folder=Path(storage) / "lanes", data_root=data_root
     )
     return chosen.lanes, chosen.why

@@ -1,0 +1,223 @@
+"""An engine's process without Ray: who gets a seat, who loses it, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import ray
+from orders import make_order
+from ray.exceptions import ActorDiedError
+
+from eigensweep.workers.engine import actor as module
+from eigensweep.workers.engine.actor import EngineActor, NoSeatError, Seat
+from eigensweep.workers.engine.errors import EngineError
+from eigensweep.workers.shared.code import own_code
+from eigensweep.workers.shared.ledger import StaleWriteError
+from eigensweep.workers.shared.messages import EngineNeed, Order, Report
+
+NEED = EngineNeed(lanes=2, trials=3, cpus=1.0, gpus=0.0)
+
+
+class ScriptedEngine:
+    """Answers each trial's next rung at once, or what a test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.left: list[tuple[int, int]] = []
+        self.answer: Any = None
+        self.error: str | None = None
+
+    def ask(self, order: Order, seconds: float) -> Report | None:
+        self.asked.append((order.number, order.reported))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer == "nothing":
+            return None
+        return Report(order.reported + 5, {"objective": 1.0})
+
+    def leave(self, order: Order) -> None:
+        self.left.append((order.number, order.attempt))
+
+    def occupancy(self) -> dict[str, float]:
+        return {"occupied": 1.0}
+
+    def status(self) -> dict[str, str | None]:
+        return {"error": self.error}
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def actor(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> EngineActor:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    made = EngineActor("cpu", None, NEED.to_dict(), own_code().to_dict())
+    monkeypatch.setattr(made, "_open", lambda: engine)
+    return made
+
+
+def order(number: int, attempt: int = 1, reported: int = 0) -> dict[str, Any]:
+    made = make_order(number=number, attempt=attempt, reported=reported, engine=NEED)
+    return made.to_dict()
+
+
+def test_trials_are_taken_aboard_until_all_seats_are_taken(actor, engine):
+    async def scene() -> None:
+        assert [await actor.board(order(n)) for n in range(5)] == [True] * 3 + [False] * 2
+        await actor.leave(order(1))
+        assert engine.left == [(1, 1)]
+        assert await actor.board(order(3))
+
+    asyncio.run(scene())
+
+
+def test_trials_of_other_experiments_count_with_their_own_share(actor):
+    half = make_order(number=7, experiment="e2", engine=replace(NEED, trials=2)).to_dict()
+
+    async def scene() -> None:
+        assert await actor.board(half)
+        assert [await actor.board(order(n)) for n in range(2)] == [True, False]
+
+    asyncio.run(scene())
+
+
+def test_each_call_gives_the_next_rung_and_a_lost_answer_is_given_again(actor, engine):
+    async def scene() -> None:
+        await actor.board(order(0))
+        first = await actor.advance(order(0))
+        assert await actor.advance(order(0)) == first
+        assert engine.asked == [(0, 0)]
+        second = await actor.advance(order(0, reported=5))
+        assert (first["step"], second["step"]) == (5, 10)
+        assert second["place"]["lanes"] == 2
+        engine.answer = "nothing"
+        assert await actor.advance(order(0, reported=10)) is None
+
+    asyncio.run(scene())
+
+
+def test_who_is_not_aboard_is_told_so(actor, engine):
+    async def scene() -> None:
+        with pytest.raises(NoSeatError, match="trial 4 of e1 is not aboard"):
+            await actor.advance(order(4))
+        await actor.board(order(4))
+        await actor.board(order(4, attempt=2))
+        assert engine.left == [(4, 1)]
+        with pytest.raises(NoSeatError):
+            await actor.advance(order(4))
+        await actor.leave(order(4))  # of an attempt that has a successor
+        assert await actor.advance(order(4, attempt=2))
+        engine.answer = StaleWriteError("it has a successor")
+        with pytest.raises(StaleWriteError):
+            await actor.advance(order(4, attempt=2, reported=5))
+
+    asyncio.run(scene())
+
+
+def test_a_trial_whose_process_is_gone_loses_its_seat(actor, engine, monkeypatch):
+    monkeypatch.setattr(module, "LEASE_SECONDS", 0.0)
+
+    async def scene() -> None:
+        await actor.board(order(0))
+        while not engine.left:
+            await asyncio.sleep(0.05)
+        with pytest.raises(NoSeatError):
+            await actor.advance(order(0))
+
+    asyncio.run(scene())
+    assert engine.left == [(0, 1)]
+
+
+class Ended(BaseException):
+    """Stands for the end of the process."""
+
+
+@contextmanager
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def end(status: int) -> None:
+        raise Ended
+
+    monkeypatch.setattr(module.os, "_exit", end)
+    with pytest.raises(Ended):
+        yield
+
+
+def test_it_ends_when_nobody_has_been_aboard_for_a_while(actor, monkeypatch):
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+
+    async def scene() -> None:
+        await actor.board(order(0))
+        await actor.leave(order(0))
+        await actor._watch
+
+    with ended(monkeypatch):
+        asyncio.run(scene())
+
+
+def test_an_engine_that_cannot_go_on_tells_its_trials_and_ends(actor, engine, monkeypatch):
+    async def scene() -> None:
+        await actor.board(order(0))
+        engine.answer, engine.error = EngineError("the device is lost"), "the device is lost"
+        report = await actor.advance(order(0))
+        assert report["lost"] == "the device is lost"
+        assert not await actor.board(order(1))
+        await actor._watch
+
+    with ended(monkeypatch):
+        asyncio.run(scene())
+
+
+class Remote:
+    """A method of an actor, called at once."""
+
+    def __init__(self, act: Any) -> None:
+        self.remote = act
+
+
+class TestSeat:
+    """A trial's side of it, with answers that a test wrote down."""
+
+    def seat(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Seat, list[Any]]:
+        told, left = list(answers), []
+        asked: list[int] = []
+
+        class Actor:
+            board = Remote(lambda order: True)
+            advance = Remote(lambda order: (asked.append(order["reported"]), told.pop(0))[1])
+            leave = Remote(left.append)
+
+        def get(answer: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(ray, "get", get)
+        monkeypatch.setattr(module, "_engines_here", lambda order: [("engine", "cpu", None)])
+        monkeypatch.setattr(module, "_find_or_start", lambda *where: Actor)
+        seat = Seat(Order.from_dict(order(0)))
+        return seat, asked
+
+    def test_it_asks_until_there_is_an_answer_and_then_for_the_next_rung(self, monkeypatch):
+        reports = [Report(5).to_dict(), Report(10).to_dict()]
+        seat, asked = self.seat(monkeypatch, None, reports[0], None, None, reports[1])
+        assert [seat.advance().step, seat.advance().step] == [5, 10]
+        assert asked == [0, 0, 5, 5, 5]
+
+    def test_it_goes_aboard_again_where_it_lost_its_seat(self, monkeypatch):
+        seat, asked = self.seat(monkeypatch, NoSeatError(), Report(5).to_dict())
+        assert seat.advance().step == 5
+        assert asked == [0, 0]
+
+    def test_the_death_of_the_engine_is_a_report(self, monkeypatch):
+        seat, _ = self.seat(monkeypatch, Report(5).to_dict(), ActorDiedError())
+        assert seat.advance().lost is None
+        lost = seat.advance()
+        assert (lost.step, lost.outcome) == (5, None)
+        assert "the engine that trained it died" in lost.lost

@@ -1,0 +1,64 @@
+"""Ray's accounts of devices: the trials of an engine land on one GPU. The GPUs are made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.workers.cluster.ray_cluster import RayCluster
+from eigensweep.workers.driver.capacity import look_for_room
+from eigensweep.workers.engine.shares import share_of
+
+pytestmark = pytest.mark.slow
+
+GPUS = 2
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    started = RayCluster.start(num_cpus=4, num_gpus=GPUS)
+    yield started
+    started.stop()
+
+
+class Trial:
+    """Takes a trial's share, and says which GPU it is a share of."""
+
+    def gpus(self) -> list[str]:
+        return [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+@pytest.mark.parametrize("lanes", [3, 8])
+def test_as_many_trials_land_on_each_gpu_as_its_engine_takes_aboard(cluster, lanes):
+    resources = ResourcesConfig(cpus=1, gpus=1, lanes=lanes)
+    share, room = share_of(resources, 1, lanes), look_for_room(resources, 1)
+    assert room.trials == GPUS * share.trials
+    groups = [placement_group([share.resources]) for _ in range(room.trials)]
+    actors = [
+        ray.remote(Trial)
+        .options(
+            num_cpus=share.resources["CPU"],
+            num_gpus=share.resources["GPU"],
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+        )
+        .remote()
+        for group in groups
+    ]
+    found = Counter(gpu for gpus in ray.get([a.gpus.remote() for a in actors]) for gpu in gpus)
+    assert found == {str(gpu): share.trials for gpu in range(GPUS)}
+    for group in groups:
+        remove_placement_group(group)
+
+
+def test_there_is_no_room_where_no_node_has_so_much(cluster):
+    room = look_for_room(ResourcesConfig(gpus=3), 1)
+    assert room.trials == 0
+    assert (
+        "a trial needs 1 CPU, 3 GPU, and no node has that; there are 4 CPU, 2 GPU" in room.problem
+    )
