@@ -16,6 +16,7 @@ from toys import Text, to_exact
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
 from eigensweep.workers.engine.group import Group, explain_alone, shape_key
+from eigensweep.workers.engine.turns import LaneError
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
 
@@ -178,6 +179,70 @@ MIXED = [
     config_of("scornn", "adding", {"lr": 0.02, "name_orth": "rmsprop", "clip_norm": 0.1}),
     config_of("scornn", "adding", {"lr": 0.03, "name_orth": "rmsprop"}, {"evaluate_every": 7}),
 ]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "enrnn", "hidden_size": 40, "short_size": 36},
+        {"name": "lt_rnn", "orthogonality_penalty": 1.0, "orthogonality_vectors": 3},
+    ],
+    ids=lambda model: model["name"],
+)
+def test_what_is_left_to_the_host_between_steps_changes_nothing(model):
+    configs = [config_of(model, training={"steps": s, "evaluate_every": 7}) for s in (30, 23)]
+    lanes, alone = ([build(c, seed) for seed, c in enumerate(configs)] for _ in range(2))
+    if model["name"] == "enrnn":
+        for training in (lanes[1], alone[1]):
+            training.model.T.data.mul_(3)  # so that it is normalised at once
+    train_lanes(lanes, group=Group(lanes[0], 3, static=True))
+    for lane, expected in zip(lanes, alone, strict=True):
+        expected.run()
+        assert_equal(lane, expected)
+
+
+class Torn(Precise):
+    """A task of which one seed's batches cannot be drawn from some step on."""
+
+    def train_batch(self, step, seed):
+        if seed == 1 and step >= 20:
+            raise ZeroDivisionError("a bug in the task")
+        return super().train_batch(step, seed)
+
+
+def advance_forever(group):
+    while True:
+        group.advance(10.0)
+
+
+def test_a_lane_whose_batch_cannot_be_drawn_is_named_and_the_others_go_on():
+    first, second, alone = (build(config_of("scornn"), seed) for seed in (0, 1, 0))
+    for training in (first, second):
+        training.task = Torn(training.task._task)
+    group = Group(first, 2)
+    group.join(first)
+    group.join(second)
+    with pytest.raises(LaneError) as caught:
+        advance_forever(group)
+    assert caught.value.training is second
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    group.leave(second)
+    train_lanes([], group=group)
+    alone.run()
+    assert_equal(first, alone)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("task", ["ptb_chars", "pixel_mnist", "fsdd"])
+def test_real_corpora_train_in_lanes_as_alone(task, data_root):
+    tasks = {
+        "ptb_chars": {"name": "ptb_chars", "batch_size": 128, "eval_batch_size": 100, "bptt": 150},
+        "pixel_mnist": {"name": "pixel_mnist", "batch_size": 32},
+        "fsdd": {"name": "speech_frames", "corpus": "fsdd", "digest": None, "batch_size": 28},
+    }
+    model = {"name": "asrnn" if task == "ptb_chars" else "scornn", "hidden_size": 12}
+    configs = [config_of(model, tasks[task], {"lr": lr}, {"steps": 4}) for lr in (0.01, 0.003)]
+    compare(configs, data_root=data_root)
 
 
 class TestNeighbours:

@@ -57,6 +57,7 @@ class Batches:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def join(self, lane: int, seed: int, step: int, end: int) -> None:
         """Prepare a lane to begin at `step` and to end before `end`."""
@@ -79,11 +80,12 @@ class Batches:
                     self._shared[key] = future
                 queue.drawn[step] = future
 
-    def place(self, lane: int, until: int) -> None:
+    def place(self, lane: int, until: int, *, ahead: bool = False) -> None:
         """Put a lane's batches before step `until` into their places; wait until they are drawn.
 
         On a GPU the copies run beside the program; `wait` makes the program wait for them. What
-        lay in these places must have been used.
+        lay in these places must have been used. What drawing a batch raises is raised here, but not
+        `ahead` of its need: then it stays to be raised.
         """
         self.draw(lane, until)
         queue = self._lanes[lane]
@@ -91,10 +93,10 @@ class Batches:
         if queue.placed >= until:
             return
         if self._stream is None:
-            self._place(lane, queue, until)
+            self._place(lane, queue, until, ahead)
             return
         with torch.cuda.stream(self._stream):
-            self._place(lane, queue, until)
+            self._place(lane, queue, until, ahead)
 
     def wait(self) -> None:
         """Make the current stream wait for all copies so far."""
@@ -121,8 +123,10 @@ class Batches:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _place(self, lane: int, queue: _Lane, until: int) -> None:
+    def _place(self, lane: int, queue: _Lane, until: int, ahead: bool) -> None:
         for step in range(queue.placed, until):
+            if ahead and queue.drawn[step].exception() is not None:
+                return
             batch = queue.drawn.pop(step).result()
             place = lane * self.places + step % self.places
             for name, ring in self._rings.items():

@@ -11,6 +11,7 @@ import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.program import LONGEST_SEGMENT, Program
+from eigensweep.workers.engine.turns import LaneError
 from eigensweep.workers.trial.evaluation import keep_finite
 from eigensweep.workers.trial.training import Evaluation, Training
 
@@ -22,10 +23,12 @@ class Group:
     patience and divergence. The program does the arithmetic for all of them.
     """
 
-    def __init__(self, like: Training, lanes: int, *, capture: bool = True) -> None:
+    def __init__(
+        self, like: Training, lanes: int, *, capture: bool = True, static: bool | None = None
+    ) -> None:
         """Make room for `lanes` trainings of the shape of `like`, which is not aboard yet.
 
-        With `capture` a step on a GPU becomes a CUDA graph.
+        `capture` and `static` are those of `Program`.
 
         Raises:
             ValueError: if such trainings cannot share a program.
@@ -34,7 +37,7 @@ class Group:
             raise ValueError(reason)
         self.lanes = lanes
         self._key, self._device = shape_key(like.config), like.device
-        self._program = Program(like, lanes, capture=capture)
+        self._program = Program(like, lanes, capture=capture, static=static)
         self._aboard: dict[int, Training] = {}
         self._seconds_a_step = 0.0
 
@@ -81,6 +84,9 @@ class Group:
 
         It takes at least a step, and returns when about `seconds` have passed, when a training
         passed an evaluation or ended, and at once if there is nothing to train.
+
+        Raises:
+            LaneError: if a training's batch could not be drawn. The others can go on without it.
         """
         torch.set_flush_denormal(True)
         began = time.perf_counter()
@@ -130,6 +136,11 @@ class Group:
             lane: [t.schedule.factor(t.step + tick) for tick in range(ticks)]
             for lane, t in running.items()
         }
+        for lane, training in running.items():
+            try:
+                self._program.prepare(lane, ticks)
+            except Exception as error:  # its own task; the others can go on
+                raise LaneError(training) from error
         for numbers in self._program.run(ticks, factors):
             for lane, training in running.items():
                 if not training.is_finished:

@@ -120,9 +120,10 @@ class Program:
         steps are of no use.
         """
         places = self.batches.places
+        for lane in factors:
+            self.prepare(lane, ticks)
         for lane, values in factors.items():
             first = self._steps[lane]
-            self.batches.place(lane, first + ticks)
             for step, value in enumerate(values, first):
                 self._on_host[lane * places + step % places] = value
             self._steps[lane] += ticks
@@ -140,9 +141,13 @@ class Program:
                 self._stack.work_on_host(parameters, self._buffers | self._extra)
         for lane in factors:  # while the device works
             self.batches.draw(lane, self._steps[lane] + LONGEST_SEGMENT)
-            if self._graph is not None:
-                self.batches.place(lane, self._steps[lane] + ticks)
+            if self.device.type != "cpu":
+                self.batches.place(lane, self._steps[lane] + ticks, ahead=True)
         return self._read(ticks)
+
+    def prepare(self, lane: int, ticks: int) -> None:
+        """Have a lane's next batches at hand. It raises what drawing them raised."""
+        self.batches.place(lane, self._steps[lane] + ticks)
 
     def _capture(self) -> None:
         """Capture a step as a CUDA graph, after some steps that no lane takes.
