@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help setup run serve test test-slow lint fmt bench gpu
+.PHONY: help setup run serve test test-slow lint fmt bench gpu gpu-service
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,3 +56,6 @@ bench: setup  ## measure the overhead, training steps and the drawing of batches
 # Without `setup`: a machine with a GPU has its own torch, and needs neither Ray nor a network.
 gpu:  ## run the GPU tests and measurements, with the PyTorch of PYTHON
 	$(PYTHON) -m bench.gpu
+
+gpu-service: setup  ## run a sweep of 32 trials through the service on one GPU
+	$(BIN)/python -m bench.gpu_service

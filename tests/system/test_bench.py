@@ -67,3 +67,17 @@ def test_the_benchmark_of_drawing_tells_the_share_of_each_task(tmp_path):
         assert 0 < row["draw_ms"] < inf
         assert 0 < row["step_ms"] < inf
         assert row["within_floor"] is (row["share_percent"] <= 5)
+
+
+@pytest.mark.slow
+def test_the_sweep_in_lanes_runs_through_the_service_on_a_cpu(tmp_path):
+    numbers = tmp_path / "numbers.json"
+    options = ["--device", "cpu", "--quick", "--lanes", "8", f"--json={numbers}"]
+    subprocess.run(
+        [sys.executable, "-m", "bench.gpu_service", *options],
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
+    measured = json.loads(numbers.read_text())
+    assert measured["trials_an_hour"] > 0
+    assert 0 <= measured["idle_though_wanted_percent"] <= 100
