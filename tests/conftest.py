@@ -223,6 +223,8 @@ class ScriptedLauncher:
         self.drivers.append(ScriptedDriver(spec, ledger, self.rung_seconds))
         return self.drivers[-1]
 
+    problem = None
+
     def look_for_room(self, resources: Any, replicates: int) -> Room:
         return Room(trials=2, problem=None, may_change=False)
 

@@ -28,7 +28,7 @@ PAUSE = 0.1  # seconds between two searches
 def main(mark: str) -> None:
     """Wait for the end of standard input, then kill what carries the mark."""
     sys.stdin.read()
-    kill(lambda found: found == mark)
+    kill(lambda found: found.endswith(mark))  # parts of the service put a word before it
 
 
 def new_mark(home: Path) -> str:
@@ -46,7 +46,7 @@ def environment(mark: str) -> dict[str, str]:
 
 def of_home(home: Path, but: str) -> Callable[[str], bool]:
     """Return a test for marks of this home folder's services, except for the mark `but`."""
-    return lambda found: found != but and found.partition(":")[2] == str(home.resolve())
+    return lambda found: not found.endswith(but) and found.partition(":")[2] == str(home.resolve())
 
 
 def kill(matches: Callable[[str], bool]) -> int:

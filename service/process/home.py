@@ -33,8 +33,10 @@ class HomeUnusableError(StartError):
 
 
 @contextmanager
-def hold(home: Path) -> Iterator[None]:
+def hold(home: Path) -> Iterator[str]:
     """Hold the home folder for this process, with a guard over all that the process starts.
+
+    Yields the mark of what the process starts.
 
     If an earlier service and its guard were both killed, what they left running is ended first.
 
@@ -72,7 +74,7 @@ def hold(home: Path) -> Iterator[None]:
         watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         os.environ.update(guard.environment(mark))  # processes started from here on inherit it
         try:
-            yield
+            yield mark
         finally:
             del os.environ[guard.VARIABLE]
             watcher.communicate()

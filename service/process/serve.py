@@ -28,8 +28,9 @@ from eigensweep.workers.shared.messages import DriverOptions
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from eigensweep.service.process.cluster_process import ClusterProcess
     from eigensweep.service.queue.analyses import AnalysisRunner
-    from eigensweep.service.queue.dispatcher import Dispatcher, Launcher
+    from eigensweep.service.queue.dispatcher import Dispatcher
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
 
@@ -92,7 +93,7 @@ def serve(settings: Settings) -> None:
     with (
         suppress(_StoppedEarly),
         _signals() as stopping,
-        home.hold(settings.home),
+        home.hold(settings.home) as mark,
         ExitStack() as stack,
     ):
         # Ray's workers import from the current folder, so it must be one that only we can change.
@@ -114,8 +115,8 @@ def serve(settings: Settings) -> None:
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
             *(url, url, place.pages, settings.home),
         )
-        launcher = stack.enter_context(_run_cluster(settings))
-        dispatcher.start(launcher, _make_driver_options(settings, place))
+        cluster = stack.enter_context(_run_cluster(settings, mark))
+        dispatcher.start(cluster, _make_driver_options(settings, place))
         analyses.start()
         stack.callback(analyses.stop)
         logger.info("ready for experiments at_once=%d", settings.max_experiments)
@@ -123,6 +124,7 @@ def serve(settings: Settings) -> None:
         while not stopping.wait(1.0):
             if mlflow is not None:
                 mlflow.restart_if_ended()
+            cluster.watch()
             if not http.is_alive():
                 raise ServerEndedError("the HTTP server ended by itself")
         logger.info("stopping")
@@ -259,16 +261,23 @@ class _Http:
 
 
 @contextmanager
-def _run_cluster(settings: Settings) -> Iterator[Launcher]:
-    from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
+def _run_cluster(settings: Settings, mark: str) -> Iterator[ClusterProcess]:
+    from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
 
+    cluster = ClusterProcess(
+        {
+            "address": settings.ray_address,
+            "num_cpus": settings.cpus,
+            "temp_dir": str(settings.home / "ray"),
+            "log_level": settings.log_level.upper(),
+        },
+        mark,
+    )
     try:
-        cluster = RayCluster.start(
-            settings.ray_address, settings.cpus, temp_dir=settings.home / "ray"
-        )
-    except ClusterError as error:
-        raise RayUnusableError(str(error)) from error
-    try:
+        try:
+            cluster.start()
+        except RayFailedError as error:
+            raise RayUnusableError(str(error)) from error
         yield cluster
     finally:
         cluster.stop()

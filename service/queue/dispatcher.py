@@ -38,18 +38,32 @@ DELIVERY_PAUSE: Final = 5.0
 """Shortest pause, in seconds, before MLflow is tried again."""
 
 
+class LauncherAwayError(RuntimeError):
+    """What starts drivers is away; it may come back."""
+
+
 class Driver(Protocol):
     """The process that runs one experiment, as `launch` and `find` of a launcher return it."""
 
     error: str | None
     """Why it died, if that is known; set once `state` returned "died"."""
 
-    def state(self) -> Literal["running", "ended", "died"]:
-        """Return whether it is at work, has returned, or stopped before its work was done."""
+    def state(self) -> Literal["running", "ended", "died", "lost"]:
+        """Return whether it is at work, has returned, or stopped before its work was done.
+
+        `lost`: nothing is known of it any more; it may be found again.
+        """
 
 
 class Launcher(Protocol):
-    """Starts drivers in processes of their own and finds them again; `RayCluster` is one."""
+    """Starts drivers in processes of their own and finds them again.
+
+    Its methods raise LauncherAwayError while it is away.
+    """
+
+    @property
+    def problem(self) -> str | None:
+        """Why no driver can be started or found now; None: all is well."""
 
     def launch(
         self,
@@ -112,9 +126,12 @@ class Dispatcher:
 
     def look_for_room(self, spec: ExperimentSpec) -> Room | None:
         """Return the room that there is now for a spec's trials, None while that is unknown."""
-        if self.launcher is None:
+        if self.launcher is None or self.launcher.problem is not None:
             return None
-        return self.launcher.look_for_room(spec.resources, spec.replicates)
+        try:
+            return self.launcher.look_for_room(spec.resources, spec.replicates)
+        except LauncherAwayError:
+            return None
 
     def start(self, launcher: Launcher, options: DriverOptions) -> None:
         """Begin to serve the queue, in a thread, with drivers started by `launcher`."""
@@ -140,6 +157,9 @@ class Dispatcher:
         Raises:
             SQLAlchemyError: if the database does not answer as it should.
         """
+        if self.launcher is not None and self.launcher.problem is not None:
+            self.problem = self.launcher.problem
+            return
         unfinished = self.record.list_unfinished()
         # More than there is room for: one that cannot be started lets the next ones pass.
         queued = self.record.list_queued(self.max_experiments + len(self._in_care))
@@ -183,7 +203,7 @@ class Dispatcher:
             return False
         try:
             act(id, care, *arguments)
-        except SQLAlchemyError:  # concerns every experiment
+        except (SQLAlchemyError, LauncherAwayError):  # concerns every experiment
             raise
         except Exception as error:
             if care.problem is None:
@@ -216,6 +236,10 @@ class Dispatcher:
         state = driver.state()
         if state == "running":
             return False
+        if state == "lost":
+            logger.warning("driver lost, it is looked for again experiment=%s", id)
+            care.driver, care.is_new, care.not_before = None, True, 0.0
+            return False  # looked for at the next tick, when the launcher is back
         if self.record.row(id).state in ENDED:  # all is in MLflow, or MLflow is away
             care.driver = None
             self._pause(care, at_least=DELIVERY_PAUSE)

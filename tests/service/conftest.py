@@ -52,6 +52,8 @@ class InMemoryLauncher:
     def find(self, experiment_id: str) -> InMemoryDriver | None:
         return self.survivors.get(experiment_id)
 
+    problem = None
+
     def look_for_room(self, resources: Any, replicates: int) -> Room:
         return self.room
 

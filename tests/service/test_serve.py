@@ -194,6 +194,36 @@ class TestServe:
         assert str(service.process.pid) in refused.stderr
         assert "EIGENSWEEP_HOME" in refused.stderr
 
+    @pytest.mark.parametrize("name", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
+    def test_when_ray_dies_it_is_started_again_and_trials_go_on(self, service, spec, name):
+        here = service.ask("/v1/experiments", spec(**LONG))["links"]["self"]
+        service.wait_for(here, lambda e: e["progress"]["running"] > 0)
+        (ray,) = [
+            process
+            for process in service.process.children(recursive=True)
+            if process.name() == name
+        ]
+        ray.kill()
+
+        def launcher() -> Any:
+            try:
+                return service.ask("/readyz")["checks"]["launcher"]
+            except urllib.error.HTTPError as error:
+                with error:
+                    return json.load(error)["checks"]["launcher"]
+
+        wait_until(lambda: not launcher()["ready"], service.log)
+        service.wait_for(here, lambda e: e["state"] == "running")  # the API answers all the time
+        wait_until(lambda: launcher()["ready"], service.log)
+        service.wait_for(
+            f"{here}/trials",
+            lambda page: any(
+                trial["state"] == "running" and trial["attempt"] > 1 for trial in page["items"]
+            ),
+        )
+        service.ask(f"{here}/cancel", {})
+        service.wait_for(here, lambda e: e["state"] == "cancelled")
+
     def test_stopped_or_killed_it_leaves_nothing_behind_and_goes_on_when_started_again(
         self, service, spec
     ):

@@ -216,6 +216,25 @@ class RayCluster:
             self._folder.remove()
 
 
+def explain_loss() -> str | None:
+    """Return why Ray is lost to this process; None: its control processes listen."""
+    node = ray._private.worker._global_node
+    if node is None:
+        return "Ray has ended"
+    host, _, port = str(node.gcs_address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS / 4).close()
+    except OSError as error:
+        return f"Ray's control process at {node.gcs_address} does not answer: {error}"
+    try:
+        with socket.socket(socket.AF_UNIX) as knock:
+            knock.settimeout(KNOCK_SECONDS / 4)
+            knock.connect(node.raylet_socket_name)
+    except OSError as error:
+        return f"Ray's process for this machine does not answer: {error}"
+    return None
+
+
 def _name(experiment: str) -> str:
     return f"driver-{experiment}"
 

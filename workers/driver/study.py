@@ -22,9 +22,19 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from tenacity import (
+    RetryCallState,
+    retry,
+    retry_if_exception,
+    stop_after_delay,
+    wait_exponential,
+)
 
 from eigensweep.direction import Better, worst_value
 from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
@@ -54,10 +64,51 @@ DIRECTIONS: dict[Better, Literal["minimize", "maximize"]] = {
 }
 
 
+PATIENCE = 24 * 3600.0
+"""Seconds that a driver waits for Optuna's database while it is away."""
+
+
+def _is_away(error: BaseException) -> bool:
+    """Return whether Optuna's database was locked or out of reach, so that trying again helps."""
+    cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+    return isinstance(cause, OperationalError | InterfaceError | PoolTimeoutError)
+
+
+def _log_away(state: RetryCallState) -> None:
+    error = None if state.outcome is None else state.outcome.exception()
+    cause = str(error.__cause__ or error).split("\n", 1)[0] if error else None
+    logger.warning(
+        "Optuna's database is away, trying again waited=%.1f error=%s",
+        state.seconds_since_start or 0.0,
+        cause,
+    )
+
+
+waiting = retry(
+    retry=retry_if_exception(_is_away),
+    stop=stop_after_delay(PATIENCE),
+    wait=wait_exponential(multiplier=0.1, max=10.0),
+    before_sleep=_log_away,
+    reraise=True,
+)
+"""Makes a function wait while Optuna's database is away. It may be done twice, which harms nothing:
+a trial of Optuna's that nobody knows is told as failed by the next `reconcile`."""
+
+
+class WaitingStorage(RDBStorage):
+    """Optuna's database, which may be away for a while."""
+
+
+# Optuna's cache, which stands between, calls some of the database's own methods, too.
+_OWN = ("_create_new_trial", "_get_trials", "_set_trial_param", "_get_best_trial_id")
+for _name in (*BaseStorage.__abstractmethods__, *_OWN):
+    setattr(WaitingStorage, _name, waiting(getattr(RDBStorage, _name)))
+
+
 def open_storage(where: str, experiment: str) -> BaseStorage:
     """Return Optuna's storage: a database where `where` is a URL, else a journal in that folder."""
     if "://" in where:
-        return RDBStorage(where)
+        return waiting(WaitingStorage)(where, engine_kwargs={"pool_pre_ping": True})
     path = Path(where) / f"{experiment}.journal"
     path.parent.mkdir(parents=True, exist_ok=True)
     _mend(path)

@@ -1,0 +1,233 @@
+"""Ray, in a process of its own beside the service, which is started again when it dies.
+
+Runs in the service's process. Where Ray's control processes die, Ray ends the process that is
+connected to it; so that one is not the service.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Final, Literal
+
+from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.service.process import guard
+from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.messages import DriverOptions, SpecJson
+
+logger = logging.getLogger(__name__)
+
+PROGRAM: Final = "eigensweep.workers.cluster.served"
+ANSWER_SECONDS: Final = 60.0
+"""Seconds after which a process that does not answer is killed."""
+STOP_SECONDS: Final = 6.0
+LONGEST_PAUSE: Final = 8.0
+"""Seconds between two starts, at most."""
+
+
+class RayFailedError(RuntimeError):
+    """Ray could not be started or reached."""
+
+
+@dataclass
+class RemoteDriver:
+    """A driver that the cluster's process knows."""
+
+    experiment: str
+    _cluster: ClusterProcess
+    _start: int
+    error: str | None = None
+
+    def state(self) -> Literal["running", "ended", "died", "lost"]:
+        """Return how the driver is; `lost` if Ray was, and it has to be looked for again."""
+        if self._start != self._cluster.starts:
+            return "lost"
+        try:
+            state, self.error = self._cluster.ask("state", self.experiment)
+        except LauncherAwayError:
+            return "lost"
+        known: Literal["running", "ended", "died"] = state
+        return known
+
+
+@dataclass
+class ClusterProcess:
+    """Starts drivers by way of a process that holds the connection to Ray."""
+
+    settings: dict[str, Any]
+    """Arguments of `RayCluster.start`, and `log_level`."""
+    mark: str
+    """The mark of this service's processes; empty: they are not marked."""
+    problem: str | None = "Ray is starting"
+    """Why nothing can be asked now; None: all is well."""
+    starts: int = 0
+    """How often Ray was started or joined."""
+    _spawned: int = 0
+    _process: subprocess.Popen[bytes] | None = None
+    _pipe: Connection | None = None
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _asked: dict[int, Future[Any]] = field(default_factory=dict)
+    _numbers: Any = field(default_factory=count)
+    _pause: float = 0.5
+    _not_before: float = 0.0
+
+    def start(self) -> None:
+        """Start the process and wait until Ray answers.
+
+        Raises:
+            RayFailedError: if Ray cannot be started or reached.
+        """
+        self._spawn()
+        while self.problem is not None:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                self._end()
+                raise RayFailedError(self.problem)
+            time.sleep(0.05)
+
+    def watch(self) -> None:
+        """Start the process again if it has ended; call it regularly."""
+        assert self._process is not None
+        if self._process.poll() is None or time.monotonic() < self._not_before:
+            return
+        logger.warning("Ray is lost, starting or joining it again: %s", self.problem)
+        self._end()
+        self._not_before = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._spawn()
+
+    def stop(self) -> None:
+        """Leave Ray; if it is our own, it ends."""
+        self.problem = "the service is stopping"
+        if self._process is None or self._pipe is None:
+            return
+        if self.starts > 0:  # else there is nothing to leave in order
+            with suppress(OSError), self._turn:
+                self._pipe.send((0, "stop", ()))
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        self._end()
+
+    def launch(
+        self, experiment_id: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
+    ) -> RemoteDriver:
+        """Start a driver for an experiment.
+
+        Raises:
+            LauncherAwayError: if Ray is lost.
+        """
+        starts = self.starts
+        self.ask("launch", experiment_id, spec, ledger, options)
+        return RemoteDriver(experiment_id, self, starts)
+
+    def find(self, experiment_id: str) -> RemoteDriver | None:
+        """Return the driver of an experiment, None if there is none.
+
+        Raises:
+            LauncherAwayError: if Ray is lost.
+        """
+        starts = self.starts
+        return (
+            RemoteDriver(experiment_id, self, starts) if self.ask("find", experiment_id) else None
+        )
+
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
+        """Return the room of the nodes of now; see `RayCluster.look_for_room`.
+
+        Raises:
+            LauncherAwayError: if Ray is lost.
+        """
+        room: Room = self.ask("look_for_room", resources, replicates)
+        return room
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Return the process's answer.
+
+        Raises:
+            LauncherAwayError: if Ray is lost.
+            RayFailedError: if Ray refuses.
+        """
+        number, answer = next(self._numbers), Future[Any]()
+        try:
+            with self._turn:
+                if self.problem is not None or self._pipe is None:
+                    raise LauncherAwayError(self.problem)
+                self._asked[number] = answer
+                self._pipe.send((number, name, arguments))
+            return answer.result(ANSWER_SECONDS)
+        except FutureTimeoutError:
+            assert self._process is not None
+            self._process.kill()
+            raise LauncherAwayError("the process that holds Ray does not answer") from None
+        except OSError as error:
+            raise LauncherAwayError(str(error)) from error
+        finally:
+            self._asked.pop(number, None)
+
+    def _spawn(self) -> None:
+        self._pipe, theirs = Pipe()
+        self._spawned += 1
+        mark = guard.environment(self._own_mark()) if self.mark else {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, str(theirs.fileno()), json.dumps(self.settings)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=os.environ | mark,
+            start_new_session=True,  # a group of its own, which Ctrl-C does not reach
+        )
+        theirs.close()
+        reader = threading.Thread(target=self._read, args=[self._pipe], name="ray", daemon=True)
+        reader.start()
+
+    def _own_mark(self) -> str:
+        """Return the mark of what the process of now has started; it ends with the service's."""
+        return f"ray{self._spawned}.{self.mark}"
+
+    def _read(self, pipe: Connection) -> None:
+        """Take what the process sends until it ends."""
+        problem = "the process that holds Ray ended"
+        with suppress(EOFError, OSError):
+            while True:
+                number, kind, content = pipe.recv()
+                if kind == "ready":
+                    self.starts += 1
+                    self.problem, self._pause = None, 0.5
+                    logger.info("Ray is ready starts=%d", self.starts)
+                elif kind in ("failed", "lost"):
+                    problem = str(content)
+                    break
+                elif (asked := self._asked.get(number)) is not None:
+                    if kind == "answer":
+                        asked.set_result(content)
+                    else:
+                        asked.set_exception(RayFailedError(content))
+        with self._turn:
+            self.problem = problem
+            for asked in list(self._asked.values()):
+                with suppress(Exception):  # answered at this moment
+                    asked.set_exception(LauncherAwayError(problem))
+
+    def _end(self) -> None:
+        """End the process and all that it has started on this machine."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        if self.mark:
+            mine = self._own_mark()
+            guard.kill(lambda found: found == mine)
+        if self._pipe is not None:
+            self._pipe.close()

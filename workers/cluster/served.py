@@ -1,0 +1,117 @@
+"""A process that holds the connection to Ray for the service, so that it may die with Ray.
+
+Started as `python -m eigensweep.workers.cluster.served DESCRIPTOR SETTINGS`: the number of an open
+pipe, and JSON. It answers the requests that come through the pipe and ends when Ray is lost: Ray
+itself ends a process that lost it, without a word of its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from eigensweep.workers.cluster.ray_cluster import (
+    ClusterError,
+    DriverHandle,
+    RayCluster,
+    explain_loss,
+)
+
+CHECK_SECONDS: Final = 1.0
+"""Seconds between two looks at Ray."""
+STRIKES: Final = 2
+"""How often in a row Ray does not answer before it counts as lost."""
+REQUESTS: Final = 8
+"""How many requests are worked on at once; a driver that is busy answers late."""
+
+
+@dataclass
+class Served:
+    """Answers the service's requests with a cluster."""
+
+    cluster: RayCluster
+    pipe: Connection
+    _drivers: dict[str, DriverHandle] = field(default_factory=dict)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def serve(self) -> None:
+        """Answer until the service has gone, or asks to stop."""
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            try:
+                while (request := self.pipe.recv())[1] != "stop":
+                    pool.submit(self._answer, *request)
+            except EOFError:
+                pass
+
+    def tell(self, number: int | None, kind: str, content: Any) -> None:
+        """Send an answer, or, with no number, what nobody has asked for."""
+        with self._turn:
+            self.pipe.send((number, kind, content))
+
+    def watch(self) -> None:
+        """Look at Ray again and again; end this process when it is lost."""
+        strikes = 0
+        while strikes < STRIKES:
+            time.sleep(CHECK_SECONDS)
+            loss = explain_loss()
+            strikes = 0 if loss is None else strikes + 1
+        self.tell(None, "lost", loss)
+        os._exit(1)  # leaving Ray in order would wait for it
+
+    def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            self.tell(number, "answer", getattr(self, f"_{name}")(*arguments))
+        except Exception as error:  # the edge of this process: the service is told
+            logging.getLogger(__name__).debug("request failed name=%s", name, exc_info=True)
+            self.tell(number, "error", f"{type(error).__name__}: {error}")
+
+    def _launch(self, experiment: str, *rest: Any) -> None:
+        self._drivers[experiment] = self.cluster.launch(experiment, *rest)
+
+    def _find(self, experiment: str) -> bool:
+        found = self.cluster.find(experiment)
+        if found is not None:
+            self._drivers[experiment] = found
+        return found is not None
+
+    def _state(self, experiment: str) -> tuple[str, str | None]:
+        driver = self._drivers[experiment]
+        return driver.state(), driver.error
+
+    def _look_for_room(self, *arguments: Any) -> Any:
+        return self.cluster.look_for_room(*arguments)
+
+
+def main() -> None:
+    """Start or join Ray, serve requests, and leave it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends this
+    settings = json.loads(sys.argv[2])
+    logging.basicConfig(
+        level=settings.pop("log_level"), format="%(levelname)s %(name)s %(message)s"
+    )
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        cluster = RayCluster.start(**settings)
+    except ClusterError as error:
+        pipe.send((None, "failed", str(error)))
+        return
+    served = Served(cluster, pipe)
+    served.tell(None, "ready", socket.gethostname())
+    threading.Thread(target=served.watch, name="watch", daemon=True).start()
+    served.serve()
+    cluster.stop()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
