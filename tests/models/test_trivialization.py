@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eigensweep.models.matrices.exponential import exponential, static_exponential
+from eigensweep.models.matrices.exponential import (
+    _estimate_norm,
+    exponential,
+    static_exponential,
+)
 from eigensweep.models.matrices.orthogonal import nearest_orthogonal, orthogonality_error, skew
 from eigensweep.models.trivialization import rebase, static_rebase
 
@@ -52,7 +56,7 @@ class TestExponential:
         expected = (expected - expected.mT) / 2
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
-    @pytest.mark.parametrize("norm", [1.0, 3.0, 6.0, 50.0])
+    @pytest.mark.parametrize("norm", [0.01, 0.2, 1.0, 3.0, 6.0, 50.0])
     def test_large_float32_matrices_are_orthogonal_and_turn_by_the_right_angles(
         self, exponential, norm
     ):
@@ -133,6 +137,25 @@ class TestExponential:
         for g, gradient in zip(G, found, strict=True):
             (expected,) = torch.autograd.grad(W, A, g, retain_graph=True)
             torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("planes", ["dense", "blocks", "one"])
+def test_the_estimated_norm_is_hardly_ever_too_small(planes):
+    A = random_skew(300, 1.0, torch.float32)
+    if planes == "blocks":
+        A = skew(torch.rand(299).diag(1))
+    elif planes == "one":
+        A = 1e-4 * A
+        A[7, 9], A[9, 7] = 1.0, -1.0
+    norm = torch.linalg.matrix_norm(A, ord=2)
+    assert 0.98 < _estimate_norm(A @ A) ** 0.5 / norm < 1.001
+
+
+@pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
+def test_a_large_matrix_may_hold_anything(value):
+    A = torch.full((300, 300), value)
+    W = exponential(A - A.mT)
+    assert W.isnan().all() if value else torch.equal(W, torch.eye(300))
 
 
 class NoReading(TorchDispatchMode):
