@@ -399,6 +399,12 @@ class TestShape:
         with pytest.raises(ValueError, match="at least 1 lane; 0 were asked for"):
             Group(first, 0)
 
+    def test_a_task_that_reads_values_is_refused_at_once_with_the_reason(self):
+        training = build(config_of("scornn"), precise=False)
+        training.task.loss = lambda logits, batch: logits.sum() * logits.detach().sum().item()
+        with pytest.raises(ValueError, match=r"scornn on copying cannot train in lanes.*\.item"):
+            Group(training, 2)
+
     def test_what_runs_alone_is_told_why(self):
         constructed = {"name": "constructed_copying", "delay": 3, "symbols": 2, "hidden_size": 9}
         assert "nothing is trained" in explain_alone(config_of(constructed))

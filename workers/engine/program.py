@@ -106,6 +106,7 @@ class Program:
         self._at = 0
         self._steps = [0] * lanes
         """Steps of each lane, as far as the host knows: one that stopped has taken fewer."""
+        self._try_out(like)
 
     @property
     def is_captured(self) -> bool:
@@ -144,6 +145,21 @@ class Program:
             if self.device.type != "cpu":
                 self.batches.place(lane, self._steps[lane] + ticks, ahead=True)
         return self._read(ticks)
+
+    def _try_out(self, like: Training) -> None:
+        """Take a step in which no lane takes part."""
+        try:
+            self._tick()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{like.config.model.name} on {like.config.task.name} cannot train in lanes, and "
+                f"trains alone: {reason}"
+            ) from error
+        finally:
+            self._ticks.zero_()
 
     def prepare(self, lane: int, ticks: int) -> None:
         """Have a lane's next batches at hand. It raises what drawing them raised."""
