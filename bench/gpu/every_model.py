@@ -12,6 +12,7 @@ from bench.gpu.trials import Lanes, make_config
 from bench.gpu.turns import Later, time_in_turns
 from bench.report import say, table
 from bench.workloads import copying, small, trainable_models
+from eigensweep.models import MODELS
 from eigensweep.workers.engine.group import explain_alone
 
 COUNTS = (1, 8)
@@ -51,7 +52,16 @@ def measure(plan: Plan, notes: Notes) -> None:
         row: dict[str, Any] = {"model": model, "how": "failed"}
         if len(times) == len(COUNTS):
             one, eight = (median(each) for each in times.values())
-            row |= {"one": one, "eight": eight, "gain": 8 * one / eight, "how": "in lanes"}
+            row |= {"one": one, "eight": eight, "gain": 8 * one / eight}
+            row["how"] = tell_how(model, works[f"{COUNTS[-1]} lanes"])
         notes.keep(model, row)
         say(f"{model}: {' and '.join(f'{median(times[n]):.3g} ms with {n}' for n in times)}")
     say("\n" + table(list(notes.parts.values()), COLUMNS))
+
+
+def tell_how(model: str, work: Later) -> str:
+    """Return whether the lanes replayed a CUDA graph, and why the model does not allow it."""
+    if isinstance(work.work, Lanes) and work.work.group.is_captured:
+        return "in lanes, as a graph"
+    reason = MODELS[model].not_static
+    return f"in lanes, no graph: {reason}" if reason else "in lanes, no graph"

@@ -40,6 +40,7 @@ PAPER_MS = 620.0
 
 COLUMNS = {
     "variant": "variant",
+    "graph": "CUDA graph",
     "ms": "ms a step",
     "loop": "x loop",
     "core": "x core",
@@ -113,8 +114,9 @@ def measure_part(name: str, part: Part, seconds: float, plan: Plan, notes: Notes
     workload = WORKLOADS[part.workload]
     workload = small(workload) if plan.quick else workload
     say(f"\n{name}: {workload.title()}")
-    times = time_in_turns(make_works(part, workload, plan), notes, name, seconds)
-    rows = [make_row(variant, times) for variant in times]
+    works = make_works(part, workload, plan)
+    times = time_in_turns(works, notes, name, seconds)
+    rows = [make_row(variant, times) | {"graph": tell_graph(works[variant])} for variant in times]
     if "paper" in part.goals:
         rows = [row | {"paper": PAPER_MS / row["ms"]} for row in rows]
     say(table(rows, COLUMNS))
@@ -139,19 +141,27 @@ def ours_of(model: str) -> tuple[str, ...]:
     return f"{model}, one lane", f"{model}, alone with kernel"
 
 
-def make_works(part: Part, workload: Workload, plan: Plan) -> dict[str, Work]:
+def tell_graph(work: Later) -> str | None:
+    """Return whether lanes replay a CUDA graph; None for other work."""
+    if not isinstance(work.work, Lanes):
+        return None
+    return "yes" if work.work.group.is_captured else "no"
+
+
+def make_works(part: Part, workload: Workload, plan: Plan) -> dict[str, Later]:
     """Return the variants of a workload by name. Each is built when it is first called."""
     given = material(workload.config())
-    works: dict[str, Work] = {}
+    works: dict[str, Later] = {}
     for model in part.models:
         size = workload.hidden_size
         if part.same_parameters:
             size = size_of(model, workload, given.shapes)
         sized = replace(workload, hidden_size=size)
-        works[f"{model}, one lane"] = Later(partial(Lanes, sized, model, 1, plan.device))
+        lane = partial(Lanes, sized, model, 1, plan.device)
+        works[f"{model}, one lane"] = Later(lane)
+        works[f"{model}, one lane, no graph"] = Later(partial(lane, capture=False))
         if is_in_kernels(model, size):
             works[f"{model}, alone with kernel"] = Later(partial(train, sized, model, plan.device))
-            lane = partial(Lanes, sized, model, 1, plan.device)
             works[f"{model}, one lane, no kernel"] = Later(partial(no_kernels, lane))
         works[f"{model}, loop"] = Later(
             partial(no_kernels, partial(train, sized, model, plan.device))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -168,7 +169,8 @@ def wait_for(device: str) -> None:
 
 
 def main(module: str, path: Path) -> None:
-    """Run the section that a module measures."""
+    """Run the section that a module measures. What the packages log is printed, too."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     notes = Notes.read(path)

@@ -9,8 +9,8 @@ from unittest import mock
 
 from bench.gpu.turns import Repeated
 from bench.workloads import FIELDS, Workload, random_batch
-from eigensweep.models import MODELS
-from eigensweep.models.recurrence.cuda import scan
+from eigensweep.models.recurrence.cuda import gated, scan
+from eigensweep.models.recurrence.native.gated import Cell
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Batch, Split, Task, TaskConfig
@@ -19,6 +19,9 @@ from eigensweep.workers.trial.training import Training
 
 NEVER = 10**9
 """Steps of a trial that does not end, and until its first evaluation after the beginning."""
+
+CELLS = {"lstm": Cell.LSTM, "gru": Cell.GRU, "goru": Cell.GORU}
+"""The kernels' cells of gated networks."""
 
 SYNTHETIC = ("pixel_mnist", "ptb_chars")
 """Tasks whose batches are drawn at random here, in the shapes of their corpora."""
@@ -77,14 +80,18 @@ def advance(training: Training) -> Repeated:
 class Lanes:
     """The work of training lanes side by side: one step of it is a step of every lane."""
 
-    def __init__(self, workload: Workload, model: str, lanes: int, device: str) -> None:
+    def __init__(
+        self, workload: Workload, model: str, lanes: int, device: str, *, capture: bool = True
+    ) -> None:
         """Fill a group with trials that differ in learning rate and seed.
+
+        With `capture` a step on a GPU is replayed as a CUDA graph, where the model allows it.
 
         Raises:
             ValueError: if trials of this kind cannot share a program.
         """
         trainings = [make_training(make_config(workload, model, i), device) for i in range(lanes)]
-        self.group = Group(trainings[0], lanes)
+        self.group = Group(trainings[0], lanes, capture=capture)
         for training in trainings:
             self.group.join(training)
 
@@ -101,10 +108,14 @@ class Lanes:
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """Run every recurrence as a loop over time in PyTorch's operations."""
-    with mock.patch.object(scan, "is_available", return_value=False):
+    with (
+        mock.patch.object(scan, "is_available", return_value=False),
+        mock.patch.object(gated, "is_available", return_value=False),
+    ):
         yield
 
 
 def is_in_kernels(model: str, hidden_size: int) -> bool:
-    """Return whether a kernel is offered for a network of this size."""
-    return model in MODELS and hidden_size <= scan.LARGEST
+    """Return whether a kernel is offered for a real network of this size."""
+    cell = CELLS.get(model)
+    return hidden_size <= (scan.LARGEST if cell is None else gated.CLUSTERS[cell][-1][0])

@@ -44,12 +44,13 @@ class Later:
 
     def __init__(self, make: Callable[[], Work]) -> None:
         self._make = make
-        self._work: Work | None = None
+        self.work: Work | None = None
+        """What was made, None before the first call."""
 
     def __call__(self, seconds: float) -> int:
-        if self._work is None:
-            self._work = self._make()
-        return self._work(seconds)
+        if self.work is None:
+            self.work = self._make()
+        return self.work(seconds)
 
 
 def repeat(step: Callable[[], object], device: str) -> Repeated:
