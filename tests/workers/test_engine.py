@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 from dataclasses import replace
 
 import pytest
 import torch
-from engines import Bench
+from engines import Bench, Lockstep
 from test_attempt import drop_time, to_the_end
 from toys import Line, Lines
 
@@ -19,6 +20,7 @@ from eigensweep.workers.engine.engine import Engine
 from eigensweep.workers.engine.errors import EngineError
 from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store, cancel_mark
 from eigensweep.workers.shared.durable_files import storage_error
+from eigensweep.workers.trial import attempt
 from eigensweep.workers.trial.attempt import Attempt
 
 
@@ -148,9 +150,52 @@ class TestLanes:
             "trial trains alone experiment=e1 trial=1 why=it is alone"
         ]
 
+    def test_one_lane_on_a_cpu_trains_with_the_steps_of_a_process_alone(self, tmp_path):
+        bench = Bench(tmp_path / "engine", lanes=1)
+        orders = [bench.order(n) for n in range(2)]
+        told = bench.to_the_end(*orders)
+        assert not bench.groups
+        assert [reports[-1].outcome for reports in told] == ["completed", "completed"]
+
     def test_an_engine_without_lanes_is_refused(self):
         with pytest.raises(ValueError, match="at least one lane; got lanes=0"):
             Engine("cpu", 0)
+
+
+class TestCommits:
+    def test_those_of_many_lanes_together_take_their_share_of_the_time(self, bench, monkeypatch):
+        commit, steps = Store.commit, []
+
+        def commit_slowly(self, key, attempt, step, *content):
+            commit(self, key, attempt, step, *content)
+            bench.clock.now += 0.5
+            steps.append(step)
+
+        monkeypatch.setattr(Store, "commit", commit_slowly)
+        training = {"steps": 10**6, "evaluate_every": 10**6}
+        for n in range(4):
+            order = bench.order(n, training=training)
+            bench.engine.ask(replace(order, checkpoint_seconds=600), 0)
+        while bench.clock.now < 500:
+            bench.engine.turn()
+        share = 0.5 * len(steps) / bench.clock.now
+        assert 0.03 < share < 0.06
+
+    def test_an_interval_that_has_passed_is_reason_enough(self, bench, monkeypatch):
+        order = bench.order(0, training={"steps": 10**6, "evaluate_every": 10**6})
+        bench.engine.ask(replace(order, checkpoint_seconds=20), 0)
+        monkeypatch.setattr(attempt, "COMMIT_SHARE", 1e-9)
+        for _ in range(10):
+            bench.engine.turn()
+        assert Store(bench.folder).newest("e1/00000/0").step >= 30
+
+    def test_the_status_is_plain_data(self, bench):
+        bench.engine.ask(bench.order(0, replicates=5), 0)
+        bench.engine.turn()
+        status = json.loads(json.dumps(bench.engine.status()))
+        assert [lane["seed"] for lane in status["groups"][0]["aboard"]] == [0, 1, 2, 3]
+        assert status["waiting"] == [{"experiment": "e1", "trial": 0, "seed": 4, "step": 0}]
+        assert status["occupancy"]["occupied"] == 4 * Lockstep.steps
 
 
 class TestEnds:
@@ -180,6 +225,16 @@ class TestEnds:
         assert lane["step"] == 25
         with pytest.raises(StaleAttemptError):
             bench.engine.ask(first, 0)
+
+    def test_of_several_attempts_in_a_row_the_last_one_trains(self, bench):
+        first = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        bench.engine.ask(first, 0)
+        bench.engine.turn()
+        for number in (2, 3, 4):
+            bench.engine.ask(replace(first, attempt=number), 0)
+        last = bench.until_report(replace(first, attempt=4))
+        assert last.step == 500
+        assert len(bench.aboard()) == 1
 
     def test_an_attempt_with_a_successor_elsewhere_ends_and_its_neighbours_go_on(self, bench):
         orders = [bench.order(n) for n in range(2)]

@@ -562,6 +562,8 @@ class Engine:
         try:
             if name == ALONE:
                 group: SideBySide = Turns(self._most.get(ALONE, MOST_ALONE))
+            elif trial.lanes_of_group == 1 and self.device == "cpu":
+                group = Turns(1)  # the compiled steps are faster than a program of one lane
             else:
                 with self._making:
                     group = self._sharing.make_group(lane.replicate.training, lanes)
@@ -615,7 +617,9 @@ class Engine:
         now = self._clock()
         with self._changed:
             trials = list(self._trials.values())
-            trials += [t.predecessor for t in trials if t.predecessor is not None]
+            for trial in trials:  # grows meanwhile
+                if trial.predecessor is not None:
+                    trials.append(trial.predecessor)
             for trial in trials:
                 silent = not trial.callers and now - trial.asked_at > self._lease
                 if silent and trial.is_gone:
@@ -623,6 +627,7 @@ class Engine:
                 elif silent and trial.drop is None:
                     trial.drop = "silent"
             going = [t for t in trials if t.drop is not None and not t.is_gone and not t.is_opening]
+            going.reverse()  # the earliest attempt first
         for trial in going:
             if trial.drop == "silent" and not trial.is_over:
                 logger.warning(

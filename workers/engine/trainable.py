@@ -107,9 +107,9 @@ def open_attempt(order: Order, device: str) -> Attempt | Seat:
     check_code(order.code)
     if order.engine is not None:
         return Seat(order)
-    from eigensweep.workers.trial.attempt import Attempt
+    from eigensweep.workers.engine import replicates
 
-    return Attempt(order, device)
+    return replicates.open_attempt(order, device)
 
 
 def describe(error: Exception) -> str:

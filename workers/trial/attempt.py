@@ -223,7 +223,7 @@ class Replicate:
     def train(self, rung: int) -> None:
         """Train to `rung`, unless that is behind us, and commit what is new there."""
         if not self.training.is_finished and self.training.step < rung:
-            self.training.run(rung, self._glance, GLANCE_SECONDS)
+            self.training.run(rung, self.glance, GLANCE_SECONDS)
         if self.has_news:
             self.commit()
 
@@ -249,9 +249,20 @@ class Replicate:
         pause = max(LIVELY_SECONDS, sharing * self._cost / COMMIT_SHARE)
         return self._clock() - self._committed_at >= min(pause, self._checkpoint_seconds)
 
-    def commit(self) -> None:
-        """Commit what is new, here and now."""
-        self.write(self.take())
+    def glance(self, update: Callable[[], None] | None = None) -> None:
+        """Commit if it is time for that; `update` makes the training's tensors current.
+
+        Raises:
+            NoLongerWanted: if the experiment was cancelled.
+        """
+        if self._is_unwanted():
+            raise NoLongerWanted
+        if self.is_due():
+            self.commit(update)
+
+    def commit(self, update: Callable[[], None] | None = None) -> None:
+        """Commit what is new, here and now; `update` makes the training's tensors current."""
+        self.write(self.take(update))
 
     def take(self, update: Callable[[], None] | None = None) -> Commit:
         """Return what is new, for `write`; the next commit is due a while from now.
@@ -341,12 +352,6 @@ class Replicate:
         buffer = io.BytesIO()
         torch.save(content, buffer)
         write_whole(self._store.root / self._key / "best.pt", buffer.getvalue())
-
-    def _glance(self) -> None:
-        if self._is_unwanted():
-            raise NoLongerWanted
-        if self.is_due():
-            self.commit()
 
     def _evaluations_until(self, until: int) -> list[CurvePoint]:
         """Return the evaluations up to a step, but not one that only a shorter budget asked for."""

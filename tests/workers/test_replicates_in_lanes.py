@@ -1,0 +1,86 @@
+"""The replicates of a trial side by side in its own process: the same reports, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_attempt import order, to_the_end
+from toys import to_exact
+
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.engine.replicates import AttemptInLanes, gains_by_lanes, open_attempt
+from eigensweep.workers.shared.checkpoints import Store, cancel_mark
+from eigensweep.workers.trial.attempt import Attempt
+
+SEEDS = (0, 1, 2)
+
+
+def states(folder):
+    return [to_exact(Store(folder).newest(f"e1/00003/{seed}").state) for seed in SEEDS]
+
+
+def curves(folder):
+    points = [Store(folder).points(f"e1/00003/{seed}") for seed in SEEDS]
+    return [[(p.step, p.metrics) for p in curve] for curve in points]
+
+
+class TestReplicatesInLanes:
+    def test_they_report_what_they_report_one_after_another(self, tmp_path):
+        lanes = to_the_end(AttemptInLanes(order(tmp_path / "lanes", replicates=3), "cpu"))
+        alone = to_the_end(Attempt(order(tmp_path / "alone", replicates=3), "cpu"))
+        assert [(r.step, r.outcome) for r in lanes] == [(r.step, r.outcome) for r in alone]
+        for one, other in zip(lanes, alone, strict=True):
+            assert one.metrics == pytest.approx(other.metrics, rel=1e-4)
+        for one, other in zip(curves(tmp_path / "lanes"), curves(tmp_path / "alone"), strict=True):
+            assert [step for step, _ in one] == [step for step, _ in other]
+
+    def test_another_attempt_goes_on_bit_for_bit(self, tmp_path):
+        to_the_end(AttemptInLanes(order(tmp_path / "whole", replicates=3), "cpu"))
+        first = AttemptInLanes(order(tmp_path / "killed", replicates=3), "cpu")
+        first.advance()
+        first.advance()
+        second = order(tmp_path / "killed", 2, reported=10, replicates=3)
+        assert len(to_the_end(AttemptInLanes(second, "cpu"))) == 2
+        assert states(tmp_path / "killed") == states(tmp_path / "whole")
+        assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
+
+    def test_a_cancelled_experiment_ends_them(self, tmp_path):
+        attempt = AttemptInLanes(order(tmp_path, replicates=3), "cpu")
+        attempt.replicates[0].training.evaluate_every = 1  # it looks after each evaluation
+        cancel_mark(tmp_path, "e1").touch()
+        assert attempt.advance().outcome == "cancelled"
+
+
+class TestWhichGain:
+    def config(self, **fields):
+        content = {
+            "task": {"name": "copying", "delay": 80, "symbols": 10, "batch_size": 20},
+            "model": {"name": "lstm", "hidden_size": 32},
+            "training": {"steps": 10},
+            "replicates": 3,
+        }
+        return TrialConfig.from_dict({**content, **fields}).resolve()
+
+    def test_small_networks_with_several_replicates_do(self):
+        assert gains_by_lanes(self.config(), "cpu")
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"replicates": 1},
+            {"model": {"name": "lstm", "hidden_size": 138}},
+            {"task": {"name": "copying", "delay": 2000, "symbols": 10, "batch_size": 20}},
+        ],
+    )
+    def test_others_do_not(self, fields):
+        assert not gains_by_lanes(self.config(**fields), "cpu")
+
+    def test_a_gpu_trains_one_replicate_at_a_time_in_a_process_of_its_own(self):
+        assert not gains_by_lanes(self.config(), "cuda")
+
+    def test_an_order_gets_the_attempt_that_is_faster(self, tmp_path):
+        several = order(tmp_path, replicates=3)
+        assert type(open_attempt(several, "cpu")) is AttemptInLanes
+        one = replace(order(tmp_path, replicates=1), number=4)
+        assert type(open_attempt(one, "cpu")) is Attempt
