@@ -2,14 +2,13 @@
 
 A GPU repeats a training step without asking the host. What a model leaves to the host it says in
 `host_inputs`, `update_on_host` and `host_values`. A lane that has `pending` set is read, computed
-by one thread, and written back; the others cost nothing.
+by one thread, on as many cores as PyTorch may use, and written back; the others cost nothing.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,7 +42,8 @@ class HostWork:
         copies = _transfer([stacked[name][index] for name in self._read], "cpu")
         inputs = [dict(zip(self._read, lane, strict=True)) for lane in zip(*copies, strict=True)]
         models = [self._models[i] for i in pending]
-        run = map if len(pending) == 1 else _threads().map
+        count = torch.get_num_threads()  # as many cores as this process may use
+        run = map if 1 in (count, len(pending)) else _threads(count).map
         made = list(run(_compute, models, inputs))
         rows = [torch.stack([lane[name] for lane in made]) for name in self._written]
         for name, values in zip(self._written, _transfer(rows, index.device), strict=True):
@@ -71,8 +71,8 @@ def _transfer(tensors: Sequence[Tensor], device: torch.device | str) -> list[Ten
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, "host-work", initializer=_prepare_thread)
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "host-work", initializer=_prepare_thread)
 
 
 def _prepare_thread() -> None:

@@ -1,11 +1,23 @@
 """Lanes of one stacked program are the single networks."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from variants import DYNAMIC, RATES, VARIANTS
 
 from eigensweep.models.base import scalar_name
 from eigensweep.models.stack import Stack
+
+
+@contextmanager
+def threads_of_torch(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def lanes_of(nets, name, fields):
@@ -175,7 +187,8 @@ HOST_VALUES = [
 
 @pytest.mark.parametrize(("name", "fields"), HOST_VALUES)
 class TestWhatTheHostComputesBetweenSteps:
-    def test_lanes_are_single_networks(self, nets, name, fields):
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_lanes_are_single_networks(self, nets, name, fields, threads):
         networks = lanes_of(nets, name, fields)
         stack = Stack(networks, host_values=True)
         x = nets.input(networks[0].shapes, lanes=(2,))
@@ -186,7 +199,8 @@ class TestWhatTheHostComputesBetweenSteps:
                     parameter.sub_(0.1 * parameter.grad.tanh())
                     parameter.grad = None
             stack.after_update(RATES)
-            stack.work_on_host()
+            with threads_of_torch(threads):
+                stack.work_on_host()
             for i, network in enumerate(networks):
                 (network(x[i])[0].pow(2).sum() + network.penalty()).backward()
                 with torch.no_grad():

@@ -230,9 +230,9 @@ class TestCarriedState:
         state = training.state_dict()["carried"]
         fresh = Training(training.config, 0)
         fresh.load_state_dict(training.state_dict())
-        assert not training._carried.requires_grad
+        assert not training.carried.requires_grad
         assert state.abs().sum() > 0
-        assert torch.equal(fresh._carried, state)
+        assert torch.equal(fresh.carried, state)
 
 
 class TestSelection:
