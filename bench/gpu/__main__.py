@@ -43,7 +43,7 @@ from bench.gpu.sections import Notes, Plan
 from bench.report import add_quick, new_parser, say, table, write
 
 SHARES = {
-    "environment": 10,
+    "environment": 25,
     "tests": 70,
     "one_lane": 130,
     "lanes": 80,
@@ -75,6 +75,7 @@ class Runner:
         self.plan = Plan(
             device=arguments.device,
             quick=arguments.quick,
+            patience=600.0 if arguments.quick else Plan.patience,
             rounds=arguments.rounds,
             trial_steps=arguments.trial_steps,
             price=arguments.price,
@@ -181,6 +182,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():
         say("error: this needs a CUDA device, and PyTorch finds none; --device cpu tries it out")
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends sections, too
     arguments.out.mkdir(parents=True, exist_ok=True)
     title = "tried out only: these numbers mean nothing" if arguments.quick else arguments.device
     with tempfile.TemporaryDirectory() as folder:

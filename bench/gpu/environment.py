@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -13,8 +15,11 @@ import torch
 from bench.gpu.sections import Notes, Plan
 from bench.report import describe
 from bench.rounds import processor
-from eigensweep.models.recurrence.native import ungated
+from eigensweep.models.recurrence.native import gated, paired, ungated
 from eigensweep.models.recurrence.native.library import load_library
+
+SOURCES = (ungated.SOURCE, gated.SOURCE, paired.SOURCE)
+"""What the CPU core runs, compiled at first use."""
 
 ASKED = (
     "driver_version",
@@ -32,12 +37,21 @@ ASKED = (
 
 
 def measure(plan: Plan, notes: Notes) -> None:
-    """Print and note what is known of the machine."""
+    """Print and note what is known of the machine; compile the steps that its CPU will run."""
     found = describe_host()
     if plan.on_gpu:
         found |= describe_gpu(plan.device) | ask_nvidia_smi()
     describe(found)
     notes.keep("environment", found)
+    began = time.perf_counter()
+    with ThreadPoolExecutor() as pool:
+        loaded = list(pool.map(load_library, SOURCES))
+    compiled = {
+        "compiled_steps": all(library is not None for library in loaded),
+        "compiled_within_seconds": round(time.perf_counter() - began, 1),
+    }
+    describe(compiled)
+    notes.keep("environment", found | compiled)
 
 
 def describe_host() -> dict[str, Any]:
@@ -46,7 +60,6 @@ def describe_host() -> dict[str, Any]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "load": [round(load, 1) for load in os.getloadavg()],
-        "native_steps": load_library(ungated.SOURCE) is not None,
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "numpy", "cuda-bindings", "matplotlib")},
     }

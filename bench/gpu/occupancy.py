@@ -80,7 +80,7 @@ class Sweep:
         ).resolve()
 
 
-GPU = Sweep(trials=96, lanes=32, hidden_size=128, delay=480, batch_size=20, rung=50, rungs=6)
+GPU = Sweep(trials=96, lanes=32, hidden_size=128, delay=480, batch_size=20, rung=250, rungs=5)
 CPU = Sweep(trials=48, lanes=16, hidden_size=32, delay=30, batch_size=8, rung=20, rungs=6)
 QUICK = Sweep(
     trials=8,
