@@ -122,6 +122,7 @@ EXPERIMENT: Final[Json] = {
     "eta_seconds": 24.0,
     "best": TRIAL,
     "error": None,
+    "delivered": False,
     "cancel_requested": False,
     "links": {
         "self": "/v1/experiments/1m7xnz0qe2nqc",

@@ -17,7 +17,7 @@ from eigensweep.service.api.examples import EXPERIMENT, TRIAL, TRIAL_SUMMARY
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
 from eigensweep.workers.shared.messages import Json, Metrics
-from eigensweep.workers.shared.states import ExperimentState, TrialState
+from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
 
@@ -174,6 +174,9 @@ class ExperimentNow(Answer):
     best: TrialNow | None
     error: str | None
     cancel_requested: bool
+    delivered: bool = Field(
+        description="Whether it is over and MLflow has all of it; also true if MLflow refused it"
+    )
     links: ExperimentLinks
 
 
@@ -205,6 +208,7 @@ class Views:
             best=None if record.best is None else self.trial(record.best),
             error=row.error,
             cancel_requested=row.intent == "cancel",
+            delivered=row.state in ENDED and row.tracked,
             links=ExperimentLinks(
                 self=here,
                 trials=f"{here}/trials",

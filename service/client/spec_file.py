@@ -39,7 +39,9 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise InputError(f"{where}: not TOML: it is nested too deeply") from None
+    except ValueError as error:  # also a whole number of thousands of digits
         raise InputError(f"{where}: not TOML: {error}") from error
 
 

@@ -27,6 +27,7 @@ from eigensweep.service.command import summaries, terminal
 PRESET = "quickstart"
 READY_SECONDS = 180.0
 STOP_SECONDS = 30.0
+DELIVERY_SECONDS = 60.0
 
 
 class NotReadyError(RuntimeError):
@@ -49,12 +50,25 @@ def main() -> int:
             if screen.is_terminal:
                 screen.print(f"The service keeps running at {client.url}; Ctrl-C ends it.")
                 signal.pause()
+            else:
+                wait_for_delivery(client, screen)
     except KeyboardInterrupt:
         pass  # the way to end it on a terminal
     except (NotReadyError, RefusedError, ServiceAwayError) as error:
         screen.print(f"error: {error}", markup=False)
         return 1
     return code
+
+
+def wait_for_delivery(client: Client, screen: Console) -> None:
+    """Wait until MLflow has all of the last experiment, for `DELIVERY_SECONDS` at most."""
+    newest = client.get("/v1/experiments", limit=1)["items"][0]
+    deadline = time.monotonic() + DELIVERY_SECONDS
+    while not client.get(newest["links"]["self"])["delivered"]:
+        if time.monotonic() > deadline:
+            screen.print("MLflow has not received everything yet; the next start goes on with it")
+            return
+        time.sleep(0.2)
 
 
 def run(client: Client, screen: Console) -> int:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import TextError, read_text
-from eigensweep.service.client.spec_file import InputError, parse
+from eigensweep.service.client.spec_file import InputError, parse, parse_toml
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{inner}'] * 9)}]\n"
@@ -41,6 +41,12 @@ def test_a_text_that_would_stop_a_reader_is_refused_in_words(text: str, why: str
         read_text(text)
     with pytest.raises(InputError, match=r"^spec.yaml.*neither YAML nor JSON"):
         parse(text, "spec.yaml")
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 6_000])
+def test_toml_is_refused_in_words_too(text: str) -> None:
+    with pytest.raises(InputError, match=r"^spec.toml: not TOML"):
+        parse_toml(text, "spec.toml")
 
 
 def test_aliases_are_read() -> None:

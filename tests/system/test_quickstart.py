@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -62,3 +64,6 @@ def test_nine_trials_are_ranked_the_best_below_the_baseline_and_nothing_is_left(
     assert {arm for _, arm in ranked} == {"scornn", "enrnn", "lstm"}
     assert f"source {Path(sys.executable).parent / 'activate'}" in done.stdout
     assert find_marked(mark) == []
+    with closing(sqlite3.connect(tmp_path / "mlflow" / "mlflow.db")) as runs:
+        states = runs.execute("SELECT status, count(*) FROM runs GROUP BY status").fetchall()
+    assert states == [("FINISHED", 10)]
