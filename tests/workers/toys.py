@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from eigensweep.workers.trial.training import Training
 
 
 class LineConfig(ModelConfig):
-    name: str = "line"
+    name: Literal["line"] = "line"
     hidden_size: int | None = 1
     broken: bool = False
 
@@ -65,7 +65,7 @@ class Line(Model):
 
 
 class LinesConfig(TaskConfig):
-    name: str = "lines"
+    name: Literal["lines"] = "lines"
     batch_size: int = 4
     curve: dict[int, float] = Field({})
     """Validation loss after so many updates, in place of the true one."""
@@ -117,7 +117,7 @@ class Lines(Task):
 
 
 class TextConfig(TaskConfig):
-    name: str = "text"
+    name: Literal["text"] = "text"
     piece: int = 5
     reset: bool = False
     """Whether lane 1 begins a new text at every second piece."""
