@@ -43,7 +43,7 @@ from bench.gpu.sections import Notes, Plan
 from bench.report import add_quick, new_parser, say, table, write
 
 SHARES = {
-    "environment": 25,
+    "environment": 60,
     "tests": 70,
     "one_lane": 130,
     "lanes": 80,
