@@ -1,8 +1,8 @@
 """The replicates of one trial side by side, in the trial's own process on a CPU.
 
 Small networks leave a core waiting for PyTorch's calls, and lanes share these calls. Which trials
-gain was measured, and it is decided by the config alone: a trial that is picked up again, on the
-same machine, goes on bit for bit.
+gain was measured (`python -m bench.replicates`). The config alone decides: a trial that is picked
+up again, on the same machine, goes on bit for bit.
 """
 
 from __future__ import annotations
