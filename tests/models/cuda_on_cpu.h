@@ -83,16 +83,15 @@ inline char* of_block(int rank) {
     start += -reinterpret_cast<std::size_t>(start) & 63;
     return start + static_cast<std::size_t>(rank) * MOST_SHARED;
 }
-// Let the barriers that are complete go on; return whether there are any.
-inline bool release_complete() {
-    bool any = false, whole = true;
+// Let the barriers that are complete go on.
+inline void release_complete() {
+    bool whole = true;
     for (int rank = 0; rank < blocks; ++rank) {
         whole = whole && all_wait(rank, OF_CLUSTER);
-        if (all_wait(rank, OF_BLOCK)) release(rank), any = true;
+        if (all_wait(rank, OF_BLOCK)) release(rank);
     }
     if (whole)
         for (int rank = 0; rank < blocks; ++rank) release(rank);
-    return any || whole;
 }
 }  // namespace fibers
 
@@ -148,13 +147,13 @@ template <class Kernel> void run_grid(int clusters, int size, Kernel kernel) {
             }), 0);
         }
         for (;;) {
+            release_complete();
             int next = -1;
             for (int i = 0; i < warps && next < 0; ++i) {
                 const int warp = cluster % 2 ? warps - 1 - i : i;
                 if (waits[warp] == NOTHING) next = warp;
             }
             if (next < 0) {
-                if (release_complete()) continue;
                 for (int rank = 0; rank < blocks; ++rank)
                     if (!all_wait(rank, ENDED)) fail("a barrier that some threads never reach");
                 break;

@@ -30,7 +30,7 @@ PARAMETERS = (
 )
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
 """Shared memory that a block of each generation of devices can ask for."""
-MOST_SPILLED = 24
+MOST_SPILLED = 48
 """Bytes that a thread may store and load again in a step. Fewer matrix entries would cost more."""
 KINDS = {**CELLS, "goru": ("goru", None, None)}
 TOLERANCE = 1e-4

@@ -53,7 +53,10 @@ __device__ constexpr int best_slices(int outputs, int inputs) {
 constexpr int MAIN_OUTPUTS = BACKWARD ? OWN : GATES * OWN, MAIN_INPUTS = BACKWARD ? GATES * N : N;
 constexpr int ENTRIES = held(MAIN_OUTPUTS, MAIN_INPUTS, best_slices(MAIN_OUTPUTS, MAIN_INPUTS)) +
                         (HAS_LATE ? held(OWN, N, best_slices(OWN, N)) : 0);
-constexpr int REGISTERS = HAS_LATE ? (ENTRIES <= 64 ? 64 : 56) : (ENTRIES <= 72 ? 72 : 64);
+constexpr int FITTING_REGISTERS = HAS_LATE ? 64 : 72;
+constexpr int REGISTERS = ENTRIES <= FITTING_REGISTERS                ? FITTING_REGISTERS
+                          : HAS_LATE || (ROWS == 4 && !BACKWARD) ? 56
+                                                                 : 64;
 
 // Add up sums over 2 * DISTANCE threads: each ends with a part of them, from `first` on.
 template <int COUNT, int DISTANCE> struct Sharing {
