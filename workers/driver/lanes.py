@@ -27,6 +27,9 @@ LANES_UNMEASURED = {"cpu": 4, "cuda": 16}
 MEASURING_SECONDS = 300.0
 """How long the measurement may take, waiting for a free device included."""
 
+TRIAL_BYTES = 150 * 10**6
+"""Memory of the thin process of a trial in a lane: about 122 MB were measured."""
+
 
 def choose_lanes(
     spec: ExperimentSpec, options: DriverOptions, why_stop: Callable[[], str | None]
@@ -38,12 +41,12 @@ def choose_lanes(
     """
     device = "cuda" if spec.resources.gpus else "cpu"
     config = _find_largest(spec)
-    task = ray.remote(_measure).options(
+    task = ray.remote(
         num_cpus=spec.resources.cpus,
         num_gpus=spec.resources.gpus,
         max_retries=0,
         max_calls=1,  # its process ends, and with it the memory that was tried out
-    )
+    )(_measure)
     threads = max(1, int(spec.resources.cpus))
     found = task.remote(
         config.model_dump(mode="json"), device, threads, options.storage, options.data_root,
@@ -85,7 +88,13 @@ def _measure(
     """Measure in a process that has the device to itself; the storage remembers what came out."""
     check_code(Code.from_dict(code))
     torch.set_num_threads(threads)
+    free = sizing.free_bytes("cpu")
+    most = sizing.MOST_LANES if free is None else free // 2 // TRIAL_BYTES
     chosen = sizing.choose_lanes(
-        TrialConfig.from_dict(config), device, folder=Path(storage) / "lanes", data_root=data_root
+        TrialConfig.from_dict(config),
+        device,
+        folder=Path(storage) / "lanes",
+        data_root=data_root,
+        most=max(1, min(most, sizing.MOST_LANES)),
     )
     return chosen.lanes, chosen.why

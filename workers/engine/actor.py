@@ -91,7 +91,7 @@ class EngineActor:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu or ""
         self._device, self._need = device, EngineNeed.from_dict(need)
         self._code = Code.from_dict(code)
-        self._place = Place(platform.node(), os.getpid(), device, self._need.lanes)
+        self._place = Place(platform.node(), os.getpid(), device)
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._seats: dict[Key, _Seat] = {}
@@ -139,7 +139,8 @@ class EngineActor:
                 report = await self._ask(asked)
                 if report is None:
                     return None
-                seat.last = replace(report, place=self._place).to_dict()
+                lanes = None if asked.engine is None else asked.engine.lanes
+                seat.last = replace(report, place=replace(self._place, lanes=lanes)).to_dict()
             return seat.last
 
     async def leave(self, order: Json) -> None:

@@ -93,9 +93,9 @@ class Engine:
         """Prepare an engine on `device`, `cpu` or `cuda`; it trains from the first order on.
 
         `lanes` is how many replicates of one shape train side by side, or says so for a
-        configuration. `threads` are those of PyTorch on the CPU. Tests give a clock of their own,
-        another pool that writes commits, and turn the engine themselves, with `turn`, where it is
-        not `in_background`.
+        configuration; an order that names its lanes gets those. `threads` are those of PyTorch on
+        the CPU. Tests give a clock of their own, another pool that writes commits, and turn the
+        engine themselves, with `turn`, where it is not `in_background`.
 
         Raises:
             ValueError: if there is no lane.
@@ -280,7 +280,8 @@ class Engine:
             config = TrialConfig.from_dict(trial.order.config).resolve()
             alone = self._sharing.explain_alone(config)
             shape = self._sharing.shape_key(config)
-            lanes = 1 if alone else self._lanes(config)
+            need = trial.order.engine
+            lanes = 1 if alone else self._lanes(config) if need is None else need.lanes
         except Exception as error:
             with self._changed:
                 if is_out_of_memory(error):
