@@ -235,7 +235,12 @@ class TestRecordLedger:
         ledger.report(0, 1, 100, {}, PLACE)
         ledger.finish(0, 1, "completed", result)
         stored = record.trial(ledger.experiment_id, 0)
-        assert stored.attempts[0].place == {"node": "here", "pid": 7, "device": "cpu"}
+        assert stored.attempts[0].place == {
+            "node": "here",
+            "pid": 7,
+            "device": "cpu",
+            "lanes": None,
+        }
         measures = {
             "outcome": "completed", "value": 0.25, "best_step": 90, "step": 100,
             "valid": {}, "test": {}, "seconds": 0.0,
