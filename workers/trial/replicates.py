@@ -168,7 +168,8 @@ def _train_replicate(
         best = training.selection.best
         words = "" if best is None else f"best {best.value:.4g}"
         bars.update(bar, completed=training.step, value=words)
-        if time.monotonic() - committed >= COMMIT_SECONDS or on_point is not None:
+        is_evaluated = training.step % training.evaluate_every == 0
+        if is_evaluated or time.monotonic() - committed >= COMMIT_SECONDS:
             commit()
 
     training.run(commit=glance, checkpoint_seconds=GLANCE_SECONDS)
