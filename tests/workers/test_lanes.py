@@ -232,6 +232,30 @@ def test_a_lane_whose_batch_cannot_be_drawn_is_named_and_the_others_go_on():
     assert_equal(first, alone)
 
 
+class Counted(Precise):
+    """A task that notes which batches were drawn."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.drawn = []
+
+    def train_batch(self, step, seed):
+        self.drawn.append((seed, step))
+        return super().train_batch(step, seed)
+
+
+def test_a_batch_is_drawn_once_for_all_lanes_with_its_seed_also_for_one_that_comes_later():
+    lanes = [build(config_of("scornn", optimizer={"lr": lr})) for lr in (0.01, 0.02, 0.03)]
+    task = Counted(lanes[0].task._task)
+    for training in lanes:
+        training.task = task
+    group = Group(lanes[0], 2)
+    task.drawn.clear()  # the group has tried a step out
+    train_lanes(lanes, group=group)
+    assert [training.step for training in lanes] == [50, 50, 50]
+    assert sorted(task.drawn) == [(0, step) for step in range(50)]
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("task", ["ptb_chars", "pixel_mnist", "fsdd"])
 def test_real_corpora_train_in_lanes_as_alone(task, data_root):

@@ -9,7 +9,7 @@ import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine import sizing
-from eigensweep.workers.engine.sizing import Measurement, choose_lanes, decide, explain_too_many
+from eigensweep.workers.engine.sizing import Measurement, choose_lanes, decide
 
 CONTENT = {
     "task": {"name": "copying", "delay": 3, "symbols": 2, "batch_size": 2},
@@ -39,9 +39,6 @@ def test_the_memory_is_filled_to_four_fifths_and_never_tried_beyond():
     choice = decide(measuring(lambda lanes: 1.0, bytes_a_lane=10, base=100), 1000)
     assert choice.lanes == 64
     assert choice.why == "the memory holds 70 lanes"
-    assert explain_too_many(choice, 70, 1000) is None
-    words = explain_too_many(choice, 128, 1000)
-    assert words == "lanes: the device's memory holds 70 lanes of this size; 128 were asked for"
 
 
 def test_a_number_that_does_not_fit_after_all_is_not_chosen():

@@ -7,9 +7,9 @@ of steps on the device, and lanes may be at any step. Letters in shapes: M lanes
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch import Tensor
 from eigensweep.tasks.base import Batch, Task
 
 PARTS = ("x", "y", "mask", "starts")
+
+KEPT_BYTES = 256 << 20
+"""Drawn batches up to this size together are kept for lanes that come to the same steps later."""
 
 
 @dataclass
@@ -52,7 +55,11 @@ class Batches:
                 self._dtypes[name] = part.dtype
         self._offsets = torch.arange(lanes, device=device) * places
         self._lanes: dict[int, _Lane] = {}
-        self._shared: WeakValueDictionary[tuple[int, int], Future[Batch]] = WeakValueDictionary()
+        size = sum(ring[0].nbytes for ring in self._rings.values())
+        self._most_kept = KEPT_BYTES // max(1, size)
+        self._kept: OrderedDict[tuple[int, int], Future[Batch]] = OrderedDict()
+        """By seed and step, the one that was asked for last at the end. Trials of a search have the
+        same seeds, so one that takes a free lane later needs what others have used."""
         self._pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)), "batches")
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -65,8 +72,7 @@ class Batches:
 
     def leave(self, lane: int) -> None:
         """Forget what was drawn for a lane."""
-        for future in self._lanes.pop(lane).drawn.values():
-            future.cancel()
+        del self._lanes[lane]  # what was drawn for it may serve other lanes
 
     def draw(self, lane: int, until: int) -> None:
         """Begin to draw a lane's batches before step `until`."""
@@ -74,11 +80,12 @@ class Batches:
         for step in range(queue.placed, min(until, queue.end)):
             if step not in queue.drawn:
                 key = (queue.seed, step)
-                future = self._shared.get(key)
-                if future is None or future.cancelled():
+                future = self._kept.pop(key, None)
+                if future is None or (future.done() and future.exception() is not None):
                     future = self._pool.submit(self._make, *key)
-                    self._shared[key] = future
-                queue.drawn[step] = future
+                queue.drawn[step] = self._kept[key] = future
+        while len(self._kept) > self._most_kept:
+            self._kept.popitem(last=False)
 
     def place(self, lane: int, until: int, *, ahead: bool = False) -> None:
         """Put a lane's batches before step `until` into their places; wait until they are drawn.

@@ -145,15 +145,6 @@ def decide(
     return Choice(best.lanes, why, tuple(measured))
 
 
-def explain_too_many(choice: Choice, lanes: int, free_bytes: int | None) -> str | None:
-    """Return why a device does not hold so many lanes, with the largest number; None if it does."""
-    room = None if free_bytes is None else int(MEMORY_SHARE * free_bytes)
-    fitting = largest_fitting(choice.measurements, room)
-    if fitting is None or lanes <= fitting:
-        return None
-    return f"lanes: the device's memory holds {fitting} lanes of this size; {lanes} were asked for"
-
-
 def largest_fitting(
     measured: tuple[Measurement, ...] | list[Measurement], room: int | None
 ) -> int | None:
