@@ -4,7 +4,7 @@
 arithmetic of their steps, with `optimizers` and `batches` beside it. `engine` keeps groups on one
 device for the trials of many callers, with `turns` for those that cannot share, `errors` for whose
 fault an error is, and `occupancy` for how busy the lanes are. `sizing` says how many lanes are
-best. `shares` says how trials share an engine, `trainable` is a trial as Ray Tune calls it, alone
-in its process or thin with a seat in an engine, and `actor` is an engine's process. These last two
-import Ray.
+best. `aboard` is what an engine keeps of its trials. `shares` says how trials share an engine,
+`trainable` is a trial as Ray Tune calls it, alone in its process or thin with a seat in an engine,
+and `actor` is an engine's process. These last two import Ray.
 """

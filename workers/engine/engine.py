@@ -18,16 +18,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.engine.aboard import ALONE, MOST_ALONE, LaneAboard, Probe, Room, TrialAboard
 from eigensweep.workers.engine.errors import (
     EngineError,
     describe,
@@ -41,7 +41,7 @@ from eigensweep.workers.engine.turns import LaneError, SideBySide, Turns
 from eigensweep.workers.shared.checkpoints import StaleAttemptError, cancel_mark
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Report
-from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt, Replicate
+from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt
 from eigensweep.workers.trial.training import Training
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Engine:
 
         self._changed = threading.Condition(threading.RLock())
         """Guards what follows up to the next empty line; notified when something has changed."""
-        self._trials: dict[tuple[str, str, int], _Trial] = {}
+        self._trials: dict[tuple[str, str, int], TrialAboard] = {}
         self._arrivals = 0
         self._is_stopping = False
         self._broken: EngineError | None = None
@@ -121,8 +121,8 @@ class Engine:
 
         self._making = threading.Lock()
         """Held to make a training or a program: both use what the process has only one of."""
-        self._rooms: dict[str, _Room] = {}
-        self._probes: dict[str, _Probe] = {}
+        self._rooms: dict[str, Room] = {}
+        self._probes: dict[str, Probe] = {}
         self._most: dict[str, int] = {}
         """Lanes that memory has room for, by shape, where it was found to be short."""
         self._crowded: dict[str, int] = {}
@@ -224,7 +224,7 @@ class Engine:
             self._close_down()
         self._pool.shutdown()
 
-    def _find(self, order: Order) -> _Trial:
+    def _find(self, order: Order) -> TrialAboard:
         """Return the trial of an order, new or known, with one caller more."""
         with self._changed:
             if self._is_stopping or self._broken is not None:
@@ -246,12 +246,12 @@ class Engine:
                     f"{order.experiment} has left, or has a successor"
                 )
             self._arrivals += 1
-            trial = _Trial(order, self._arrivals, self._clock(), predecessor=known, callers=1)
+            trial = TrialAboard(order, self._arrivals, self._clock(), predecessor=known, callers=1)
             self._trials[_key(order)] = trial
             self._changed.notify_all()
             return trial
 
-    def _open(self, trial: _Trial, deadline: float) -> bool:
+    def _open(self, trial: TrialAboard, deadline: float) -> bool:
         """Pick a new trial up from the store; return False if the time was too short for that."""
         with self._changed:
             while trial.is_opening or (trial.predecessor and not trial.predecessor.is_gone):
@@ -272,7 +272,7 @@ class Engine:
                 self._changed.notify_all()
         return True
 
-    def _begin(self, trial: _Trial) -> None:
+    def _begin(self, trial: TrialAboard) -> None:
         """Make the replicates of a trial; an error in that is the trial's own."""
         try:
             with self._making:
@@ -293,7 +293,7 @@ class Engine:
         with self._changed:
             trial.attempt, trial.alone, trial.shape = attempt, alone, shape
             trial.lanes_of_group = max(1, lanes)
-            trial.lanes = [_Lane(trial, replicate) for replicate in attempt.replicates]
+            trial.lanes = [LaneAboard(trial, replicate) for replicate in attempt.replicates]
 
     def _start(self) -> None:
         with self._changed:
@@ -301,7 +301,7 @@ class Engine:
                 self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
                 self._thread.start()
 
-    def _forget(self, trial: _Trial) -> None:
+    def _forget(self, trial: TrialAboard) -> None:
         if self._trials.get(_key(trial.order)) is trial:
             del self._trials[_key(trial.order)]
 
@@ -340,7 +340,7 @@ class Engine:
         self._publish()
         return True
 
-    def _train(self, room: _Room) -> None:
+    def _train(self, room: Room) -> None:
         began, occupied = self._clock(), len(room.aboard)
         waiting = sum(1 for lane in self._waiting() if self._name(lane.trial) == room.name)
         try:
@@ -359,12 +359,12 @@ class Engine:
         with self._changed:
             self._occupancy.add(Span(began, seconds, room.group.lanes, occupied, waiting))
 
-    def _attend(self, trial: _Trial) -> None:
+    def _attend(self, trial: TrialAboard) -> None:
         """Report the rungs that a trial has come to, free the lanes it no longer needs."""
         self._guard(trial, lambda: self._report_rungs(trial))
         self._release(trial)
 
-    def _report_rungs(self, trial: _Trial) -> None:
+    def _report_rungs(self, trial: TrialAboard) -> None:
         attempt = trial.attempt
         if attempt is None or trial.is_over or trial.drop is not None:
             return
@@ -382,19 +382,19 @@ class Engine:
                     self._write(lane, lane.replicate.keep_best)
             self._hold(trial, report)
 
-    def _end(self, trial: _Trial) -> None:
+    def _end(self, trial: TrialAboard) -> None:
         """Take a trial's lanes off: there is no more to train."""
         trial.is_over = True
         for lane in trial.lanes:
             self._take_off(lane)
 
-    def _hold(self, trial: _Trial, report: Report) -> None:
+    def _hold(self, trial: TrialAboard, report: Report) -> None:
         """Give out a report when what was committed for it is written."""
         writing = [lane.writing for lane in trial.lanes if lane.writing is not None]
         with self._changed:
             trial.held.append((report, writing))
 
-    def _release(self, trial: _Trial) -> None:
+    def _release(self, trial: TrialAboard) -> None:
         """Give out the reports whose commits are written."""
         with self._changed:
             for lane in trial.lanes:
@@ -413,7 +413,7 @@ class Engine:
                     self._settle(trial, error)
             self._changed.notify_all()
 
-    def _settle(self, trial: _Trial, error: BaseException) -> None:
+    def _settle(self, trial: TrialAboard, error: BaseException) -> None:
         """Take in an error that was met while working for one trial."""
         if is_of_the_disk(error) or is_of_the_device(error):
             self._lose(error, for_good=not is_of_the_disk(error))
@@ -435,7 +435,7 @@ class Engine:
             trial.reports.append(Report(reached, outcome="failed", error=describe(error)))
         self._changed.notify_all()
 
-    def _guard(self, trial: _Trial, act: Callable[[], None]) -> None:
+    def _guard(self, trial: TrialAboard, act: Callable[[], None]) -> None:
         """Do something for one trial, whose failure alone it is if that fails."""
         try:
             act()
@@ -445,7 +445,7 @@ class Engine:
 
     # Commits.
 
-    def _commit(self, lane: _Lane) -> None:
+    def _commit(self, lane: LaneAboard) -> None:
         """Copy what is new of a lane now, and have it written."""
         if lane.is_lost:
             return
@@ -456,7 +456,7 @@ class Engine:
         commit = lane.replicate.take(update)
         self._write(lane, lambda: lane.replicate.write(commit))
 
-    def _write(self, lane: _Lane, act: Callable[[], None]) -> None:
+    def _write(self, lane: LaneAboard, act: Callable[[], None]) -> None:
         """Have something written, after what the same lane has written before."""
         before, trial = lane.writing, lane.trial
 
@@ -468,7 +468,7 @@ class Engine:
         lane.writing = self._pool.submit(write)
         lane.writing.add_done_callback(lambda done: self._wake(trial))
 
-    def _wake(self, trial: _Trial) -> None:
+    def _wake(self, trial: TrialAboard) -> None:
         """Give out a report at once when its last commit is written."""
         with self._changed:
             while trial.held and all(
@@ -479,7 +479,7 @@ class Engine:
 
     # Lanes.
 
-    def _waiting(self) -> list[_Lane]:
+    def _waiting(self) -> list[LaneAboard]:
         """Return the replicates without a lane, in the order in which they get one.
 
         First those that their trial needs for its next rung, the trial that came first first.
@@ -505,14 +505,14 @@ class Engine:
             if room.group.free:
                 self._take_aboard(room, lane)
 
-    def _make_way(self, room: _Room, lane: _Lane) -> None:
+    def _make_way(self, room: Room, lane: LaneAboard) -> None:
         """Take off a replicate of the same trial that is past the rung this one must come to."""
         for other in room.aboard:
             if other.trial is lane.trial and not other.is_needed:
                 self._take_off(other)
                 return
 
-    def _take_aboard(self, room: _Room, lane: _Lane) -> None:
+    def _take_aboard(self, room: Room, lane: LaneAboard) -> None:
         try:
             room.group.join(lane.replicate.training)
         except Exception as error:
@@ -528,7 +528,7 @@ class Engine:
         lane.room = room
         room.aboard.append(lane)
 
-    def _take_off(self, lane: _Lane) -> None:
+    def _take_off(self, lane: LaneAboard) -> None:
         room = lane.room
         if room is None:
             return
@@ -540,12 +540,12 @@ class Engine:
             lane.is_lost = True
             raise
 
-    def _name(self, trial: _Trial) -> str:
+    def _name(self, trial: TrialAboard) -> str:
         """Return the name of the room in which a trial trains."""
         alone = trial.alone or self._unshareable.get(trial.shape)
         return ALONE if alone or trial.probe is not None else trial.shape
 
-    def _room_for(self, lane: _Lane) -> _Room | None:
+    def _room_for(self, lane: LaneAboard) -> Room | None:
         """Return the room of a lane, made if need be; None if there is no memory for it now."""
         trial = lane.trial
         name = self._name(trial)
@@ -577,13 +577,13 @@ class Engine:
                 logger.warning("no program for this shape, its trials train alone", exc_info=error)
                 self._unshareable[name] = f"making their program failed: {error}"
             return None
-        self._rooms[name] = room = _Room(name, group)
+        self._rooms[name] = room = Room(name, group)
         return room
 
     def _count_occupied(self) -> int:
         return sum(1 for room in self._rooms.values() if room.aboard)
 
-    def _tell_why_alone(self, trial: _Trial) -> None:
+    def _tell_why_alone(self, trial: TrialAboard) -> None:
         why = trial.alone or self._unshareable.get(trial.shape)
         if why is not None and why not in self._told_alone:
             self._told_alone.add(why)
@@ -605,7 +605,7 @@ class Engine:
 
     # Trials that go.
 
-    def _open_trials(self) -> list[_Trial]:
+    def _open_trials(self) -> list[TrialAboard]:
         with self._changed:
             return [
                 trial
@@ -637,7 +637,7 @@ class Engine:
                 )
             self._drop(trial, commit=trial.drop != "left")
 
-    def _drop(self, trial: _Trial, commit: bool) -> None:
+    def _drop(self, trial: TrialAboard, commit: bool) -> None:
         is_open = trial.attempt is not None and not trial.is_over
         self._guard(trial, lambda: self._end(trial))
         for lane in trial.lanes:
@@ -668,7 +668,7 @@ class Engine:
 
     # Errors of what is shared.
 
-    def _recover(self, room: _Room, error: Exception) -> None:
+    def _recover(self, room: Room, error: Exception) -> None:
         """Go on after a group's training has failed."""
         if is_of_the_device(error):
             self._lose(error, for_good=True)
@@ -681,19 +681,21 @@ class Engine:
         else:
             self._suspect(room, error)
 
-    def _blame(self, room: _Room, error: LaneError) -> None:
+    def _blame(self, room: Room, error: LaneError) -> None:
         lane = next(each for each in room.aboard if each.replicate.training is error.training)
         if lane.trial.probe is not None:
             lane.trial.probe.is_explained = True
         with self._changed:
             self._settle(lane.trial, error.__cause__ or error)
 
-    def _shrink(self, room: _Room, error: Exception) -> None:
+    def _shrink(self, room: Room, error: Exception) -> None:
         """Close a group that does not fit into the memory, and let fewer at a time go on."""
         lanes = len(room.aboard) if room.name == ALONE else room.group.lanes
         self._find_less(room.name, lanes, self._close_lost(room), error)
 
-    def _find_less(self, name: str, lanes: int, trials: Iterable[_Trial], error: Exception) -> None:
+    def _find_less(
+        self, name: str, lanes: int, trials: Iterable[TrialAboard], error: Exception
+    ) -> None:
         """Decide what to try after so many lanes of a shape did not fit into the memory."""
         if self._clear_empty(0):
             return
@@ -711,14 +713,14 @@ class Engine:
             with self._changed:
                 self._settle(trial, words)
 
-    def _suspect(self, room: _Room, error: Exception) -> None:
+    def _suspect(self, room: Room, error: Exception) -> None:
         """Let each trial of a group train alone for a while, to see which of them fails."""
         logger.warning(
             "a group failed, each of its trials goes on alone for a while lanes=%d",
             len(room.aboard),
             exc_info=error,
         )
-        probe = self._probes.setdefault(room.name, _Probe(error))
+        probe = self._probes.setdefault(room.name, Probe(error))
         steps = {lane.trial: lane.trial.attempt for lane in room.aboard}
         until = {
             trial: attempt.reached_step + attempt.replicates[0].training.evaluate_every
@@ -751,7 +753,7 @@ class Engine:
                         for lane in trial.lanes:
                             self._take_off(lane)
 
-    def _close_lost(self, room: _Room) -> list[_Trial]:
+    def _close_lost(self, room: Room) -> list[TrialAboard]:
         """Drop a group whose tensors cannot be trusted; its trials go back to their commits."""
         self._rooms.pop(room.name, None)
         with suppress(Exception):  # it has failed already
@@ -764,7 +766,7 @@ class Engine:
             self._guard(trial, lambda trial=trial: self._reopen(trial))  # type: ignore[misc]
         return [trial for trial in trials if not trial.is_over]
 
-    def _reopen(self, trial: _Trial) -> None:
+    def _reopen(self, trial: TrialAboard) -> None:
         """Pick a trial up from its last commits once more."""
         assert trial.attempt is not None
         for lane in trial.lanes:
@@ -776,7 +778,7 @@ class Engine:
         with self._making:
             trial.attempt = Attempt(trial.order, self.device, self._clock)
         trial.attempt.reported = reported
-        lanes = [_Lane(trial, replicate) for replicate in trial.attempt.replicates]
+        lanes = [LaneAboard(trial, replicate) for replicate in trial.attempt.replicates]
         for lane, before in zip(lanes, trial.lanes, strict=True):
             lane.writing = before.writing
         trial.lanes = lanes
@@ -841,103 +843,6 @@ class Engine:
             "occupancy": self.occupancy(),
             "error": broken,
         }
-
-
-ALONE = "alone"
-"""The room of those that cannot share: they take turns."""
-
-MOST_ALONE = 64
-"""How many of them are on the device at once."""
-
-
-@dataclass(eq=False)
-class _Trial:
-    """An order that an engine works off."""
-
-    order: Order
-    arrival: int
-    asked_at: float
-    predecessor: _Trial | None = None
-    """An earlier attempt that must have gone before this one is picked up from the store."""
-    attempt: Attempt | None = None
-    lanes: list[_Lane] = field(default_factory=list)
-    lanes_of_group: int = 1
-    shape: str = ""
-    alone: str | None = None
-    """Why it cannot share."""
-    probe: _Probe | None = None
-    """The search for who made its group fail."""
-    probed_until: int = 0
-    callers: int = 0
-    reports: deque[Report] = field(default_factory=deque)
-    """To be given out."""
-    held: deque[tuple[Report, list[Future[None]]]] = field(default_factory=deque)
-    """To be given out when these commits are written."""
-    error: BaseException | None = None
-    """What callers are told instead of a report."""
-    drop: str | None = None
-    """Why it goes: `left`, `silent` or `superseded`."""
-    is_opening: bool = False
-    is_over: bool = False
-    """There is nothing more to train."""
-    has_failed: bool = False
-    is_gone: bool = False
-    """It has no lane, and nothing of it is left to be written."""
-
-
-@dataclass(eq=False)
-class _Lane:
-    """A replicate, in a lane or waiting for one."""
-
-    trial: _Trial
-    replicate: Replicate
-    room: _Room | None = None
-    writing: Future[None] | None = None
-    """The last of its commits that is being written."""
-    is_lost: bool = False
-    """Its tensors cannot be trusted: what it has in the store stands."""
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether its trial's next rung waits for it."""
-        assert self.trial.attempt is not None
-        return not self.replicate.has_come_to(self.trial.attempt.rung)
-
-    @property
-    def is_writing(self) -> bool:
-        return self.writing is not None and not self.writing.done()
-
-    def describe(self) -> Json:
-        order, training = self.trial.order, self.replicate.training
-        return {
-            "experiment": order.experiment,
-            "trial": order.number,
-            "seed": training.seed,
-            "step": training.step,
-        }
-
-
-@dataclass(eq=False)
-class _Room:
-    """A group, who is in it, and how much of the device it has had."""
-
-    name: str
-    group: SideBySide
-    aboard: list[_Lane] = field(default_factory=list)
-    used: float = 0.0
-    """Seconds of the device by occupied lane: the group with the least trains next."""
-    has_trained: bool = False
-
-
-@dataclass(eq=False)
-class _Probe:
-    """The search for the trial that makes a group fail."""
-
-    error: Exception
-    trials: list[_Trial] = field(default_factory=list)
-    """Those that have not come far enough alone."""
-    is_explained: bool = False
-    """Whether one of them has failed alone."""
 
 
 def _key(order: Order) -> tuple[str, str, int]:

@@ -1,0 +1,107 @@
+"""What an engine keeps of the trials that share it: their lanes, and the rooms where they train."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from eigensweep.workers.engine.turns import SideBySide
+from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.trial.attempt import Attempt, Replicate
+
+ALONE = "alone"
+"""The room of those that cannot share: they take turns."""
+
+MOST_ALONE = 64
+"""How many of them are on the device at once."""
+
+
+@dataclass(eq=False)
+class TrialAboard:
+    """An order that an engine works off."""
+
+    order: Order
+    arrival: int
+    asked_at: float
+    predecessor: TrialAboard | None = None
+    """An earlier attempt that must have gone before this one is picked up from the store."""
+    attempt: Attempt | None = None
+    lanes: list[LaneAboard] = field(default_factory=list)
+    lanes_of_group: int = 1
+    shape: str = ""
+    alone: str | None = None
+    """Why it cannot share."""
+    probe: Probe | None = None
+    """The search for who made its group fail."""
+    probed_until: int = 0
+    callers: int = 0
+    reports: deque[Report] = field(default_factory=deque)
+    """To be given out."""
+    held: deque[tuple[Report, list[Future[None]]]] = field(default_factory=deque)
+    """To be given out when these commits are written."""
+    error: BaseException | None = None
+    """What callers are told instead of a report."""
+    drop: str | None = None
+    """Why it goes: `left`, `silent` or `superseded`."""
+    is_opening: bool = False
+    is_over: bool = False
+    """There is nothing more to train."""
+    has_failed: bool = False
+    is_gone: bool = False
+    """It has no lane, and nothing of it is left to be written."""
+
+
+@dataclass(eq=False)
+class LaneAboard:
+    """A replicate, in a lane or waiting for one."""
+
+    trial: TrialAboard
+    replicate: Replicate
+    room: Room | None = None
+    writing: Future[None] | None = None
+    """The last of its commits that is being written."""
+    is_lost: bool = False
+    """Its tensors cannot be trusted: what it has in the store stands."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether its trial's next rung waits for it."""
+        assert self.trial.attempt is not None
+        return not self.replicate.has_come_to(self.trial.attempt.rung)
+
+    @property
+    def is_writing(self) -> bool:
+        return self.writing is not None and not self.writing.done()
+
+    def describe(self) -> Json:
+        order, training = self.trial.order, self.replicate.training
+        return {
+            "experiment": order.experiment,
+            "trial": order.number,
+            "seed": training.seed,
+            "step": training.step,
+        }
+
+
+@dataclass(eq=False)
+class Room:
+    """A group, who is in it, and how much of the device it has had."""
+
+    name: str
+    group: SideBySide
+    aboard: list[LaneAboard] = field(default_factory=list)
+    used: float = 0.0
+    """Seconds of the device by occupied lane: the group with the least trains next."""
+    has_trained: bool = False
+
+
+@dataclass(eq=False)
+class Probe:
+    """The search for the trial that makes a group fail."""
+
+    error: Exception
+    trials: list[TrialAboard] = field(default_factory=list)
+    """Those that have not come far enough alone."""
+    is_explained: bool = False
+    """Whether one of them has failed alone."""
