@@ -209,13 +209,13 @@ class TestOutcomes:
 
 
 class TestALostEngine:
-    def lose(self, sweep, engine=True, reported=None):
+    def lose(self, sweep, by="engine", reported=None):
         job = sweep.next_job()
         number = job.entry.number
         sweep.begin(number, job.attempt)
         if reported is not None:
             sweep.report(number, reported, {"objective": 1.0}, None)
-        sweep.lose(number, job.attempt, "it died", engine=engine)
+        sweep.lose(number, job.attempt, "it died", by=by)
         return job
 
     def test_it_counts_against_none_of_its_trials(self, tmp_path):
@@ -228,9 +228,40 @@ class TestALostEngine:
     def test_a_trial_under_which_engines_die_again_trains_alone_and_can_then_fail(self, tmp_path):
         b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=1)
         assert [self.lose(b.sweep).alone for _ in range(3)] == [False, False, True]
-        assert [self.lose(b.sweep, engine=False).alone for _ in range(2)] == [True, True]
+        assert [self.lose(b.sweep, by="process").alone for _ in range(2)] == [True, True]
         assert b.sweep.entries[0].state == "failed"
         assert "its process died 2 times" in b.sweep.entries[0].error
+
+
+class TestADiskThatFails:
+    def test_its_trials_wait_longer_and_longer_and_none_is_to_blame(self, tmp_path):
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
+        b.sweep._clock = lambda: now[0]
+        pauses = []
+        for turn in range(1, 9):
+            job = b.sweep.next_job()
+            assert job.attempt == turn
+            b.sweep.begin(0, turn)
+            b.sweep.lose(0, turn, "no space left", by="disk")
+            began = now[0]
+            while b.sweep.next_job() is None:
+                assert not b.sweep.is_handed_out
+                now[0] += 1.0
+            pauses.append(now[0] - began)
+            b.sweep._handed_out.discard(0)
+            b.sweep._queue.append(0)
+        assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+        assert b.sweep.entries[0].state == "waiting"
+        assert ["interrupt", 0, 1, "no space left"] in b.ledger.read("history")
+
+    def test_cancelling_ends_one_that_waits(self, tmp_path):
+        b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
+        job = b.sweep.next_job()
+        b.sweep.begin(0, job.attempt)
+        b.sweep.lose(0, job.attempt, "no space left", by="disk")
+        b.sweep.cancel("cancelled on request")
+        assert b.sweep.is_over
+        assert b.sweep.entries[0].state == "cancelled"
 
 
 class TestANewDriver:

@@ -105,11 +105,12 @@ class Recorder(tune.Callback):
     ) -> None:
         """Record the end. What the trial did not end itself was stopped by the scheduler.
 
-        A trial whose engine was lost ends here for Tune, which so keeps the trial's process.
+        A trial that was lost by its engine or by the disk ends here for Tune, which so keeps the
+        trial's process.
         """
         order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
         if report.lost is not None:
-            self._sweep.lose(order.number, order.attempt, report.lost, engine=True)
+            self._sweep.lose(order.number, order.attempt, report.lost, by=report.lost_by)
             return
         self._sweep.end(order.number, report.outcome or "pruned", report.result, report.error)
 

@@ -7,6 +7,7 @@ next driver finds in the ledger all that Optuna must be told.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
-from eigensweep.workers.shared.messages import Metrics, Place, Result, Source
+from eigensweep.workers.shared.messages import LostBy, Metrics, Place, Result, Source
 from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd, Outcome
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,10 @@ RANDOM_ASKS = 200
 
 MOST_ENGINES = 2
 """Engines that may die under a trial between two of its reports before it trains alone."""
+
+
+LONGEST_REST = 60.0
+"""Seconds that a trial waits at most before it tries a disk again that failed."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Sweep:
         *,
         retries: int,
         watch: Callable[[TrialEntry], None] = lambda entry: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take up what the ledger holds: what is unfinished there is handed out first.
 
@@ -68,6 +74,10 @@ class Sweep:
         self._exhausted = False
         self._lost: Counter[int] = Counter()
         self._lost_engines: Counter[int] = Counter()
+        self._lost_by_disk: Counter[int] = Counter()
+        self._clock = clock
+        self._rests: dict[int, float] = {}
+        """Trials that wait for the disk, and when each is tried again."""
         self._engines: set[Place] = set()
         self._space = spec.space()
         self._walked = 0
@@ -90,7 +100,8 @@ class Sweep:
     @property
     def is_handed_out(self) -> bool:
         """Whether no trial waits and no new one will come; one that is lost will wait again."""
-        return (self._exhausted or self._stopped is not None) and not self._queue
+        is_exhausted = self._exhausted or self._stopped is not None
+        return is_exhausted and not self._queue and not self._rests
 
     @property
     def is_over(self) -> bool:
@@ -112,6 +123,7 @@ class Sweep:
         Results that exist already, here or in another experiment, are taken over on the way.
         """
         while self._stopped is None:
+            self._wake()
             if not self._queue and not self._discover():
                 return None
             entry = self.entries[self._queue.popleft()]
@@ -144,6 +156,7 @@ class Sweep:
         if entry.state != "running":
             return
         self._lost_engines.pop(number, None)
+        self._lost_by_disk.pop(number, None)
         if place is not None and place.lanes is not None and place not in self._engines:
             self._engines.add(place)
             words = "engine trains node=%s pid=%d device=%s lanes=%d"
@@ -170,18 +183,25 @@ class Sweep:
         self.study.tell(entry)
         self._put(entry)
 
-    def lose(self, number: int, attempt: int, cause: str, *, engine: bool = False) -> None:
-        """Record that an attempt's process died: the trial waits again, up to `retries` times.
+    def lose(self, number: int, attempt: int, cause: str, *, by: LostBy = "process") -> None:
+        """Record that an attempt cannot go on: the trial waits again.
 
-        Where an `engine` died, one of its trials may be to blame, and the others are not. So that
-        counts against none of them. A trial under which engines die again before it has reported
-        goes on alone in its process, whose death does count.
+        It does so up to `retries` times if its own process died. Where an engine died, one of its
+        trials may be to blame, and the others are not. So that counts against none of them. A trial
+        under which engines die again before it has reported goes on alone in its process, whose
+        death does count. Where the disk fails, no trial is to blame: it is tried again after
+        pauses that grow up to `LONGEST_REST`.
         """
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
-        (self._lost_engines if engine else self._lost)[number] += 1
-        if engine:
+        counts = {"engine": self._lost_engines, "disk": self._lost_by_disk, "process": self._lost}
+        counts[by][number] += 1
+        if by == "disk":
+            rest = min(2.0 ** self._lost_by_disk[number], LONGEST_REST)
+            logger.warning("the disk fails, trial %d waits %.0f s: %s", number, rest, cause)
+            self._rests[number] = self._clock() + rest
+        if by == "engine":
             logger.warning("trial lost its engine trial=%d attempt=%d: %s", number, attempt, cause)
         if self._lost[number] > self.retries:
             times = self._lost[number]
@@ -191,12 +211,21 @@ class Sweep:
             self.ledger.interrupt(number, attempt, cause)
         self._put(replace(entry, state="waiting"))
         self._handed_out.discard(number)
-        self._queue.append(number)
+        if by != "disk":
+            self._queue.append(number)
+
+    def _wake(self) -> None:
+        """Put the trials whose pause is over into the queue."""
+        now = self._clock()
+        for number in [n for n, until in self._rests.items() if until <= now]:
+            del self._rests[number]
+            self._queue.append(number)
 
     def cancel(self, reason: str, end: ExperimentEnd = "cancelled") -> None:
         """End every open trial as cancelled and hand out no more; the first reason counts."""
         self._stopped = self._stopped or (end, reason)
         self._queue.clear()
+        self._rests.clear()
         for number, entry in list(self.entries.items()):
             if entry.state in OPEN_TRIALS:
                 self.end(number, "cancelled", error=reason)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import traceback
 
 import torch
 
-from eigensweep.workers.shared.durable_files import StorageError
-
-DISK_ERRORS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV, errno.ENXIO}
-)
-"""The disk is full, broken or gone."""
+from eigensweep.workers.shared.durable_files import disk_failure
 
 NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")
 DEVICE_LOST = ("CUDA error:", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS")
@@ -42,10 +36,7 @@ def is_of_the_device(error: BaseException) -> bool:
 
 def is_of_the_disk(error: BaseException) -> bool:
     """Tell whether the disk failed, rather than what was to be written on it."""
-    return any(
-        isinstance(each, StorageError | OSError) and _errno(each) in DISK_ERRORS
-        for each in _causes(error)
-    )
+    return disk_failure(error) is not None
 
 
 def describe(error: BaseException) -> str:
@@ -60,7 +51,3 @@ def _causes(error: BaseException) -> list[BaseException]:
         causes.append(each)
         each = each.__cause__
     return causes
-
-
-def _errno(error: BaseException) -> int | None:
-    return error.errno if isinstance(error, OSError) else None

@@ -20,6 +20,7 @@ from ray import tune
 
 from eigensweep.workers.engine.actor import Seat
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
+from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Place, Report
 
@@ -30,7 +31,7 @@ REPORT = "report"
 """Key of a `Report`, as plain data, in what `TrialTrainable.step` returns."""
 
 LOST = "lost"
-"""Key beside it: whether the trial's engine was lost, so that the trial will come again."""
+"""Key beside it: whether the attempt was lost through no fault of the trial, which comes again."""
 
 
 class TrialTrainable(tune.Trainable):
@@ -82,7 +83,10 @@ class TrialTrainable(tune.Trainable):
         except Exception as error:
             # The one edge where a trial's errors are caught, whatever they are.
             step = 0 if self.attempt is None else self.attempt.reached_step
-            report = Report(step, outcome="failed", error=describe(error))
+            if (failure := disk_failure(error)) is not None:
+                report = Report(step, lost=str(failure), lost_by="disk")
+            else:
+                report = Report(step, outcome="failed", error=describe(error))
         here = Place(platform.node(), os.getpid(), device)
         report = replace(report, place=report.place or here)
         lost = report.lost is not None

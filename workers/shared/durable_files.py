@@ -6,6 +6,7 @@ syncs the content to the disk before it replaces a file, and cuts an appended fi
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,12 @@ from filelock import FileLock, Timeout
 
 LOCK_SECONDS = 60.0
 """How long to wait for another process that changes the same folder; it needs milliseconds."""
+
+
+DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV, errno.ENXIO}
+)
+"""The disk is full, broken or gone."""
 
 
 class StorageError(RuntimeError):
@@ -72,6 +79,22 @@ def write_from(path: Path, offset: int, content: bytes) -> None:
         with suppress(OSError):
             os.truncate(path, offset)
         raise storage_error("write", path, error) from error
+
+
+def disk_failure(error: BaseException) -> BaseException | None:
+    """Return the cause of an error that is the disk's: full, broken or gone. None for others.
+
+    >>> error = StorageError("cannot write a file")
+    >>> error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    >>> disk_failure(error)
+    StorageError('cannot write a file')
+    """
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, OSError) and each.errno in DISK_ERRORS:
+            return error
+        each = each.__cause__ if each.__cause__ is not each else None
+    return None
 
 
 def storage_error(act: str, path: Path, error: OSError | ValueError) -> StorageError:

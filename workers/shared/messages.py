@@ -367,6 +367,10 @@ class Order:
         )
 
 
+LostBy = Literal["process", "engine", "disk"]
+"""What an attempt can be lost by: its own process died, or what others share failed."""
+
+
 @dataclass(frozen=True)
 class Report:
     """What a trial's process reports at a rung, or at its end."""
@@ -383,7 +387,9 @@ class Report:
     """For a person to read; with the traceback where it is a bug."""
     place: Place | None = None
     lost: str | None = None
-    """Why the engine that trained the trial is gone; the trial then waits for another one."""
+    """Why this attempt cannot go on although its trial is not to blame; the trial comes again."""
+    lost_by: LostBy = "engine"
+    """What is to blame then: the engine that trained it is gone, or the disk fails."""
 
     def to_dict(self) -> Json:
         return {
@@ -394,6 +400,7 @@ class Report:
             "error": self.error,
             "place": self.place and self.place.to_dict(),
             "lost": self.lost,
+            "lost_by": self.lost_by,
         }
 
     @classmethod
@@ -407,4 +414,5 @@ class Report:
             error=content["error"],
             place=place and Place.from_dict(place),
             lost=content.get("lost"),
+            lost_by=content.get("lost_by", "engine"),
         )

@@ -1,0 +1,46 @@
+"""Whose fault an error is, as a trial's process tells it."""
+
+import errno
+
+import pytest
+from orders import make_order
+
+from eigensweep.workers.engine import trainable
+from eigensweep.workers.engine.trainable import LOST, REPORT, TrialTrainable
+from eigensweep.workers.shared.durable_files import storage_error
+
+
+@pytest.fixture
+def trial(monkeypatch, tmp_path):
+    """Return a function that lets a trial's process meet an error, and returns what it tells."""
+    monkeypatch.setattr(trainable, "assigned_device", lambda: "cpu")
+
+    def meet(error):
+        def fail(order, device):
+            raise error
+
+        monkeypatch.setattr(trainable, "open_attempt", fail)
+        process = object.__new__(TrialTrainable)
+        process.config = make_order(storage=str(tmp_path)).to_dict()
+        return process.step()
+
+    return meet
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_disk_that_fails_loses_the_attempt_and_is_not_the_trials_fault(trial, tmp_path, code):
+    cause = OSError(code, "the disk fails")
+    error = storage_error("write", tmp_path / "head.json", cause)
+    error.__cause__ = cause
+    told = trial(error)
+    assert (told["done"], told[LOST]) == (True, True)
+    report = told[REPORT]
+    assert (report["outcome"], report["lost_by"]) == (None, "disk")
+    assert report["lost"] == f"cannot write {tmp_path / 'head.json'}: the disk fails"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), FileNotFoundError(2, "no file")])
+def test_a_bug_is_a_failure(trial, error):
+    told = trial(error)
+    assert (told["done"], told[LOST], told[REPORT]["outcome"]) == (True, False, "failed")
+    assert type(error).__name__ in told[REPORT]["error"]
