@@ -142,7 +142,7 @@ class TestCode:
         for path in files:
             path.write_text(f"{path.read_text()}\n")
             seen.add(own_code.__wrapped__().digest)
-        assert {path.suffix for path in files} == {".py", ".cpp", ".h", ".cu", ".cuh"}
+        assert {path.suffix for path in files} == {".py", ".cpp", ".h", ".cu"}
         assert len(seen) == len(files) + 1
 
     def test_a_worker_with_other_code_is_refused_with_words(self):
