@@ -194,7 +194,8 @@ class TestServe:
         assert str(service.process.pid) in refused.stderr
         assert "EIGENSWEEP_HOME" in refused.stderr
 
-    @pytest.mark.parametrize("name", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
     def test_when_ray_dies_it_is_started_again_and_trials_go_on(self, service, spec, name):
         here = service.ask("/v1/experiments", spec(**LONG))["links"]["self"]
         service.wait_for(here, lambda e: e["progress"]["running"] > 0)

@@ -134,6 +134,7 @@ def test_a_sweep_with_lanes_ends_with_the_results_of_one_without(experiment):
     assert len({t.place.pid for t in shared.trials()}) == 1
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_or_has_a_bug_ends_alone(experiment):
     wild = {"name": "rmsprop", "lr": 100.0}
     e = experiment(
@@ -189,6 +190,7 @@ def test_a_killed_engine_costs_no_trial_and_no_retry(experiment):
     e.check_curves()
 
 
+@pytest.mark.slow
 def test_cancelling_ends_trials_in_lanes_and_lets_the_next_experiment_in(experiment):
     e = experiment({**LONG, "search": rates(1, 2, 3, 4)})
     e.spec["training"] = {**e.spec["training"], "steps": 1_000_000, "evaluate_every": 50}

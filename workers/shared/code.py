@@ -15,7 +15,7 @@ from eigensweep.workers.shared.messages import Code
 PACKAGES = ("models", "tasks", "search_spaces", "workers")
 """The packages whose code decides a trial's numbers, beside the modules above them."""
 
-SUFFIXES = (".py", ".cpp", ".h", ".cu", ".cuh")
+SUFFIXES = (".py", ".cpp", ".h", ".cu")
 
 
 class ForeignCodeError(RuntimeError):
