@@ -151,14 +151,23 @@ def show_default(value: Any) -> str:
 
 def document_models_without_lanes() -> str:
     """Return the table of the models, or settings of them, that share no lanes, and why."""
-    rows: dict[str, list[str]] = {}
+    alone: dict[tuple[str, str, str], list[str]] = {}
     for model, task in itertools.product(MODELS, TASKS):
         for flag in ["", *find_flags(MODELS[model].Config)]:
             with contextlib.suppress(ValueError):  # not every model takes every task
                 why = explain_alone(make_trial(model, task, flag))
                 if why is not None:
-                    rows.setdefault(why, [f"`{model}`", f"`{flag}`" if flag else "always", why])
-    return "\n".join(table(("model", "with", "why"), rows.values())) + "\n"
+                    reason = why.partition(": ")[2]
+                    alone.setdefault((model, flag, reason), []).append(task)
+    rows = [
+        (
+            f"`{model}`",
+            f"`{flag}` on {', '.join(tasks)}" if flag else "always",
+            reason,
+        )
+        for (model, flag, reason), tasks in alone.items()
+    ]
+    return "\n".join(table(("model", "with", "why"), rows)) + "\n"
 
 
 def find_flags(config: type[ModelConfig]) -> list[str]:
