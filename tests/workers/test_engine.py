@@ -18,7 +18,12 @@ from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
 from eigensweep.workers.engine.engine import Engine
 from eigensweep.workers.engine.errors import EngineError
-from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store, cancel_mark
+from eigensweep.workers.shared.checkpoints import (
+    StaleAttemptError,
+    Store,
+    cancel_mark,
+    replicate_key,
+)
 from eigensweep.workers.shared.durable_files import storage_error
 from eigensweep.workers.trial import attempt
 from eigensweep.workers.trial.attempt import Attempt
@@ -116,6 +121,25 @@ class TestLanes:
         bench.engine.leave(orders[0])
         bench.engine.turn()
         assert bench.aboard() == {(1, 0), (2, 0)}
+
+    @pytest.mark.parametrize("commit", [False, True])
+    def test_a_trial_that_moves_leaves_what_it_has_trained(self, tmp_path, commit):
+        bench = Bench(tmp_path, lanes=1)
+        order = bench.order(0, training={"steps": 10**6, "evaluate_every": 10**5})
+        store, key = Store(str(tmp_path)), replicate_key("e1", 0, 0)
+        for _ in range(3):
+            bench.engine.ask(order, 0)
+            bench.engine.turn()
+        trained = bench.engine.status()["groups"][0]["aboard"][0]["step"]
+        snapshot = store.newest(key)
+        committed = 0 if snapshot is None else snapshot.step
+        assert trained > committed
+        bench.engine.leave(order, commit=commit)
+        bench.engine.turn()
+        assert bench.aboard() == set()
+        snapshot = store.newest(key)
+        stored = 0 if snapshot is None else snapshot.step
+        assert stored == (trained if commit else committed)
 
     def test_replicates_take_lanes_by_turns_when_there_are_too_few(self, tmp_path):
         bench = Bench(tmp_path / "engine", lanes=2)

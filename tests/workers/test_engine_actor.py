@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
         self.left: list[tuple[int, int]] = []
+        self.committed: list[tuple[int, int]] = []
         self.answer: Any = None
         self.error: str | None = None
 
@@ -40,8 +42,10 @@ class ScriptedEngine:
             return None
         return Report(order.reported + 5, {"objective": 1.0})
 
-    def leave(self, order: Order) -> None:
+    def leave(self, order: Order, *, commit: bool = False) -> None:
         self.left.append((order.number, order.attempt))
+        if commit:
+            self.committed.append((order.number, order.attempt))
 
     def occupancy(self) -> dict[str, float]:
         return {"occupied": 1.0}
@@ -73,6 +77,7 @@ def test_trials_are_taken_aboard_until_all_seats_are_taken(actor, engine):
         assert [await actor.board(order(n)) for n in range(5)] == [True] * 3 + [False] * 2
         await actor.leave(order(1))
         assert engine.left == [(1, 1)]
+        assert not engine.committed  # nobody wants it any more
         assert await actor.board(order(3))
 
     asyncio.run(scene())
@@ -109,7 +114,7 @@ def test_who_is_not_aboard_is_told_so(actor, engine):
             await actor.advance(order(4))
         await actor.board(order(4))
         await actor.board(order(4, attempt=2))
-        assert engine.left == [(4, 1)]
+        assert engine.left == engine.committed == [(4, 1)]  # its successor goes on from there
         with pytest.raises(NoSeatError):
             await actor.advance(order(4))
         await actor.leave(order(4))  # of an attempt that has a successor
@@ -132,7 +137,17 @@ def test_a_trial_whose_process_is_gone_loses_its_seat(actor, engine, monkeypatch
             await actor.advance(order(0))
 
     asyncio.run(scene())
-    assert engine.left == [(0, 1)]
+    assert engine.left == engine.committed == [(0, 1)]
+
+
+def test_a_disk_that_fails_is_told_as_such(actor, engine):
+    async def scene() -> None:
+        await actor.board(order(0))
+        engine.answer = EngineError("the engine could not go on")
+        engine.answer.__cause__ = OSError(errno.ENOSPC, "no space left")
+        assert (await actor.advance(order(0)))["lost_by"] == "disk"
+
+    asyncio.run(scene())
 
 
 class Ended(BaseException):
@@ -166,7 +181,7 @@ def test_an_engine_that_cannot_go_on_tells_its_trials_and_ends(actor, engine, mo
         await actor.board(order(0))
         engine.answer, engine.error = EngineError("the device is lost"), "the device is lost"
         report = await actor.advance(order(0))
-        assert report["lost"] == "the device is lost"
+        assert (report["lost"], report["lost_by"]) == ("the device is lost", "engine")
         assert not await actor.board(order(1))
         await actor._watch
 

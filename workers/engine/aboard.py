@@ -43,7 +43,7 @@ class TrialAboard:
     error: BaseException | None = None
     """What callers are told instead of a report."""
     drop: str | None = None
-    """Why it goes: `left`, `silent` or `superseded`."""
+    """Why it goes: `left`, `moved`, `silent` or `superseded`."""
     is_opening: bool = False
     is_over: bool = False
     """There is nothing more to train."""

@@ -25,7 +25,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.workers.shared.code import check_code
-from eigensweep.workers.shared.messages import Code, EngineNeed, Json, Order, Place, Report
+from eigensweep.workers.shared.messages import Code, EngineNeed, Json, LostBy, Order, Place, Report
 
 if TYPE_CHECKING:
     from eigensweep.workers.engine.engine import Engine
@@ -114,7 +114,7 @@ class EngineActor:
                 self._engine = await self._in_thread(self._open)
         earlier = self._seats.pop(_key(wanted), None)
         if earlier is not None:  # its process was lost, or its driver
-            self._engine.leave(earlier.order)
+            self._engine.leave(earlier.order, commit=True)
         seat = _Seat(wanted)
         taken = sum(each.weight for each in self._seats.values())
         if self._is_broken or taken + seat.weight > 1 + 1e-9:
@@ -168,7 +168,7 @@ class EngineActor:
 
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
-        from eigensweep.workers.engine.errors import EngineError
+        from eigensweep.workers.engine.errors import EngineError, is_of_the_disk
 
         assert self._engine is not None
         try:
@@ -176,13 +176,14 @@ class EngineActor:
         except EngineError as error:
             # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.status()["error"] is not None
-            return Report(order.reported, lost=str(error))
+            by: LostBy = "disk" if is_of_the_disk(error) else "engine"
+            return Report(order.reported, lost=str(error), lost_by=by)
 
-    def _put_off(self, seat: _Seat) -> None:
+    def _put_off(self, seat: _Seat, *, commit: bool = False) -> None:
         assert self._engine is not None
         self._seats.pop(_key(seat.order), None)
         self._empty_since = time.monotonic()
-        self._engine.leave(seat.order)
+        self._engine.leave(seat.order, commit=commit)
 
     async def _look_after(self) -> None:
         """Put trials off whose processes are gone; end this process when it is idle or broken."""
@@ -195,7 +196,7 @@ class EngineActor:
                 if waits > LEASE_SECONDS:
                     words = "trial has not asked for %.0f s, off the engine experiment=%s trial=%d"
                     logger.warning(words, waits, seat.order.experiment, seat.order.number)
-                    self._put_off(seat)
+                    self._put_off(seat, commit=True)
         if self._is_broken:
             logger.error("engine ends, it could not go on device=%s", self._device)
             await asyncio.sleep(2 * PAUSE_SECONDS)  # so that every trial is answered

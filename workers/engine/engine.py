@@ -185,12 +185,15 @@ class Engine:
                 trial.callers -= 1
                 trial.asked_at = self._clock()
 
-    def leave(self, order: Order) -> None:
-        """Drop a trial that is no longer wanted; its last commit stands. Does not wait for it."""
+    def leave(self, order: Order, *, commit: bool = False) -> None:
+        """Drop a trial, without waiting for it. Its last commit stands, or what it has trained.
+
+        A trial that is no longer wanted needs no `commit`. One that goes on elsewhere does.
+        """
         with self._changed:
             trial = self._trials.get(_key(order))
             if trial is not None and trial.order.attempt <= order.attempt:
-                trial.drop = trial.drop or "left"
+                trial.drop = trial.drop or ("moved" if commit else "left")
                 self._changed.notify_all()
 
     def status(self) -> Json:
