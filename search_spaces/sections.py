@@ -196,14 +196,33 @@ class LimitsConfig(Strict):
 
 
 class PublishedNumber(Strict):
-    """One number that a paper prints, to compare with a measured one."""
+    """One number that a paper prints or draws, to compare with a measured one."""
 
     id: Line | None = Field(
         None, description="Number of the row in the project's list of published numbers"
     )
+    arm: ArmName | None = Field(
+        None, description="Arm of this experiment that measures the same; default: none does"
+    )
     model: Line | None = Field(None, description="Model, as the paper names it")
     hidden: Line | None = Field(None, description="Hidden size, as printed")
     parameters: Line | None = Field(None, description="Number of parameters, as printed")
-    metric: Line = Field(description="What the number measures")
+    metric: Line = Field(
+        description="What the number measures: `valid/`, `test/`, `best_test/`, `test_now/` or "
+        "`train/` with a metric of the task; `parameters`, `baseline` or `seconds_per_step`"
+    )
     value: float = Field(description="The number")
+    spread: float | None = Field(
+        None, ge=0, description="What the paper prints after a ±, over its repetitions"
+    )
+    step: int | None = Field(
+        None, ge=0, description="Optimizer step of the value, where it is a point of a curve"
+    )
+    read_off: bool = Field(
+        False, description="Whether it was read off a figure by eye, so that it is approximate"
+    )
+    place: Line | None = Field(
+        None, description="Table, figure or section where it stands, such as `table 3`"
+    )
+    page: int | None = Field(None, ge=1, description="Page where it stands")
     note: Line | None = Field(None, description="Remark on the number")

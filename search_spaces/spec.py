@@ -159,6 +159,12 @@ class ExperimentSpec(Strict):
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"two arms are called '{twice[0]}'; give each a 'name' of its own")
+        for number in self.published:
+            if number.arm is not None and number.arm not in labels:
+                raise ValueError(
+                    f"a published number stands beside arm '{number.arm}', which is not there; "
+                    f"there are {', '.join(labels)}"
+                )
         if not self.name:
             words = f"{', '.join(labels)} on {self.task.name}"
             object.__setattr__(self, "name", words[:MOST_NAME])

@@ -99,6 +99,11 @@ def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
             "",
             "two arms are called 'lstm'",
         ),
+        (
+            {"published": [{"arm": "lsmt", "metric": "test/cross_entropy", "value": 0.1}]},
+            "",
+            "arm 'lsmt', which is not there; there are scornn",
+        ),
         ({"model": {**LSTM, "hidden_size": 0}}, "model.hidden_size", "equal to 1; got 0"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr", "finite number; got 'nan'"),
         (
