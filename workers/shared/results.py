@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 
 from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Result
-
-CONFIDENCE = 0.95
+from eigensweep.workers.shared.statistics import summarize
 
 
 def summarise(replicates: Sequence[ReplicateResult]) -> Result:
@@ -18,9 +16,9 @@ def summarise(replicates: Sequence[ReplicateResult]) -> Result:
     None for a single replicate. If one replicate diverged, the trial did.
     """
     values = [each.value for each in replicates if each.value is not None]
-    spread = {"value": values}
+    spread = {"value": summarize(values) if values else None}
     for metric, numbers in _columns(each.test for each in replicates).items():
-        spread[f"test/{metric}"] = numbers
+        spread[f"test/{metric}"] = summarize(numbers)
     return Result(
         outcome=_outcome(replicates),
         value=fmean(values) if values else None,
@@ -35,36 +33,14 @@ def summarise(replicates: Sequence[ReplicateResult]) -> Result:
         best_test=_means_if_known([each.best_test for each in replicates]),
         last_test=_means_if_known([each.last_test for each in replicates]),
         replicates=len(replicates),
-        standard_error={name: standard_error(numbers) for name, numbers in spread.items()},
-        interval={name: interval(numbers) for name, numbers in spread.items()},
+        standard_error={
+            name: None if found is None else found.standard_error for name, found in spread.items()
+        },
+        interval={
+            name: None if found is None else found.interval for name, found in spread.items()
+        },
         by_replicate=tuple(replicates),
     )
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean, None for fewer than two values."""
-    return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the lower and upper end of the mean's 95% confidence interval, None if unknown."""
-    error = standard_error(values)
-    if error is None:
-        return None
-    margin = t_quantile(len(values) - 1) * error
-    return fmean(values) - margin, fmean(values) + margin
-
-
-def t_quantile(freedom: int) -> float:
-    """Return t with P(|T| < t) = 0.95 for Student's T with so many degrees of freedom.
-
-    >>> [round(t_quantile(n), 3) for n in (1, 2, 9, 29)]
-    [12.706, 4.303, 2.262, 2.045]
-    """
-    # Imported here: a single replicate trains where scipy is not installed.
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def _outcome(replicates: Sequence[ReplicateResult]) -> End | None:

@@ -1,0 +1,127 @@
+"""Intervals cover what they claim, and p-values are those of scipy, corrected after Holm."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eigensweep.workers.shared.statistics import (
+    CONFIDENCE,
+    Difference,
+    compare_paired,
+    correct,
+    holm,
+    summarize,
+)
+
+RUNS = 2000
+"""Simulated experiments. The share that an interval covers has a standard error of 0.005."""
+
+
+def by_seed(values) -> dict[int, float]:
+    return dict(enumerate(map(float, values)))
+
+
+def assert_is_confidence(covered: int) -> None:
+    """Fail where so many of `RUNS` would be a wonder (one in ten thousand) at 95%."""
+    low, high = stats.binom.interval(1 - 1e-4, RUNS, CONFIDENCE)
+    assert low <= covered <= high, covered / RUNS
+
+
+@pytest.mark.parametrize("n", [2, 3, 10])
+class TestIntervalsCoverWhatTheyClaim:
+    def test_of_means(self, n):
+        draws = np.random.default_rng(n).normal(3.0, 0.7, size=(RUNS, n))
+        found = [summarize(list(row)) for row in draws]
+        assert_is_confidence(sum(each.low <= 3.0 <= each.high for each in found))
+
+    def test_of_paired_differences_whose_seeds_matter_more_than_the_sides(self, n):
+        rng = np.random.default_rng(100 + n)
+        seeds = rng.normal(0.0, 5.0, size=(RUNS, n))  # what both sides share
+        a = seeds + rng.normal(1.2, 0.5, size=(RUNS, n))
+        b = seeds + rng.normal(1.0, 0.2, size=(RUNS, n))
+        found = [compare_paired(by_seed(x), by_seed(y)) for x, y in zip(a, b, strict=True)]
+        assert_is_confidence(sum(each.low <= 0.2 <= each.high for each in found))
+
+    def test_equal_sides_are_called_different_once_in_twenty_times(self, n):
+        rng = np.random.default_rng(200 + n)
+        pairs = rng.normal(size=(RUNS, 2, n))
+        found = [compare_paired(by_seed(x), by_seed(y)).verdict for x, y in pairs]
+        assert_is_confidence(found.count("not distinguishable"))
+
+
+def test_among_several_equal_sides_a_wrong_verdict_comes_in_one_experiment_of_twenty():
+    """What Holm is for: uncorrected, six comparisons err in a fifth of all experiments."""
+    rng = np.random.default_rng(7)
+    uncorrected, wrong, runs = 0, 0, 1000
+    for _ in range(runs):
+        sides = [by_seed(rng.normal(size=5)) for _ in range(4)]
+        found = [compare_paired(sides[i], sides[j]) for i in range(4) for j in range(i)]
+        uncorrected += any(each.verdict != "not distinguishable" for each in found)
+        wrong += any(each.verdict != "not distinguishable" for each in correct(found))
+    assert wrong / runs < 0.05 + 0.025  # Holm allows 0.05; this is 3.6 standard errors above it
+    assert uncorrected / runs > 0.15
+
+
+def test_numbers_are_those_of_scipy():
+    a, b = [0.31, 0.42, 0.27, 0.38], [0.45, 0.47, 0.44, 0.40]
+    found, theirs = compare_paired(by_seed(a), by_seed(b), baseline=0.5), stats.ttest_rel(a, b)
+    interval = theirs.confidence_interval(0.95)
+    assert (found.p, found.corrected_p) == pytest.approx((theirs.pvalue, theirs.pvalue))
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert (found.mean, found.effect, found.n) == pytest.approx((-0.095, -0.19, 4))
+    assert found.sd == pytest.approx(np.std(np.subtract(a, b), ddof=1))
+    summary = summarize(a)
+    interval = stats.ttest_1samp(a, 0).confidence_interval(0.95)
+    assert (summary.low, summary.high) == summary.interval
+    assert summary.interval == pytest.approx((interval.low, interval.high))
+    assert summary.standard_error == pytest.approx(stats.sem(a))
+
+
+def test_holm_is_the_case_of_his_paper_by_hand():
+    """Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1; the last may not be below the third."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_correction_changes_the_verdict_and_leaves_out_what_was_not_tested():
+    close = compare_paired({0: 1.0, 1: 1.1, 2: 0.9}, {0: 1.2, 1: 1.22, 2: 1.15})
+    assert (close.verdict, close.words) == ("better", "better")
+    alone = compare_paired({0: 1.0}, {0: 2.0})
+    first, second, third = correct([close, alone, close])
+    assert first.corrected_p == third.corrected_p == pytest.approx(2 * close.p)
+    assert first.verdict == "not distinguishable"
+    assert second == alone
+
+
+def test_sides_are_paired_by_seed_and_only_where_both_have_it():
+    found = compare_paired({5: 1.0, 3: 2.0, 9: 7.0}, {3: 2.5, 4: 0.0, 5: 1.4}, better="higher")
+    assert (found.seeds, found.n, found.mean) == ((3, 5), 2, pytest.approx(-0.45))
+    assert found.verdict == "not distinguishable"
+    assert compare_paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}, better="higher").verdict == "better"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        ({0: 1.0}, {1: 2.0}, "not comparable because no seed is shared"),
+        ({0: 1.0}, {0: 2.0}, "not comparable because one shared seed gives no interval"),
+        ({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}, "not distinguishable"),
+    ],
+)
+def test_what_cannot_be_told_is_said_in_words(a, b, words):
+    found = compare_paired(a, b)
+    assert found.words == words
+    assert json.loads(json.dumps(found.to_dict()))["seeds"] == list(found.seeds)
+    assert isinstance(found, Difference)
+
+
+def test_one_value_is_its_own_mean_without_an_interval():
+    assert summarize([2.0]).to_dict() == dict(mean=2.0, n=1, sd=None, low=None, high=None)
+    for values in ([], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match="at least one value, all of them finite"):
+            summarize(values)

@@ -1,0 +1,214 @@
+"""What repeated trainings tell: a mean with its interval, and differences over shared seeds.
+
+All intervals cover 95% and are Student's. A difference is paired: the same seed gives both sides
+the same data and the same start, so what the seed alone does cancels. The p-value is that of the
+paired t-test. Among several comparisons p-values are corrected after Holm (1979), "A simple
+sequentially rejective multiple test procedure".
+
+Importing this does not load scipy: one training needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite, sqrt
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from eigensweep.direction import Better, sign
+
+CONFIDENCE = 0.95
+"""How often an interval covers the true value."""
+
+SIGNIFICANCE = 0.05
+"""A difference whose corrected p-value is above this is not distinguishable from none."""
+
+TEST = "two-sided paired t-test over shared seeds, p-values corrected after Holm"
+"""The test behind each `Difference`, in words."""
+
+Verdict = Literal["better", "worse", "not distinguishable", "not comparable"]
+"""What a difference says of its first side against the second."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What several trainings gave."""
+
+    mean: float
+    n: int
+    sd: float | None
+    """Standard deviation of the values, with n - 1 below; None for one value."""
+    low: float | None
+    """Lower end of the mean's 95% interval; None for one value."""
+    high: float | None
+    """Upper end of the same."""
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of the mean, None for one value."""
+        return None if self.sd is None else self.sd / sqrt(self.n)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the mean's 95% interval, None for one value."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What a first side has more than a second, over the seeds that both have."""
+
+    seeds: tuple[int, ...]
+    """The shared seeds, in order."""
+    mean: float | None = None
+    """Mean over the shared seeds of first minus second; None where no seed is shared."""
+    sd: float | None = None
+    """Standard deviation of the differences; None for fewer than two."""
+    low: float | None = None
+    """Lower end of the mean difference's 95% interval, of this comparison alone."""
+    high: float | None = None
+    """Upper end of the same."""
+    p: float | None = None
+    """p-value of this comparison alone."""
+    corrected_p: float | None = None
+    """p-value corrected for all comparisons that were made together; equal to `p` for one."""
+    effect: float | None = None
+    """`mean` as a ratio to the task's baseline; None where that is unknown."""
+    verdict: Verdict
+    """What it says of the first side, by the corrected p-value."""
+    reason: str | None = None
+    """Why the sides are not comparable; None where they are."""
+
+    @property
+    def n(self) -> int:
+        return len(self.seeds)
+
+    @property
+    def words(self) -> str:
+        """The verdict, with its reason where there is one."""
+        return self.verdict if self.reason is None else f"{self.verdict} because {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "seeds": list(self.seeds), "n": self.n}
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Return mean, spread and 95% interval of some values; one value has no interval.
+
+    >>> summarize([1.0, 2.0, 3.0]).sd
+    1.0
+
+    Raises:
+        ValueError: if there is no value, or one is not finite.
+    """
+    if not values or not all(map(isfinite, values)):
+        raise ValueError(f"a summary needs at least one value, all of them finite; got {values}")
+    mean, n = fmean(values), len(values)
+    if n == 1:
+        return Summary(mean, n, None, None, None)
+    sd = stdev(values)
+    margin = t_quantile(n - 1) * sd / sqrt(n)
+    return Summary(mean, n, sd, mean - margin, mean + margin)
+
+
+def compare_paired(
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    *,
+    better: Better = "lower",
+    baseline: float | None = None,
+) -> Difference:
+    """Return what `a` has more than `b`, over the seeds that both have.
+
+    `a` and `b` map a seed to the value that it gave. `better` says which values are better, and
+    `baseline` what the difference is measured by in `effect`.
+
+    >>> compare_paired({0: 0.3, 1: 0.4, 2: 0.2}, {0: 0.9, 1: 1.1, 2: 0.8}).verdict
+    'better'
+
+    Raises:
+        ValueError: if a value is not finite.
+    """
+    seeds = tuple(sorted(a.keys() & b.keys()))
+    if not seeds:
+        return Difference(seeds=(), verdict="not comparable", reason="no seed is shared")
+    summary = summarize([a[seed] - b[seed] for seed in seeds])
+    found = Difference(
+        seeds=seeds,
+        mean=summary.mean,
+        effect=summary.mean / baseline if baseline else None,
+        verdict="not comparable",
+        reason="one shared seed gives no interval",
+    )
+    if summary.standard_error is None:
+        return found
+    p = _two_sided_p(summary.mean, summary.standard_error, summary.n - 1)
+    return replace(
+        found,
+        sd=summary.sd,
+        low=summary.low,
+        high=summary.high,
+        p=p,
+        corrected_p=p,
+        verdict=_judge(summary.mean, p, better),
+        reason=None,
+    )
+
+
+def correct(differences: Sequence[Difference], better: Better = "lower") -> list[Difference]:
+    """Return comparisons that were made together, each with its corrected p-value and verdict."""
+    tested = [each.p for each in differences if each.p is not None]
+    corrected = iter(holm(tested))
+    judged = []
+    for each in differences:
+        if each.p is not None and each.mean is not None:
+            p = next(corrected)
+            each = replace(each, corrected_p=p, verdict=_judge(each.mean, p, better))
+        judged.append(each)
+    return judged
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values of several tests, corrected after Holm, in the same order.
+
+    The smallest of m is multiplied by m, the next by m - 1, and so on. None becomes smaller than
+    one before it, and none larger than 1.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    m = len(p_values)
+    corrected, least = [0.0] * m, 0.0
+    for rank, index in enumerate(sorted(range(m), key=lambda index: p_values[index])):
+        least = max(least, min(1.0, (m - rank) * p_values[index]))
+        corrected[index] = least
+    return corrected
+
+
+def t_quantile(freedom: int) -> float:
+    """Return t with P(|T| < t) = 0.95 for Student's T with so many degrees of freedom.
+
+    >>> [round(t_quantile(n), 3) for n in (1, 2, 9, 29)]
+    [12.706, 4.303, 2.262, 2.045]
+    """
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def _two_sided_p(mean: float, error: float, freedom: int) -> float:
+    """Return P(|T| >= |mean / error|); differences that are all equal have no error."""
+    from scipy.special import stdtr
+
+    t = abs(mean) / error if error else (inf if mean else 0.0)
+    return float(2 * stdtr(freedom, -t))
+
+
+def _judge(mean: float, p: float, better: Better) -> Verdict:
+    if p > SIGNIFICANCE:
+        return "not distinguishable"
+    return "better" if sign(better) * mean < 0 else "worse"
