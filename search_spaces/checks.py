@@ -25,6 +25,7 @@ from eigensweep.search_spaces.errors import (
 )
 from eigensweep.search_spaces.fitting import find_misfits, place_of
 from eigensweep.search_spaces.parameters import Choice
+from eigensweep.search_spaces.search_words import find_method_errors
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -51,7 +52,7 @@ def find_errors(spec: ExperimentSpec, data_root: Path | None = None) -> list[Spe
     """Return all that is wrong; later checks are left out where an earlier kind failed."""
     errors = list(_check_lists(spec))
     errors = errors or [*_check_task(spec, data_root), *find_misfits(spec)]
-    errors = errors or list(_check_conditions(spec))
+    errors = errors or [*_check_conditions(spec), *find_method_errors(spec)]
     return errors or list(_check_bounds(spec)) or list(_check_extremes(spec))
 
 
@@ -130,7 +131,8 @@ def _check_bounds(spec: ExperimentSpec) -> Iterator[SpecError]:
                     expected="a finite list or range",
                 )
     count = None if endless else spec.space().count()
-    if count is not None and count > spec.limits.grid:
+    run = count if spec.limits.trials is None or count is None else min(count, spec.limits.trials)
+    if count is not None and run is not None and run > spec.limits.grid:
         yield _too_large(spec.arms_, count, spec.limits.grid)
 
 
@@ -145,7 +147,8 @@ def _too_large(arms: list[Arm], count: int, limit: int) -> SpecError:
         "search.space",
         f"the grid has {count:,} points and the limit is {limit:,} ('limits.grid'); its largest "
         f"parameters are {', '.join(f'{path} ({size:,} values)' for path, size in largest)}. "
-        "Take fewer values, or search by 'random' or 'tpe' with 'search.trials'",
+        "Take fewer values, run a sample with 'limits.trials', or search by 'random' or 'tpe' with "
+        "'search.trials'",
         expected=f"at most {limit:,} points",
         got=shorten(count),
     )

@@ -103,6 +103,12 @@ class _Parameter(BaseModel, ABC):
     def ends(self) -> tuple[Scalar, Scalar]:
         """Return the first and the last value."""
 
+    def at(self, share: float) -> Scalar:
+        """Return the value at a share, from 0 to 1, of the way from the first to the last."""
+        size = self.size()
+        assert size is not None
+        return self.value(min(int(share * size), size - 1))
+
     def is_active(self, params: Mapping[str, Scalar]) -> bool:
         """Tell whether every condition holds among the parameters decided so far."""
         return all(path in params and params[path] in values for path, values in self.when.items())
@@ -244,6 +250,13 @@ class Real(_Range):
         index = round((value - self.low) / self.step)
         return index if 0 <= index < size and self.value(index) == value else None
 
+    def at(self, share: float) -> Scalar:
+        if self.step is not None:
+            return super().at(share)
+        if self.log:
+            return _between(self.low * (self.high / self.low) ** share, self.low, self.high)
+        return _between(self.low + share * (self.high - self.low), self.low, self.high)
+
     def ends(self) -> tuple[float, float]:
         size = self.size()
         return self.low, self.high if size is None else self.value(size - 1)
@@ -282,8 +295,19 @@ class Integer(_Range):
         index, rest = divmod(int(value) - self.low, self.step)
         return index if rest == 0 and 0 <= index < self.size() else None
 
+    def at(self, share: float) -> Scalar:
+        if not self.log:
+            return super().at(share)
+        low, high = self.low - 0.5, self.high + 0.5  # each integer gets the share around it
+        return round(_between(low * (high / low) ** share, self.low, self.high))
+
     def ends(self) -> tuple[int, int]:
         return self.low, self.value(self.size() - 1)
+
+
+def _between(value: float, low: float, high: float) -> float:
+    """Return `value`, which rounding may have moved beyond an end."""
+    return min(max(value, low), high)
 
 
 def _kind(raw: Any) -> str:

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.search_words import explain_search
+from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -90,6 +92,15 @@ class SidePreview(_Answer):
     warnings: list[str] = Field([], description="What may keep the experiment from running")
 
 
+class SearchPreview(_Answer):
+    """How the points are drawn."""
+
+    method: str
+    words: list[str] = Field(
+        [], description="What the method can and cannot do with this space, for a person to read"
+    )
+
+
 class Preview(_Answer):
     """What a spec would do."""
 
@@ -100,6 +111,7 @@ class Preview(_Answer):
     points: int | None
     trials: int | None
     replicates: int
+    search: SearchPreview
     arms: list[ArmPreview]
     first: list[TrialPreview]
     estimate: Estimate | None
@@ -123,6 +135,7 @@ def preview(spec: ExperimentSpec, side_by_side: SidePreview | None = None) -> Pr
         points=space.count(),
         trials=trials,
         replicates=spec.replicates,
+        search=SearchPreview(method=spec.search.method, words=explain_search(spec)),
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
         first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
         estimate=_estimate(configs, trials, spec.replicates),
@@ -144,7 +157,10 @@ def _sample_configs(spec: ExperimentSpec, space: Space, arm: str) -> list[TrialC
 
 
 def _first(spec: ExperimentSpec, space: Space) -> list[Point]:
-    """Return the first points of a grid; examples, one end of each arm, where points are drawn."""
+    """Return the first points where they follow from the spec; else one end of each arm."""
+    if spec.search.method == "qmc" or spec.is_sampled:
+        shown = min(SHOWN, spec.trial_count() or SHOWN)
+        return list(islice(quasi_random(space, spec.search.seed), shown))
     if spec.search.method == "grid":
         return list(islice(space, min(SHOWN, spec.trial_count() or SHOWN)))
     ends = [next(space.corners(arm)) for arm in space.arms]

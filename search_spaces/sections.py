@@ -73,14 +73,21 @@ class Arm(Strict):
         return self.name or self.model.name
 
 
+SearchMethod = Literal["grid", "random", "qmc", "tpe", "gp", "cmaes", "nsga2"]
+JOINT: frozenset[SearchMethod] = frozenset({"gp", "cmaes", "nsga2"})
+"""Methods that look at all parameters of an arm together; the arms take turns."""
+IN_GENERATIONS: frozenset[SearchMethod] = frozenset({"cmaes", "nsga2"})
+
+
 class SearchConfig(Strict):
     """How configurations are chosen."""
 
-    method: Literal["grid", "random", "tpe"] = Field(
+    method: SearchMethod = Field(
         "grid",
-        description="`grid`: every point once, in order; `random`: points drawn at random; `tpe`:"
-        " points that Optuna's TPE sampler proposes. No method runs a configuration "
-        "twice",
+        description="`grid`: every point once, in order, or with `limits.trials` a sample that is "
+        "spread over the grid; `random`: points drawn at random; `qmc`: points that fill the space "
+        "evenly; `tpe`, `gp`, `cmaes`, `nsga2`: points that Optuna's TPE, Gaussian process, CMA-ES "
+        "or NSGA-II proposes. No method runs a configuration twice",
     )
     space: SpaceField = Field(
         {},
@@ -89,7 +96,17 @@ class SearchConfig(Strict):
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the choice of configurations")
     trials: int | None = Field(
-        None, ge=1, le=1_000_000, description="Number of trials; `random` and `tpe` need it"
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Number of trials; every method but `grid` needs it, or `limits.trials`",
+    )
+    population: int | None = Field(
+        None,
+        ge=4,
+        le=1000,
+        description="`cmaes` and `nsga2`: trials of a generation, in each arm. Default for `nsga2`:"
+        " a fifth of an arm's trials, from 4 to 50; for `cmaes`: 4 + 3 ln d for d parameters",
     )
 
 

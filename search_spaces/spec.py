@@ -235,6 +235,21 @@ class ExperimentSpec(Strict):
         bounds = [self.space().count(), drawn, self.limits.trials]
         return min((bound for bound in bounds if bound is not None), default=None)
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a sample of a grid runs, spread over it, and not all of its points."""
+        size, limit = self.space().count(), self.limits.trials
+        is_part = size is not None and limit is not None and limit < size
+        return self.search.method == "grid" and is_part
+
+    @property
+    def population(self) -> int | None:
+        """Trials of a generation in each arm; None where the method has none or chooses itself."""
+        if self.search.population is not None or self.search.method != "nsga2":
+            return self.search.population
+        share = (self.trial_count() or 0) // len(self.arms_) // 5
+        return min(max(share, 4), 50)
+
     def trial(self, point: Point) -> TrialConfig:
         """Return the configuration at a point, resolved.
 

@@ -98,6 +98,8 @@ def format_preview(content: JsonObject) -> str:
             f"{cost['core_hours_high']:g} core hours in all, {cost['memory_mb']:g} MB a trial",
             cost["words"],
         ]
+    if words := content["search"]["words"]:
+        lines += ["", *words]
     lines += _format_side_by_side(content.get("side_by_side") or {})
     return "\n".join(lines)
 

@@ -75,3 +75,31 @@ def test_a_trillion_points_are_previewed_from_their_extremes(monkeypatch):
 def test_a_bigger_experiment_is_estimated_to_cost_more():
     little, large = make(), make(training={"steps": 1000}, replicates=3)
     assert preview(large).estimate.core_hours_low > 20 * preview(little).estimate.core_hours_low
+
+
+def test_it_says_which_parameters_a_method_draws_by_themselves():
+    space = {
+        "optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True},
+        "optimizer.lr_orth": {"low": 1e-5, "high": 1e-2, "log": True},
+        "optimizer.name": ["adam", "rmsprop"],
+        "optimizer.alpha": {"low": 0.5, "high": 0.9, "when": {"optimizer.name": ["rmsprop"]}},
+    }
+    model = {"name": "scornn", "hidden_size": 8, "negative_fraction": 0.5}
+    said = {}
+    for method in ("tpe", "gp", "cmaes", "nsga2"):
+        search = {"method": method, "trials": 30, "space": space}
+        said[method] = preview(make(model=model, search=search)).search.words
+    assert said["tpe"] == []
+    assert "optimizer.alpha is drawn by TPE" in said["gp"][0]
+    assert "optimizer.name, optimizer.alpha are drawn by TPE" in said["cmaes"][0]
+    assert said["nsga2"][0] == "A generation has 6 trials in each arm"
+    assert "optimizer.alpha is drawn at random" in said["nsga2"][1]
+
+
+def test_a_sample_of_a_grid_shows_its_first_points_and_how_many_run():
+    spec = make(limits={"trials": 2})
+    found = preview(spec)
+    assert found.trials == 2
+    assert "2 of 6 points run: a sample that is spread over the grid" in found.search.words[0]
+    assert len(found.first) == 2
+    assert found.first[0].params != spec.space().point(0).params

@@ -241,6 +241,24 @@ def test_an_invalid_spec_is_refused_with_the_place_and_what_would_work(changes, 
             "say how many trials",
         ),
         (
+            {
+                "search": {
+                    "method": "cmaes",
+                    "trials": 9,
+                    **grid(optimizer__lr={"low": 0.1, "high": 1}, optimizer__alpha=[0.5, 0.9]),
+                }
+            },
+            SpecError,
+            "search.space.optimizer.lr",
+            "ranges of numbers; arm 'scornn' has 1 .* needs 2.*in place of a list, or .* 'gp'",
+        ),
+        (
+            {"search": {"population": 8, **grid(optimizer__lr=[0.1])}},
+            SpecError,
+            "search.population",
+            "grid has no generations; 'population' is for cmaes and nsga2",
+        ),
+        (
             {"objective": {"metric": "recal_accuracy"}},
             UnknownMetricError,
             "objective.metric",

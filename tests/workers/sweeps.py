@@ -68,14 +68,7 @@ class Bench:
         return None
 
     def optuna(self) -> Study:
-        return Study(
-            open_storage(self.storage, "e1"),
-            "e1",
-            self.spec.space(),
-            method=self.spec.search.method,
-            seed=self.spec.search.seed,
-            better=self.spec.objective_metric.better,
-        )
+        return Study(open_storage(self.storage, "e1"), "e1", self.spec)
 
     def ask(self) -> Job | None:
         """Return the job that Tune is given, None if there is none for now."""

@@ -69,14 +69,7 @@ class ExperimentDriver:
         if options.mlflow_uri is not None:
             subject = make_subject(experiment, spec, better)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
-        study = Study(
-            open_storage(options.optuna, experiment),
-            experiment,
-            spec.space(),
-            method=spec.search.method,
-            seed=spec.search.seed,
-            better=better,
-        )
+        study = Study(open_storage(options.optuna, experiment), experiment, spec)
         self.sweep = Sweep(
             spec,
             ledger,

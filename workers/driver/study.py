@@ -23,6 +23,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.exceptions import StorageInternalError
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -37,7 +38,10 @@ from tenacity import (
 )
 
 from eigensweep.direction import Better, worst_value
+from eigensweep.search_spaces.sections import JOINT
 from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.samplers import make_sampler, mark_generation, quiet
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, Json
 from eigensweep.workers.shared.states import Outcome
@@ -150,38 +154,96 @@ class Draw:
 
 
 class Study:
-    """The Optuna study of one experiment: draws points, keeps how trials end. For one driver."""
+    """What Optuna knows of one experiment: draws points, keeps how trials end. For one driver.
 
-    def __init__(
-        self,
-        storage: BaseStorage,
-        experiment: str,
-        space: Space,
-        *,
-        method: Literal["grid", "random", "tpe"],
-        seed: int,
-        better: Better,
-    ) -> None:
-        self._space = space
-        self._storage = storage
+    Methods that look at all parameters together have a study for each arm, and the arms take
+    turns. For the others one study holds all arms, and the arm is one of its parameters.
+    """
+
+    def __init__(self, storage: BaseStorage, experiment: str, spec: ExperimentSpec) -> None:
+        space = spec.space()
+        groups = [[arm] for arm in space.arms] if spec.search.method in JOINT else [space.arms]
+        self._parts = [
+            _Part(
+                storage,
+                experiment if len(groups) == 1 else f"{experiment}/{group[0]}",
+                spec,
+                Space({arm: space.axes(arm) for arm in group}),
+            )
+            for group in groups
+        ]
+        self._part_of = {
+            arm: part for group, part in zip(groups, self._parts, strict=True) for arm in group
+        }
+
+    def reconcile(self, entries: Iterable[TrialEntry]) -> None:
+        """Make Optuna agree with the ledger; doing it again changes nothing."""
+        by_part: dict[int, list[TrialEntry]] = {id(part): [] for part in self._parts}
+        for entry in entries:
+            by_part[id(self._part_of[entry.arm])].append(entry)
+        for part in self._parts:
+            part.reconcile(by_part[id(part)])
+
+    def draw(self, *, at_random: bool = False) -> Draw:
+        """Return a point from the sampler, or from the random one. It may be an old point."""
+        return min(self._parts, key=lambda part: part.turns).draw(at_random)
+
+    def keep(self, draw: Draw, number: int) -> None:
+        """Record that a draw became the ledger's trial `number`."""
+        self._part_of[draw.point.arm].keep(draw, number)
+
+    def discard(self, draw: Draw) -> None:
+        """Record that a draw gave no new trial, so that samplers ignore it."""
+        self._part_of[draw.point.arm].discard(draw)
+
+    def add(self, entry: TrialEntry) -> None:
+        """Record a trial whose point was not drawn here, and its end if it has one."""
+        self._part_of[entry.arm].add(entry)
+
+    def tell(self, entry: TrialEntry) -> None:
+        """Tell Optuna how a trial ended, once; do nothing while it is open."""
+        self._part_of[entry.arm].tell(entry)
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return Optuna's own view of every trial, discarded draws among them."""
+        return [trial for part in self._parts for trial in part.trials()]
+
+    def note_start(self, now: float) -> float:
+        """Return when this experiment first ran; the first call notes `now`."""
+        return self._parts[0].note_start(now)
+
+
+class _Part:
+    """An Optuna study, of all arms or of one."""
+
+    def __init__(self, storage: BaseStorage, name: str, spec: ExperimentSpec, space: Space) -> None:
+        better = spec.objective_metric.better
+        self._space, self._storage, self._search = space, storage, spec.search
+        self._population = spec.population
         self._study = optuna.create_study(
-            study_name=experiment,
+            study_name=name,
             storage=storage,
             direction=DIRECTIONS[better],
             load_if_exists=True,
         )
-        self._study_id = storage.get_study_id_from_name(experiment)
+        self._study_id = storage.get_study_id_from_name(name)
         self._worst = worst_value(better)
         # Never the same random stream twice: a new driver would draw its predecessor's points.
-        seed += len(self._study.get_trials(deepcopy=False))
-        self._random = optuna.samplers.RandomSampler(seed=seed)
-        self._sampler = optuna.samplers.TPESampler(seed=seed) if method == "tpe" else self._random
+        self._seed = spec.search.seed + len(self.trials())
+        self._random = optuna.samplers.RandomSampler(seed=self._seed)
+        self._sampler = self._make_sampler()
         self._numbers: dict[int, int] = {}
+        self.turns = 0
+        """How many points were drawn here, those of earlier drivers included."""
+
+    def _make_sampler(self) -> BaseSampler:
+        return make_sampler(
+            self._search.method, seed=self._seed, population=self._population, told=self.trials()
+        )
 
     def reconcile(self, entries: Iterable[TrialEntry]) -> None:
-        """Make Optuna agree with the ledger; doing it again changes nothing."""
         ledger = {entry.number: entry for entry in entries if entry.state != "invalid"}
-        for trial in self._study.get_trials(deepcopy=False):
+        for trial in self.trials():
             number = trial.user_attrs.get(NUMBER)
             if number in ledger and number not in self._numbers:
                 self._numbers[number] = trial.number
@@ -189,32 +251,35 @@ class Study:
                     self.tell(ledger[number])
             elif not trial.state.is_finished():
                 self._study.tell(trial.number, state=TrialState.FAIL)
-        for number in ledger.keys() - self._numbers.keys():
+        for number in sorted(ledger.keys() - self._numbers.keys()):
             self.add(ledger[number])
+        self.turns = len(ledger)
+        self._sampler = self._make_sampler()
 
-    def draw(self, *, at_random: bool = False) -> Draw:
-        """Return a point from the sampler, or from the random one. It may be an old point."""
+    def draw(self, at_random: bool) -> Draw:
+        self.turns += 1
         self._study.sampler = self._random if at_random else self._sampler
-        trial = self._study.ask()
+        with quiet():
+            trial = self._study.ask()
+            return Draw(self._read_point(trial), trial.number)
+
+    def _read_point(self, trial: optuna.Trial) -> Point:
         arms = self._space.arms
         arm = trial.suggest_categorical("arm", arms) if len(arms) > 1 else arms[0]
         params: dict[str, Scalar] = {}
         for path, parameter in self._space.axes(arm).items():
             if parameter.is_active(params):
                 params[path] = _suggest(trial, self._name(arm, path), _distribution(parameter))
-        return Draw(Point(arm, params), trial.number)
+        return Point(arm, params)
 
     def keep(self, draw: Draw, number: int) -> None:
-        """Record that a draw became the ledger's trial `number`."""
         self._storage.set_trial_user_attr(self._id(draw.optuna_number), NUMBER, number)
         self._numbers[number] = draw.optuna_number
 
     def discard(self, draw: Draw) -> None:
-        """Record that a draw gave no new trial, so that samplers ignore it."""
         self._study.tell(draw.optuna_number, state=TrialState.FAIL)
 
     def add(self, entry: TrialEntry) -> None:
-        """Record a trial whose point was not drawn here, and its end if it has one."""
         params: dict[str, Scalar] = {}
         distributions: dict[str, BaseDistribution] = {}
         if len(self._space.arms) > 1:
@@ -229,6 +294,7 @@ class Study:
             params=params,
             distributions=distributions,
             user_attrs={NUMBER: entry.number},
+            system_attrs=mark_generation(self._sampler, len(self._numbers)),
         )
         trial_id = self._storage.create_new_trial(self._study_id, running)
         self._numbers[entry.number] = self._storage.get_trial(trial_id).number
@@ -237,8 +303,9 @@ class Study:
     def tell(self, entry: TrialEntry) -> None:
         """Tell Optuna how a trial ended, once; do nothing while it is open.
 
-        A diverged trial is PRUNED at step 0 with the worst value. Samplers then avoid its region;
-        after a FAIL they would ignore the trial and try the region again.
+        Samplers should avoid the region of a trial that diverged; after a FAIL they would ignore it
+        and try the region again. TPE learns from PRUNED at step 0 with the worst value. The others
+        learn from COMPLETE alone.
         """
         if entry.state not in STATES:
             return
@@ -250,22 +317,21 @@ class Study:
         value = entry.result.value if entry.result else None
         if state == TrialState.COMPLETE and (value is None or not math.isfinite(value)):
             state = TrialState.FAIL
-        if entry.state == "diverged":
+        if entry.state == "diverged" and self._search.method in JOINT:
+            state, value = TrialState.COMPLETE, self._worst
+        elif entry.state == "diverged":
             self._storage.set_trial_intermediate_value(trial_id, 0, self._worst)
         elif entry.state == "pruned":
             for step, metrics in entry.reports.items():
                 if OBJECTIVE in metrics:
-                    value = metrics[OBJECTIVE]
-                    self._storage.set_trial_intermediate_value(trial_id, step, value)
+                    self._storage.set_trial_intermediate_value(trial_id, step, metrics[OBJECTIVE])
         values = value if state == TrialState.COMPLETE else None
         self._study.tell(trial.number, values, state=state, skip_if_finished=True)
 
     def trials(self) -> list[FrozenTrial]:
-        """Return Optuna's own view of every trial, discarded draws among them."""
         return self._study.get_trials(deepcopy=False)
 
     def note_start(self, now: float) -> float:
-        """Return when this experiment first ran; the first call notes `now`."""
         known = self._study.user_attrs.get("started_at")
         if known is None:
             self._study.set_user_attr("started_at", now)

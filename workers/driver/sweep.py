@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from eigensweep.direction import sign
+from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -28,7 +29,8 @@ ASKS = 10
 """How often a sampler is asked again when it gives a point that was tried already."""
 
 RANDOM_ASKS = 200
-"""How often points are then drawn at random, where the space has no list of all its points."""
+"""How often points are then drawn at random, where the space has no list of all its points; and how
+many points of a quasi-random sequence in a row may give no new trial."""
 
 MOST_ENGINES = 2
 """Engines that may die under a trial between two of its reports before it trains alone."""
@@ -81,6 +83,10 @@ class Sweep:
         self._engines: set[Place] = set()
         self._space = spec.space()
         self._walked = 0
+        self._is_spread = spec.search.method == "qmc" or spec.is_sampled
+        self._sequence = quasi_random(self._space, spec.search.seed)
+        self._misses = 0
+        """Points of the sequence since the last that became a trial."""
         self._points: set[tuple[str, tuple[tuple[str, Scalar], ...]]] = set()
         self._identities: set[tuple[Any, ...]] = set()
         for entry in ledger.load():
@@ -91,6 +97,8 @@ class Sweep:
             if entry.state != "invalid":
                 self._identities.add(_identity(TrialConfig.from_dict(entry.config)))
             self._put(entry)
+        self._unmet = {_key(Point(e.arm, e.params)) for e in self.tried}
+        """Trials of earlier drivers that the sequence has not come to again."""
         study.reconcile(self.entries.values())
         self._queue = deque(n for n, e in sorted(self.entries.items()) if e.state == "waiting")
         self._handed_out: set[int] = set()
@@ -107,6 +115,11 @@ class Sweep:
     def is_over(self) -> bool:
         """Whether no trial is open and no new one will come."""
         return self.is_handed_out and not self._handed_out
+
+    @property
+    def tried(self) -> list[TrialEntry]:
+        """The trials so far, without points that no config accepts."""
+        return [entry for entry in self.entries.values() if entry.state != "invalid"]
 
     def has_work(self) -> bool:
         """Tell whether there is a trial to be started, without handing it out."""
@@ -250,7 +263,7 @@ class Sweep:
     def _verdict(self) -> tuple[ExperimentEnd, str | None]:
         if self._stopped is not None:
             return self._stopped
-        tried = [e for e in self.entries.values() if e.state != "invalid"]
+        tried = self.tried
         if not tried:
             first = next((e.error for e in self.entries.values()), "the search has no points")
             return "failed", f"no point of the search is a valid configuration: {first}"
@@ -264,20 +277,34 @@ class Sweep:
         if not self._exhausted and (self._most is None or len(self._identities) < self._most):
             for point, draw in self._candidates():
                 if self._open(point, draw):
+                    self._misses = 0
                     return True
         self._exhausted = True
         return False
 
     def _candidates(self) -> Iterator[tuple[Point, Draw | None]]:
-        """Yield points until one is taken: the sampler's first, then whatever is left."""
+        """Yield points until one is taken: the method's first, then whatever is left."""
         size = self._space.count()
-        if self.spec.search.method != "grid":
+        if self._is_spread:
+            yield from ((point, None) for point in self._follow_sequence())
+        elif self.spec.search.method != "grid":
             for ask in range(ASKS if size is not None else ASKS + RANDOM_ASKS):
                 draw = self.study.draw(at_random=ask >= ASKS)
                 yield draw.point, draw
         while size is not None and self._walked < size:
             self._walked += 1
             yield self._space.point(self._walked - 1), None
+
+    def _follow_sequence(self) -> Iterator[Point]:
+        """Yield points of the quasi-random sequence until `RANDOM_ASKS` in a row were none."""
+        while self._misses < RANDOM_ASKS:
+            point = next(self._sequence)
+            self._misses += 1
+            if _key(point) in self._unmet:  # as an earlier driver went on from here
+                self._unmet.remove(_key(point))
+                self._misses = 0
+            else:
+                yield point
 
     def _open(self, point: Point, draw: Draw | None) -> bool:
         """Record a point as a trial, unless it was one already or no config accepts it."""

@@ -1,0 +1,82 @@
+"""What a spec's search method will do with its space, in words for the preview and for refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.fitting import place_of
+from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.sections import IN_GENERATIONS, JOINT, Arm
+from eigensweep.search_spaces.spec import ExperimentSpec
+
+FEWEST_RANGES = 2
+"""Ranges that CMA-ES needs: Optuna has it draw a single one by itself."""
+
+
+def explain_search(spec: ExperimentSpec) -> list[str]:
+    """Return what a person should know of how the points are drawn, one sentence or two each."""
+    method, arms = spec.search.method, spec.arms_
+    words = []
+    if spec.is_sampled:
+        words.append(
+            f"{spec.limits.trials:,} of {spec.space().count():,} points run: a sample that is "
+            f"spread over the grid{_taking_turns(arms)}. Another 'search.seed' takes another sample"
+        )
+    elif method in ("qmc", *JOINT) and len(arms) > 1:
+        words.append("The arms take turns, so each gets the same number of trials")
+    if spec.population is not None:
+        words.append(f"A generation has {spec.population} trials in each arm")
+    if method in JOINT:
+        beside = "at random" if method == "nsga2" else "by TPE"
+        for arm in arms:
+            alone = [path for path, axis in arm.space.items() if not _is_joint(method, axis)]
+            if alone:
+                words.append(
+                    f"{arm.label}: {method} draws what always exists together; "
+                    f"{', '.join(alone)} {'is' if len(alone) == 1 else 'are'} drawn {beside}, each "
+                    "by itself"
+                )
+    if method in JOINT and spec.scheduler.name != "none":
+        words.append(
+            f"{method} learns only from trials that train to their end, and the scheduler "
+            f"{spec.scheduler.name} stops most of them; tpe learns from both"
+        )
+    return words
+
+
+def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
+    """Yield what the search method cannot do with this spec."""
+    search = spec.search
+    if search.population is not None and search.method not in IN_GENERATIONS:
+        yield SpecError(
+            "search.population",
+            f"{search.method} has no generations; 'population' is for "
+            f"{' and '.join(sorted(IN_GENERATIONS))}",
+            expected="no population",
+            got=search.population,
+        )
+    if search.method != "cmaes":
+        return
+    for index, arm in enumerate(spec.arms_):
+        ranges = [path for path, axis in arm.space.items() if _is_joint("cmaes", axis)]
+        if arm.space and len(ranges) < FEWEST_RANGES:
+            path = next(iter(arm.space))
+            yield SpecError(
+                place_of(spec, index, path),
+                f"cmaes moves a cloud of points through ranges of numbers; arm '{arm.label}' "
+                f"has {len(ranges)} that always exist, and it needs {FEWEST_RANGES}. Write "
+                "{low, high} in place of a list, or search by 'gp' or 'tpe', which take lists "
+                "and conditions",
+                expected=f"at least {FEWEST_RANGES} ranges without 'when'",
+                got=ranges,
+            )
+
+
+def _is_joint(method: str, axis: Parameter) -> bool:
+    """Tell whether a method draws a parameter together with the others of its arm."""
+    return not axis.when and not (method == "cmaes" and isinstance(axis, Choice))
+
+
+def _taking_turns(arms: list[Arm]) -> str:
+    return "; the arms take turns" if len(arms) > 1 else ""

@@ -1,0 +1,128 @@
+"""Search methods beside grid, random and TPE: what they find, and that a new driver goes on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweeps import SCORNN, Bench, spec
+
+TWO = {
+    "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},
+    "optimizer.alpha": {"low": 0.0, "high": 0.99},
+}
+GRID = {
+    "optimizer.lr": {"low": 0.01, "high": 0.1, "step": 0.01},
+    "optimizer.alpha": {"low": 0.0, "high": 0.9, "step": 0.1},
+}
+SMALL = {"optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5], "optimizer.alpha": [0.1, 0.2, 0.3, 0.4]}
+ARMS = [{"model": SCORNN}, {"model": {"name": "lstm", "hidden_size": 8}}]
+MIXED = {
+    **TWO,
+    "optimizer.name": ["adam", "rmsprop"],
+    "optimizer.momentum": {"low": 0.0, "high": 0.9, "when": {"optimizer.name": ["rmsprop"]}},
+}
+LEARNING = {"gp": 20, "cmaes": 60, "nsga2": 40}
+"""Methods, and trials after which they are close; a fit of GP takes a second."""
+
+
+def bench(folder: Path, method: str, space: dict[str, Any], trials: int, **fields: Any) -> Bench:
+    search = {"method": method, "space": space, "trials": trials, "seed": 1}
+    return Bench(folder, spec(search, **fields))
+
+
+def loss(params: dict[str, Any]) -> float:
+    """Return a bowl whose least value, 0, is near one corner; a tenth of it diverges."""
+    place = (math.log10(params["optimizer.lr"]) + 5) / 4
+    if place > 0.9:
+        return math.inf
+    return (place - 0.75) ** 2 + (params["optimizer.alpha"] - 0.2) ** 2
+
+
+def mean(values: list[float]) -> float:
+    finite = [min(value, 1.0) for value in values]
+    return sum(finite) / len(finite)
+
+
+class TestSequences:
+    @pytest.mark.parametrize("method", ["grid", "qmc"])
+    def test_a_part_of_a_space_is_spread_over_arms_and_values(self, tmp_path, method):
+        limits = {"trials": 40}
+        b = bench(tmp_path, method, GRID, 40, arms=ARMS, limits=limits)
+        b.run()
+        entries = b.ledger.load()
+        assert Counter(e.arm for e in entries) == {"scornn": 20, "lstm": 20}
+        for arm in ("scornn", "lstm"):
+            for path in GRID:
+                times = Counter(e.params[path] for e in entries if e.arm == arm)
+                assert set(times.values()) <= {1, 2, 3}
+                assert len(times) == 10
+        assert b.ends()
+
+    @pytest.mark.parametrize(
+        ("method", "space", "trials"),
+        [
+            ("qmc", MIXED, 20),
+            ("grid", SMALL, 19),
+            ("qmc", {"model.negative_fraction": [0, 0.5]}, 9),
+        ],
+    )
+    def test_a_driver_that_starts_anew_walks_the_points_of_one_that_does_not(
+        self, tmp_path, method, space, trials
+    ):
+        (tmp_path / "other").mkdir()
+        limits = {"trials": trials}
+        through = bench(tmp_path / "other", method, space, trials, limits=limits).run()
+        b = bench(tmp_path, method, space, trials, limits=limits)
+        killed = []
+        while points := b.run(most=6):
+            killed += points
+            b.start()
+        assert killed == through
+        assert len({tuple(point.items()) for point in through}) == len(through)
+        assert len(through) == min(trials, b.spec.space().count() or trials)
+
+    def test_the_seed_chooses_the_sample(self, tmp_path):
+        samples = []
+        for seed in (1, 2):
+            (tmp_path / str(seed)).mkdir()
+            search = {"space": GRID, "seed": seed}
+            samples.append(Bench(tmp_path / str(seed), spec(search, limits={"trials": 10})).run())
+        assert samples[0] != samples[1]
+
+
+class TestSamplersThatLearn:
+    @pytest.mark.parametrize("method", LEARNING)
+    def test_it_comes_close_also_where_optunas_memory_is_lost_on_the_way(self, tmp_path, method):
+        b = bench(tmp_path, method, TWO, LEARNING[method])
+        values = [loss(params) for params in b.run(loss, most=LEARNING[method] - 8)]
+        (tmp_path / "e1.journal").unlink()
+        b.start()
+        later = [loss(params) for params in b.run(loss)]
+        assert mean(later) < mean(values[:8]) / 2
+        assert sum(map(math.isinf, later)) < 3
+
+    @pytest.mark.parametrize("method", LEARNING)
+    def test_arms_take_turns_and_each_draws_its_own_parameters(self, tmp_path, method):
+        b = bench(tmp_path, method, MIXED, 16, arms=ARMS)
+        b.run(loss, most=9)
+        b.start()
+        b.run(loss)
+        entries = b.ledger.load()
+        assert Counter(e.arm for e in entries) == {"scornn": 8, "lstm": 8}
+        for entry in entries:
+            is_rmsprop = entry.params["optimizer.name"] == "rmsprop"
+            assert ("optimizer.momentum" in entry.params) == is_rmsprop
+
+    @pytest.mark.parametrize("method", LEARNING)
+    def test_a_finite_space_ends(self, tmp_path, method):
+        space = {
+            "optimizer.lr": {"low": 0.01, "high": 0.03, "step": 0.01},
+            "optimizer.alpha": {"low": 0.0, "high": 0.5, "step": 0.25},
+        }
+        b = bench(tmp_path, method, space, 20)
+        assert len(b.run(loss)) == 9
+        assert b.ends()

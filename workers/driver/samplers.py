@@ -1,0 +1,111 @@
+"""Optuna's samplers as experiments use them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from optuna.distributions import CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import (
+    BaseSampler,
+    CmaEsSampler,
+    GPSampler,
+    NSGAIISampler,
+    RandomSampler,
+    TPESampler,
+)
+from optuna.samplers.nsgaii import PolynomialMutation, SBXCrossover
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from eigensweep.search_spaces.sections import SearchMethod
+
+FEWEST_EARLIER = 4
+"""Earlier results from which CMA-ES takes its first distribution; with fewer it begins anew."""
+
+
+def make_sampler(
+    method: SearchMethod, *, seed: int, population: int | None, told: Sequence[FrozenTrial]
+) -> BaseSampler:
+    """Return the sampler of a method; `grid` and `qmc` draw nothing and get the random one.
+
+    `told` is what the study knows so far. What GP and CMA-ES cannot draw together with the rest is
+    drawn by TPE, each parameter by itself.
+    """
+    if method == "tpe":
+        return TPESampler(seed=seed)
+    if method == "gp":
+        beside = TPESampler(seed=seed)
+        return GPSampler(seed=seed, independent_sampler=beside, warn_independent_sampling=False)
+    if method == "cmaes":
+        with quiet():
+            return CmaEsSampler(
+                seed=seed,
+                popsize=population,
+                independent_sampler=TPESampler(seed=seed),
+                warn_independent_sampling=False,
+                source_trials=_find_earlier(told),
+            )
+    if method == "nsga2":
+        assert population is not None
+        with quiet():  # the operators of its paper, for numbers
+            return NSGAIISampler(
+                seed=seed,
+                population_size=population,
+                crossover=SBXCrossover(),
+                mutation=PolynomialMutation(),
+            )
+    return RandomSampler(seed=seed)
+
+
+def mark_generation(sampler: BaseSampler, place: int) -> dict[str, int]:
+    """Return the mark of a study's trial number `place` that the sampler did not draw itself.
+
+    NSGA-II breeds from trials that carry the number of their generation.
+    """
+    if isinstance(sampler, NSGAIISampler):
+        assert sampler.population_size is not None
+        return {sampler._get_generation_key(): place // sampler.population_size}
+    return {}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what Optuna warns of and this package has tests for.
+
+    A Gaussian process takes the worst finite value for a trial that diverged. Two arguments are
+    experimental.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Clip non-finite values")
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
+
+
+def _find_earlier(told: Sequence[FrozenTrial]) -> list[FrozenTrial] | None:
+    """Return completed trials that CMA-ES did not draw, unless its own state is there.
+
+    CMA-ES keeps its distribution in the trials that it draws. Where that is lost, or earlier
+    experiments have told something, the best of these trials make the first distribution.
+    """
+    if any(name.startswith("cma:optimizer") for trial in told for name in trial.system_attrs):
+        return None
+    completed = [
+        trial
+        for trial in told
+        if trial.state == TrialState.COMPLETE and "cma:generation" not in trial.system_attrs
+    ]
+    shared = set.intersection(*(set(trial.params) for trial in completed)) if completed else set()
+    found = []
+    for trial in completed:
+        among = {
+            name: distribution
+            for name, distribution in trial.distributions.items()
+            if name in shared
+            and not isinstance(distribution, CategoricalDistribution)
+            and not distribution.single()
+        }
+        params = {name: trial.params[name] for name in among}
+        found.append(create_trial(params=params, distributions=among, value=trial.value))
+    return found if len(found) >= FEWEST_EARLIER else None
