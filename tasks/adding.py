@@ -126,7 +126,7 @@ class Adding(Task):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return mse_loss(logits, batch.y)
 
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         return {"mse": (mse_loss(logits, batch.y, reduction="sum"), batch.y.numel())}
 
     def picture(self, seed: int) -> str:

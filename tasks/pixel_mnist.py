@@ -153,7 +153,7 @@ class PixelMnist(Task):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(logits, batch.y, batch.mask)
 
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         return {
             "cross_entropy": (cross_entropy(logits, batch.y, reduction="sum"), len(batch.y)),
             "accuracy": ((logits.argmax(-1) == batch.y).sum(), len(batch.y)),

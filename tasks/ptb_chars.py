@@ -187,11 +187,11 @@ class PtbChars(Task):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(logits, batch.y, batch.mask)
 
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         right = logits.argmax(-1) == batch.y
-        count = batch.y.numel()
+        count: int | Tensor = batch.y.numel()
         if batch.mask is not None:
-            right, count = right & batch.mask, int(batch.mask.sum())
+            right, count = right & batch.mask, batch.mask.sum()
         total = cross_entropy(logits, batch.y, batch.mask, reduction="sum")
         return {
             "cross_entropy": (total, count),

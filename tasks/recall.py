@@ -126,7 +126,7 @@ class Recall(Task):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(logits, batch.y)
 
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         y, strings = batch.y, batch.y.shape[1]
         total = cross_entropy(logits, y, reduction="sum")
         right = logits.argmax(-1) == y

@@ -240,10 +240,10 @@ class SpeechFrames(Task):
         metric = LOSSES[self.config.normalisation].name
         return squared_error(logits, batch) / divisor(metric, batch, self.config.mask)
 
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         total = squared_error(logits, batch)
         errors = [m.name for m in self.config.metrics if not m.test_only]
-        found = {name: (total, int(divisor(name, batch, self.config.mask))) for name in errors}
+        found = {name: (total, divisor(name, batch, self.config.mask)) for name in errors}
         return found if batch.rows is None else found | self._score_waveforms(logits, batch.rows)
 
     def picture(self, lengths: Sequence[int]) -> str:
@@ -280,7 +280,9 @@ class SpeechFrames(Task):
             )
         return self.config.pad_frames
 
-    def _score_waveforms(self, logits: Tensor, rows: Tensor) -> dict[str, tuple[Tensor, int]]:
+    def _score_waveforms(
+        self, logits: Tensor, rows: Tensor
+    ) -> dict[str, tuple[Tensor, int | Tensor]]:
         """Return the scores of the predicted waveforms, and the fractions without a score."""
         predictions = logits.detach().transpose(0, 1).cpu().numpy()
         found: dict[str, list[float | None]] = {}
@@ -291,7 +293,7 @@ class SpeechFrames(Task):
             estimate = to_int16(waveform(predicted)) if is_finite else None
             for name, score in speech_scores(to_int16(waveform(true)), estimate).items():
                 found.setdefault(name, []).append(score)
-        scores: dict[str, tuple[Tensor, int]] = {}
+        scores: dict[str, tuple[Tensor, int | Tensor]] = {}
         for name, values in found.items():
             known = [value for value in values if value is not None]
             scores[name] = torch.tensor(sum(known), dtype=torch.float64), len(known)

@@ -79,7 +79,7 @@ class TestSentences:
             config = PtbCharsConfig(reading="sentences", eval_batch_size=lines)
             batches = PtbChars(config, small_corpora).evaluation("valid")
             scores = [task.scores(answers[b.x], b)["cross_entropy"] for b in batches]
-            found.append((sum(float(total) for total, _ in scores), sum(n for _, n in scores)))
+            found.append((sum(float(total) for total, _ in scores), sum(int(n) for _, n in scores)))
         assert found[1] == pytest.approx(found[0])
         assert found[2] == pytest.approx(found[0])
 

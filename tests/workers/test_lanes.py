@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 from lanes import Precise, assert_equal, build, config_of, train_lanes
-from small_files import put_small_corpora
 from toys import Text, to_exact
 
 from eigensweep.models import MODELS
@@ -19,12 +18,6 @@ from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.turns import LaneError
 
 TRAINED = [name for name in MODELS if not name.startswith("constructed")]
-
-
-@pytest.fixture
-def small_corpora(tmp_path, monkeypatch):
-    put_small_corpora(tmp_path, monkeypatch)
-    return tmp_path
 
 
 @pytest.fixture(autouse=True)

@@ -38,6 +38,7 @@ def compare(configs, atol, precise=True):
     group = Group(captured[0], len(captured) + 1)
     train_lanes(captured, group=group)
     assert group.is_captured, "no CUDA graph was captured; the log says why"
+    assert group.scores_captured, "no evaluation was captured; the log says why"
     train_lanes(uncaptured, group=Group(uncaptured[0], len(uncaptured) + 1, capture=False))
     for one, two, three in zip(captured, uncaptured, alone, strict=True):
         three.run()

@@ -1,19 +1,26 @@
-"""A step of lanes waits for nothing: no value is read back, and nothing comes from the host.
+"""Steps and evaluations of lanes wait for nothing: no value is read, nothing comes from the host.
 
-On the device `meta`, which has shapes and no values, reading a value is an error.
+On the device `meta`, which has shapes and no values, reading a value is an error. And a recording
+of all operations, repeated as a GPU repeats a graph, does what the program does.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
-from lanes import build, config_of
-from small_files import put_small_corpora
+from lanes import assert_equal, build, config_of, train_lanes
 from test_lanes import VARIANTS
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from toys import Text
 
+from eigensweep.models.recurrence.native import library
+from eigensweep.tasks import TASKS
+from eigensweep.workers.engine import graphs, scoring
+from eigensweep.workers.engine.group import Group
 from eigensweep.workers.engine.program import Program
 
 
@@ -22,8 +29,8 @@ class NoCopies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        given = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if is_large(t)]
-        made = [t for t in torch.utils._pytree.tree_leaves(result) if is_large(t)]
+        given = [t for t in tree_leaves((args, kwargs)) if is_large(t)]
+        made = [t for t in tree_leaves(result) if is_large(t)]
         devices = {t.device.type for t in (*given, *made)}
         assert devices <= {"meta"} or "meta" not in devices, f"{func} takes tensors to {devices}"
         return result
@@ -39,6 +46,8 @@ def make_program(config, **options):
     program = Program(training, 2, static=True)
     program.load(0, training)
     program.batches.place(0, 2)
+    for split in ("valid", "test"):
+        program._scorer._segments(split)  # now their data is held
     strip(program, set())
     return program
 
@@ -70,9 +79,21 @@ def step_without_host(program):
     program.close()
 
 
+def score_without_host(program, split="valid"):
+    scorer, state = program._scorer, []
+    for segment in scorer._splits[split]:
+        there = tuple(replace(p, batch=p.batch.to("meta")) for p in segment)
+        with NoCopies(), torch.no_grad():
+            _, state = scorer.add(there, state)
+    assert scorer._sums
+    program.close()
+
+
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 def test_no_step_of_any_model_asks_the_device_or_the_host(name, fields):
-    step_without_host(make_program(config_of({"name": name, **fields})))
+    program = make_program(config_of({"name": name, **fields}))
+    step_without_host(program)
+    score_without_host(program)
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1"])
@@ -80,10 +101,21 @@ def test_no_optimizer_asks_the_device(name):
     step_without_host(make_program(config_of("scornn", optimizer={"name": name})))
 
 
-@pytest.mark.parametrize("task", ["adding", "ptb_chars", "speech_frames"])
-def test_no_task_asks_the_device(task, tmp_path, monkeypatch):
-    put_small_corpora(tmp_path, monkeypatch)
-    step_without_host(make_program(config_of("lstm", task), data_root=tmp_path))
+@pytest.mark.parametrize(
+    "task",
+    [
+        "adding",
+        "ptb_chars",
+        {"name": "ptb_chars", "reading": "sentences"},
+        "speech_frames",
+        {"name": "speech_frames", "normalisation": "batch_padded_mean"},
+    ],
+    ids=str,
+)
+def test_no_task_asks_the_device(task, small_corpora):
+    program = make_program(config_of("tanh_rnn", task), data_root=small_corpora)
+    step_without_host(program)
+    score_without_host(program)
 
 
 def test_a_step_that_reads_a_value_is_noticed():
@@ -91,3 +123,88 @@ def test_a_step_that_reads_a_value_is_noticed():
     program._task = mock.Mock(loss=lambda logits, batch: logits.sum() * float(logits.sum()))
     with pytest.raises(RuntimeError):
         step_without_host(program)
+
+
+class Recording(TorchDispatchMode):
+    """The operations of some work, to be repeated in the same memory without running its Python."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.calls = []
+        with self:
+            act()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self):
+        with torch._C._AutoDispatchBelowAutograd():
+            for func, args, kwargs, result in self.calls:
+                made = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(result), tree_leaves(made), strict=True):
+                    if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+
+def record(act, device, what, *, pool=None):
+    """Do what `graphs.capture` does, on a CPU; the recording is the last of the runs before it."""
+    for _ in range(graphs.WARM_UPS - 1):
+        act()
+    return Recording(act)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """A function that makes a group of lanes whose steps and evaluations are recorded."""
+    monkeypatch.setattr(graphs, "capture", record)
+    monkeypatch.setattr(library, "load_library", lambda source: None)  # it is no operation
+    monkeypatch.setitem(TASKS, "text", Text)
+
+    def make(like, lanes):
+        group = Group(like, lanes, static=True)
+        program = group._program
+        program._may_capture = program._scorer._captures = True
+        return group
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "segment", "evaluations"),
+    [
+        ("scornn", {"name": "copying", "valid_size": 1005}, 8, 3),
+        ({"name": "enrnn", "hidden_size": 40, "short_size": 36}, "copying", 4_096, 2),
+        ("lstm", {"name": "text", "reset": True}, 5, 3),
+        ("tanh_rnn", {"name": "ptb_chars", "reading": "sentences"}, 20, None),
+    ],
+    ids=str,
+)
+def test_steps_and_evaluations_that_are_repeated_are_those_of_a_training_alone(
+    recorded, small_corpora, monkeypatch, model, task, segment, evaluations
+):
+    monkeypatch.setattr(scoring, "SEGMENT_STEPS", segment)
+    training = {"steps": 10, "evaluate_every": 3, "test_every_evaluation": task == "copying"}
+    config = config_of(model, task, {"lr": 0.02}, training)
+    lanes, alone = ([build(config, s, data_root=small_corpora) for s in (0, 1)] for _ in range(2))
+    group = recorded(lanes[0], 3)
+    train_lanes(lanes, group=group)
+    assert group.is_captured
+    assert group.scores_captured == evaluations or evaluations is None
+    for lane, expected in zip(lanes, alone, strict=True):
+        expected.run()
+        assert_equal(lane, expected)
+        assert lane.result().test == pytest.approx(expected.result().test, rel=1e-10)
+
+
+def test_shapes_beyond_those_that_are_captured_are_scored_as_well(recorded, monkeypatch):
+    monkeypatch.setattr(scoring, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(scoring, "HELD_BYTES", 0)
+    config = config_of("scornn", training={"steps": 5, "evaluate_every": 2})
+    lane, alone = build(config), build(config)
+    group = recorded(lane, 2)
+    train_lanes([lane], group=group)
+    alone.run()
+    assert_equal(lane, alone)
+    assert group.scores_captured == 1

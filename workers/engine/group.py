@@ -56,6 +56,11 @@ class Group:
         """Whether steps are replayed as a CUDA graph; false before the first step."""
         return self._program.is_captured
 
+    @property
+    def scores_captured(self) -> int:
+        """Number of CUDA graphs that evaluations replay."""
+        return self._program.scores_captured
+
     def fits(self, training: Training) -> bool:
         """Tell whether a training has the shape and the device of this group."""
         return training.device == self._device and shape_key(training.config) == self._key

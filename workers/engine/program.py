@@ -3,7 +3,8 @@
 All state lies in tensors with lanes in front, and no value is read back during a step. So on a GPU
 a step is captured once as a CUDA graph and replayed; elsewhere the same program runs as it is. A
 lane that is empty, has ended or is not finite goes through the same operations and keeps its state
-by `where`: what a lane computes does not depend on its neighbours, bit for bit.
+by `where`: what a lane computes does not depend on its neighbours, bit for bit. `Scorer` evaluates
+the lanes in the same way.
 
 Letters in shapes: M lanes, P trained numbers of one network, τ steps, B rows, n units.
 """
@@ -22,10 +23,12 @@ from torch import Tensor, nn
 from eigensweep.models.base import Model, State
 from eigensweep.models.stack import Stack
 from eigensweep.tasks.base import Batch, Split, Task
+from eigensweep.workers.engine import graphs
 from eigensweep.workers.engine.batches import Batches, equalise
 from eigensweep.workers.engine.optimizers import LaneOptimizers
+from eigensweep.workers.engine.scoring import Scorer
 from eigensweep.workers.shared.messages import Metrics
-from eigensweep.workers.trial.evaluation import detach, evaluate, keep_finite, sum_scores
+from eigensweep.workers.trial.evaluation import detach, evaluate, keep_finite
 from eigensweep.workers.trial.selection import Weights
 from eigensweep.workers.trial.training import Training
 
@@ -33,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 LONGEST_SEGMENT = 16
 """Most steps between two looks at losses and norms."""
-
-HELD_BYTES = 1 << 30
-"""Evaluation data up to this size stays on the device."""
 
 Numbers = tuple[float, float, float]
 """Objective, loss and gradient norm of a step."""
@@ -59,7 +59,6 @@ class Program:
             raise ValueError(f"a program has at least 1 lane; {lanes} were asked for")
         self.lanes, self.device = lanes, torch.device(like.device)
         self._task = like.task
-        self._splits: dict[Split, Task] = {}
         self._scored_singly: set[Split] = set()
         self._model = copy.deepcopy(like.model)
         probe = _probe(like)
@@ -100,6 +99,9 @@ class Program:
             logger.info("a training step runs without a CUDA graph reason=%s", reason)
             self._may_capture = False
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._scorer = Scorer(
+            like.task, stack, self._tensors, self.device, captures=self._may_capture
+        )
         self._ticks = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Steps that the program has taken, modulo the ring of results."""
         self._results = torch.zeros(places, 3, lanes, dtype=self._flat.dtype, device=self.device)
@@ -112,6 +114,11 @@ class Program:
     def is_captured(self) -> bool:
         """Whether steps are replayed as a CUDA graph."""
         return self._graph is not None
+
+    @property
+    def scores_captured(self) -> int:
+        """Number of CUDA graphs that evaluations replay."""
+        return self._scorer.captured
 
     def run(self, ticks: int, factors: Mapping[int, Sequence[float]]) -> list[list[Numbers]]:
         """Let the running lanes take `ticks` steps; return their numbers, by step and lane.
@@ -166,31 +173,11 @@ class Program:
         self.batches.place(lane, self._steps[lane] + ticks)
 
     def _capture(self) -> None:
-        """Capture a step as a CUDA graph, after some steps that no lane takes.
-
-        Where that fails one line in the log says so, and steps run uncaptured.
-        """
+        """Capture a step as a CUDA graph; the steps before it are taken by no lane."""
         running, ticks = self._running.clone(), self._ticks.clone()
         self._running.zero_()
-        try:
-            side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self._tick()
-            torch.cuda.current_stream(self.device).wait_stream(side)
-            torch.cuda.synchronize(self.device)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads pin memory meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._tick()
-            self._graph = graph
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            logger.warning("a training step runs without a CUDA graph reason=%s", reason)
-            self._may_capture = False
+        self._graph = graphs.capture(self._tick, self.device, "a training step")
+        self._may_capture = self._graph is not None
         self._running.copy_(running)
         self._ticks.copy_(ticks)
 
@@ -307,84 +294,58 @@ class Program:
         All lanes are computed, so that a lane's scores do not depend on which are asked for.
         `weights` takes the place of the weights of some lanes.
         """
-        if split not in self._scored_singly:
-            try:
-                return self._score_together(split, lanes, weights or {})
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                logger.info("lanes are scored one by one split=%s reason=%s", split, reason)
-                self._scored_singly.add(split)
-        model, found = self._model, {}
-        for lane in lanes:
-            given = (weights or {}).get(lane)
-            model.load_state_dict(self.weights(lane) if given is None else given)
-            found[lane] = evaluate(model, self._held(split), split, str(self.device))
-        return found
+        with self._with_weights(weights or {}):
+            if split not in self._scored_singly:
+                try:
+                    found = self._scorer.score(split)
+                    return {lane: found[lane] for lane in lanes}
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    reason = str(error).splitlines()[0]
+                    logger.info("lanes are scored one by one split=%s reason=%s", split, reason)
+                    self._scored_singly.add(split)
+            return {lane: self._score_alone(split, lane) for lane in lanes}
 
-    def _score_together(
-        self, split: Split, lanes: Collection[int], weights: Mapping[int, Weights]
-    ) -> dict[int, Metrics]:
-        flat, fixed, buffers = self._flat, self._fixed, self._buffers
-        if weights:
-            flat = flat.clone()
-            fixed, buffers = ({n: t.clone() for n, t in d.items()} for d in (fixed, buffers))
+    def _score_alone(self, split: Split, lane: int) -> Metrics:
+        self._model.load_state_dict(self.weights(lane))
+        return evaluate(self._model, self._task, split, str(self.device))
+
+    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return parameters and buffers of all lanes, by name."""
+        return self._views(self._flat) | self._fixed, self._extra | self._buffers
+
+    @contextmanager
+    def _with_weights(self, weights: Mapping[int, Weights]) -> Iterator[None]:
+        """Let some lanes have other weights for a while, in the same memory."""
+        if not weights:
+            yield
+            return
+        held = [self._flat, *self._fixed.values(), *self._buffers.values(), *self._extra.values()]
+        index = torch.tensor(list(weights)).to(self.device)
+        before = [tensor.index_select(0, index) for tensor in held]
+        try:
             for lane, given in weights.items():
-                self._put(lane, given, flat, fixed, buffers)
-        counts: dict[str, int] = {}
-        task = self._held(split)
-        parameters, buffers = self._views(flat) | fixed, self._extra | buffers
-
-        def sums_of_lane(model: Model) -> dict[str, Tensor]:
-            sums, found = sum_scores(model, task, split, str(self.device))
-            counts.update(found)
-            return sums
-
-        with self._without_host_values():
-            sums = self._stack.call(sums_of_lane, parameters=parameters, buffers=buffers)
-        columns = {name: totals.tolist() for name, totals in sums.items() if counts[name]}
-        return {
-            lane: {name: column[lane] / counts[name] for name, column in columns.items()}
-            for lane in lanes
-        }
-
-    def _held(self, split: Split) -> Task:
-        """Return the task, with the data of a split on the device if there is room for it."""
-        if split not in self._splits:
-            batches, size = [], 0
-            for batch in self._task.evaluation(split):
-                size += sum(t.nbytes for t in (batch.x, batch.y, batch.mask) if t is not None)
-                if size > HELD_BYTES:
-                    self._splits[split] = self._task
-                    return self._task
-                # `starts` is looked at on the host
-                batches.append(replace(batch.to(str(self.device)), starts=batch.starts))
-            self._splits[split] = _HeldSplit(self._task, batches)  # type: ignore[assignment]
-        return self._splits[split]
+                self._put(lane, given, self._flat, self._fixed, self._buffers)
+                if self._stack.reads_host_values:
+                    self._model.load_state_dict(given)
+                    for name, value in self._model.host_values().items():
+                        self._extra[f"model.{name}"][lane] = value
+            yield
+        finally:
+            for tensor, value in zip(held, before, strict=True):
+                tensor.index_copy_(0, index, value)
 
     @torch.no_grad()
     def report_constraint(self) -> list[Metrics]:
         """Return each lane's report on its model's constraint; finite numbers only."""
-        parameters = self._views(self._flat) | self._fixed
-        buffers = self._buffers | self._extra
-        with self._without_host_values():
-            found = self._stack.call("constraint_report", parameters=parameters, buffers=buffers)
+        parameters, buffers = self._tensors()
+        found = self._stack.call("constraint_report", parameters=parameters, buffers=buffers)
         columns = {name: values.tolist() for name, values in found.items()}
         return [
             keep_finite({name: column[lane] for name, column in columns.items()})
             for lane in range(self.lanes)
         ]
-
-    @contextmanager
-    def _without_host_values(self) -> Iterator[None]:
-        """Let models compute all by themselves: the host's values are of the next step."""
-        before = self._stack.reads_host_values
-        self._stack.reads_host_values = False
-        try:
-            yield
-        finally:
-            self._stack.reads_host_values = before
 
     def close(self) -> None:
         """End the threads that draw batches."""
@@ -434,20 +395,6 @@ def _differentiable_step(
     logits, state = model(x, state)
     loss = task.loss(logits, Batch(x, y, mask, starts, padded_to))
     return loss + model.penalty(), loss, () if starts is None else detach(state)
-
-
-@dataclass(frozen=True)
-class _HeldSplit:
-    """A task whose evaluation data of one split is at hand."""
-
-    task: Task
-    batches: list[Batch]
-
-    def evaluation(self, split: Split) -> Iterator[Batch]:
-        return iter(self.batches)
-
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-        return self.task.scores(logits, batch)
 
 
 @dataclass(frozen=True)

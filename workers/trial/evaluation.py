@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import isfinite
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from eigensweep.models.base import Model, State
-from eigensweep.tasks.base import Split, Task
+from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.workers.shared.messages import Metrics
+
+Beginning = Literal["anew", "on", "mixed"]
+"""What the rows of a batch begin with: the initial state, the state before it, or some of each."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A batch of an evaluation, and what it begins with."""
+
+    batch: Batch
+    begins: Beginning
+
+    @classmethod
+    def of(cls, batch: Batch) -> Piece:
+        """Look at a batch on the CPU."""
+        return cls(batch, find_beginning(batch.starts))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Scores of some batches."""
+
+    sums: dict[str, Tensor]
+    """By metric; float64."""
+    counts: dict[str, int | Tensor]
+    """Of how many scores a sum is."""
+    state: State | None
+    """What the next batch goes on from."""
 
 
 @torch.no_grad()
@@ -18,26 +49,39 @@ def evaluate(model: Model, task: Task, split: Split, device: str = "cpu") -> Met
 
     A metric of which nothing was scored is left out.
     """
-    sums, counts = sum_scores(model, task, split, device)
-    return {name: float(total) / counts[name] for name, total in sums.items() if counts[name]}
+
+    def place(batch: Batch) -> Piece:
+        return Piece(batch.to(device), find_beginning(batch.starts))
+
+    found = add_scores(model, task, map(place, task.evaluation(split)))
+    counts = {name: int(count) for name, count in found.counts.items()}
+    return {name: float(total) / counts[name] for name, total in found.sums.items() if counts[name]}
 
 
-def sum_scores(
-    model: Model, task: Task, split: Split, device: str = "cpu"
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the sum of each metric over the whole split, and of how many scores it is."""
+def add_scores(
+    model: Model, task: Task, pieces: Iterable[Piece], state: State | None = None
+) -> Tally:
+    """Return the sums over pieces on the model's device; the first goes on from `state`.
+
+    No value is read, unless the task reads one.
+    """
     sums: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-    state: State | None = None
+    counts: dict[str, int | Tensor] = {}
     run = model.prepare()
-    for batch in task.evaluation(split):
-        state = carry_into(model, batch.starts, state)
-        batch = batch.to(device)
-        logits, state = run(batch.x, state)
-        for name, (total, count) in task.scores(logits, batch).items():
+    for piece in pieces:
+        state = _carry(model, piece.begins, piece.batch.starts, state)
+        logits, state = run(piece.batch.x, state)
+        for name, (total, count) in task.scores(logits, piece.batch).items():
             sums[name] = sums.get(name, 0.0) + total.double()
             counts[name] = counts.get(name, 0) + count
-    return sums, counts
+    return Tally(sums, counts, state)
+
+
+def find_beginning(starts: Tensor | None) -> Beginning:
+    """Return what a batch with these `starts`, on the CPU, begins with."""
+    if starts is None or bool(starts.all()):
+        return "anew"
+    return "mixed" if bool(starts.any()) else "on"
 
 
 def carry_into(model: Model, starts: Tensor | None, state: State | None) -> State | None:
@@ -45,10 +89,17 @@ def carry_into(model: Model, starts: Tensor | None, state: State | None) -> Stat
 
     Rows that begin a new sequence beside others that go on begin with it, too.
     """
-    if state is None or starts is None or bool(starts.all()):
+    return None if state is None else _carry(model, find_beginning(starts), starts, state)
+
+
+def _carry(
+    model: Model, begins: Beginning, starts: Tensor | None, state: State | None
+) -> State | None:
+    if state is None or begins == "anew":
         return None
-    if not bool(starts.any()):
+    if begins == "on":
         return state
+    assert starts is not None
     return model.restart(state, starts)
 
 
