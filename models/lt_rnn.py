@@ -22,7 +22,7 @@ from eigensweep.models.base import Shapes, State
 from eigensweep.models.matrices.initial import Initial, draw
 from eigensweep.models.matrices.orthogonal import nearest_orthogonal
 from eigensweep.models.network import Network, NetworkConfig
-from eigensweep.models.recurrence.reference import project, recurrent_states
+from eigensweep.models.recurrence.reference import recurrent_states
 from eigensweep.models.recurrence.ungated import recur
 
 
@@ -124,19 +124,16 @@ class LTRNN(Network):
         x, W, h0 = (multiply_gradient(t, factor) for t in (x, self.W, self._start(x, state)))
         U = None if U is None else multiply_gradient(U, factor)
         readout = self.shapes.readout
-        if self.config.activation_clip is None and (self.V_2 is None or readout == "last"):
-            b, V, c = W.new_zeros(self.hidden_size), self.V, self.c
-            logits, h = recur(x, U, W, b, V, c, activation="identity", readout=readout, h0=h0)
-            return (logits if self.V_2 is None else logits + linear(pool(h), self.V_2)), h
-        H = self._history(x, U, W, h0)
-        seen = H if readout == "all" else H[-1]
-        logits = linear(seen, self.V, self.c)
-        if self.V_2 is not None:
-            logits = logits + linear(pool(seen), self.V_2)
-        return logits, H[-1]
+        how: dict[str, Any] = {**self._activation(W), "h0": h0}
+        if self.V_2 is None:
+            return recur(x, U, W, V=self.V, c=self.c, readout=readout, **how)
+        eye = torch.eye(self.hidden_size, dtype=W.dtype, device=W.device)
+        seen, h = recur(x, U, W, V=eye, c=W.new_zeros(len(eye)), readout=readout, **how)
+        return linear(seen, self.V, self.c) + linear(pool(seen), self.V_2), h
 
     def states(self, x: Tensor, state: State | None = None) -> Tensor:
-        return self._history(*self._drive(x), self.W, self._start(x, state))
+        how = self._activation(self.W)
+        return recurrent_states(*self._drive(x), self.W, h0=self._start(x, state), **how)
 
     def _drive(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return an input and its matrix, or None where the input enters the state as it is."""
@@ -145,16 +142,12 @@ class LTRNN(Network):
         driven = torch.addmm(self.b, x.flatten(0, 1), self.U.mT).relu_()
         return driven.view(*x.shape[:2], self.hidden_size), None
 
-    def _history(self, x: Tensor, U: Tensor | None, W: Tensor, h: Tensor) -> Tensor:
+    def _activation(self, W: Tensor) -> dict[str, Any]:
+        """Return f and b of the recurrence: what is longer than the limit is clipped."""
         limit = self.scalar("activation_clip")
         if limit is None:
-            b = W.new_zeros(self.hidden_size)
-            return recurrent_states(x, U, W, b, activation="identity", h0=h)
-        H = []
-        for Ux in project(x, U, None):
-            h = clip(torch.addmm(Ux, h, W.mT), limit)
-            H.append(h)
-        return torch.stack(H)
+            return {"activation": "identity", "b": W.new_zeros(self.hidden_size)}
+        return {"activation": "clipped", "b": W.new_ones(self.hidden_size) * limit}
 
     @torch.no_grad()
     def after_update(self, learning_rates: Mapping[str, float]) -> None:
@@ -190,17 +183,6 @@ def pool(h: Tensor) -> Tensor:
     [5.0, 2.0]
     """
     return (h[..., ::2].square() + h[..., 1::2].square() + 1e-12).sqrt()
-
-
-def clip(h: Tensor, limit: float | Tensor) -> Tensor:
-    """Return states, (B, n), none longer than `limit`.
-
-    >>> clip(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
-    """
-    length = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
-    return h * (limit / length.clamp(min=limit))
 
 
 def multiply_gradient(x: Tensor, factor: float) -> Tensor:

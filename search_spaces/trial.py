@@ -30,7 +30,9 @@ class Strict(PlainNumbers):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-UpdateRule = Literal["adam", "rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1"]
+UpdateRule = Literal[
+    "adam", "rmsprop", "adagrad", "adam_tf1", "rmsprop_tf1", "adagrad_tf1", "rmsprop_urnn"
+]
 ScheduleName = Literal["none", "exponential", "halve_on_plateau"]
 FACTORS: dict[ScheduleName, float] = {"exponential": 0.99, "halve_on_plateau": 0.5}
 """Factor of the learning rates at each fall, unless `schedule_factor` is given."""
@@ -41,8 +43,10 @@ class OptimizerConfig(Strict):
 
     name: UpdateRule = Field(
         "adam",
-        description="Update rule. `rmsprop_tf1` and `adagrad_tf1` start their sums of squares at "
-        "1 and at 0.1, as TensorFlow 1 did",
+        description="Update rule. As in TensorFlow 1, `rmsprop_tf1` and `adagrad_tf1` start their "
+        "sums of squares at 1 and at 0.1, and `adam_tf1` adds epsilon before it corrects for the "
+        "first steps; `rmsprop_urnn` is that of the uRNN's program: it starts at 0.001 and has no "
+        "epsilon",
     )
     lr: float = Field(1e-3, gt=0, le=100, description="Learning rate")
     name_orth: UpdateRule | None = Field(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, leaky_relu, linear
 
-from eigensweep.models.recurrence.steps import LEAK, Activation
+from eigensweep.models.recurrence.steps import LEAK, Activation, clip_scale
 
 
 def recur(
@@ -53,7 +53,7 @@ def recurrent_states(
     x: Tensor, U: Tensor | None, W: Tensor, b: Tensor, *, activation: Activation, h0: Tensor
 ) -> Tensor:
     """Return h at every step, (τ, B, n), starting from h0, (B, n)."""
-    Z = project(x, U, None if activation == "modrelu" else b)
+    Z = project(x, U, None if activation in ("modrelu", "clipped") else b)
     Wt, h, H = W.mT, h0, []
     for Ux in Z.unbind(0):
         h = activate(torch.addmm(Ux, h, Wt), b, activation)
@@ -62,7 +62,7 @@ def recurrent_states(
 
 
 def activate(z: Tensor, b: Tensor, activation: Activation) -> Tensor:
-    """Return f(z). Only modReLU looks at b: for the others it is in z already."""
+    """Return f(z). Only modReLU and `clipped` look at b: for the others it is in z already."""
     match activation:
         case "modrelu":
             return modrelu(z, b)
@@ -74,6 +74,8 @@ def activate(z: Tensor, b: Tensor, activation: Activation) -> Tensor:
             return leaky_relu(z, LEAK)
         case "identity":
             return z
+        case "clipped":
+            return z * clip_scale(z, b[..., :1])
 
 
 def project(x: Tensor, U: Tensor | None, b: Tensor | None) -> Tensor:

@@ -14,11 +14,13 @@ from torch.nn.functional import leaky_relu_
 
 from eigensweep.models.recurrence.symbols import add_rows, look_up
 
-Activation = Literal["modrelu", "tanh", "relu", "identity", "leaky_relu"]
+Activation = Literal["modrelu", "tanh", "relu", "identity", "leaky_relu", "clipped"]
 """f. modReLU's b is its threshold; for the others b is added to the argument. A modReLU with an
-eps, sign(z) · max(|z| + eps + b, 0), is the one without at b + eps."""
+eps, sign(z) · max(|z| + eps + b, 0), is the one without at b + eps. `clipped` is z, scaled down to
+the length b where it is longer: all entries of b are that length, which takes no gradient."""
 
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+ACTIVATIONS: tuple[Activation, ...] = tuple(a for a in get_args(Activation) if a != "clipped")
+"""Those that act on each unit alone."""
 
 LEAK = 0.1
 """Slope of leaky ReLU below zero, as in oRNN."""
@@ -69,12 +71,7 @@ class TorchSteps:
     def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
         U, _, _, V, c = self.parameters
         made = H[:, 1:].flatten(1, 2)
-        if not U.shape[-1]:
-            made.copy_(x.flatten(1, 2))
-        elif x.is_floating_point():
-            torch.bmm(x.flatten(1, 2), U.mT, out=made)
-        else:
-            look_up(U.mT, x.flatten(1), out=made)
+        _project(x, U, made)
         self.run_forward(H)
         if logits is not None:  # a product with few rows is twice as fast as one with few columns
             logits.flatten(1, 2).copy_(torch.baddbmm(c.unsqueeze(2), V, made.mT).mT)
@@ -93,7 +90,8 @@ class TorchSteps:
         G[:, -2].add_(at_last)
         self.run_backward(G, H)
         dW.baddbmm_(dz.mT, H[:, :-1].flatten(1, 2))
-        db += (dz * made.sign() if self.activation == "modrelu" else dz).sum(1)
+        if self.activation != "clipped":
+            db += (dz * made.sign() if self.activation == "modrelu" else dz).sum(1)
         if not U.shape[-1]:
             return
         if x.is_floating_point():
@@ -122,11 +120,62 @@ class TorchSteps:
         return dUt.mT, dW, db, dV
 
 
+class ClippedSteps(TorchSteps):
+    """The steps of `clipped`, whose slope does not follow from h: z is made again on the way back.
+
+    Where z is longer than ℓ, h = ℓ z / |z| and dL/dz = ℓ / |z| (g - h (h · g) / ℓ²).
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__(parameters, "clipped")
+        self.scales = parameters.W.new_empty(0)
+
+    def backward(self, G: Tensor, H: Tensor, x: Tensor, d_logits: Tensor | None) -> None:
+        U, W, b, _, _ = self.parameters
+        made = torch.empty_like(H[:, 1:]).flatten(1, 2)
+        _project(x, U, made)
+        made.baddbmm_(H[:, :-1].flatten(1, 2), W.mT)
+        self.scales = clip_scale(made, b[:, :1].unsqueeze(1)).view(*H[:, 1:].shape[:-1], 1)
+        super().backward(G, H, x, d_logits)
+
+    def run_backward(self, G: Tensor, H: Tensor) -> None:
+        limit, (*earlier, d) = self.parameters.b[:, :1].unsqueeze(1), G.unbind(1)
+        made, scales = H[:, 1:].unbind(1), self.scales.unbind(1)
+        for g, h, scale in zip(*map(reversed, (earlier, made, scales)), strict=True):
+            g.baddbmm_(d, self.parameters.W)
+            radial = (g * h).sum(-1, keepdim=True) / limit.square()
+            g.copy_(torch.where(scale < 1, scale * (g - h * radial), g))
+            d = g
+
+
+def clip_scale(z: Tensor, limit: Tensor) -> Tensor:
+    """Return what scales each z, (..., n), down to the length `limit`, (..., 1): at most 1.
+
+    >>> clip_scale(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.tensor([1.0])).tolist()
+    [[0.20000000298023224], [1.0]]
+    """
+    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return limit / torch.maximum(length, limit)
+
+
+def _project(x: Tensor, U: Tensor, out: Tensor) -> None:
+    """Write U x_t of all steps into `out`, (M, τ B, n)."""
+    if not U.shape[-1]:
+        out.copy_(x.flatten(1, 2))
+    elif x.is_floating_point():
+        torch.bmm(x.flatten(1, 2), U.mT, out=out)
+    else:
+        look_up(U.mT, x.flatten(1), out=out)
+
+
 def apply_(activation: Activation, z: Tensor, b: Tensor) -> None:
     """Turn z into f(z; b), in place."""
     if activation == "modrelu":
         sign = z.sign()
         z.abs_().add_(b).relu_().mul_(sign)
+        return
+    if activation == "clipped":
+        z.mul_(clip_scale(z, b[..., :1]))
         return
     z.add_(b)
     if activation == "tanh":

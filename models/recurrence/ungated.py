@@ -25,7 +25,13 @@ from eigensweep.models.recurrence.lanes import on_folded_lanes, spread_input
 from eigensweep.models.recurrence.native import paired, ungated
 from eigensweep.models.recurrence.native.library import use_native
 from eigensweep.models.recurrence.paired import PairedSteps
-from eigensweep.models.recurrence.steps import Activation, Parameters, Steps, TorchSteps
+from eigensweep.models.recurrence.steps import (
+    Activation,
+    ClippedSteps,
+    Parameters,
+    Steps,
+    TorchSteps,
+)
 
 Backend = Literal["torch", "native", "cuda"]
 """What runs the loop over time: PyTorch, compiled steps on a CPU, or a kernel on an NVIDIA GPU."""
@@ -108,11 +114,14 @@ class How:
             of_pairs, of_units = CudaPairedSteps, CudaSteps
         elif self.backend == "cuda":
             raise ValueError(
-                f"the CUDA kernel needs float32, at most {scan.LARGEST} units, a GPU and "
-                f"cuda-bindings; W is {W.dtype} {tuple(W.shape[1:])} on {W.device}"
+                f"the CUDA kernel needs float32, at most {scan.LARGEST} units, a GPU, "
+                "cuda-bindings, and states that are not clipped; "
+                f"W is {W.dtype} {tuple(W.shape[1:])} on {W.device}"
             )
         if activation == "smoothed_modrelu" or activation == "shifted_modrelu":
             return of_pairs(parameters, activation)
+        if activation == "clipped" and of_units is not ungated.NativeSteps:
+            return ClippedSteps(parameters)
         return of_units(parameters, activation)
 
     def chunks(self, length: int, state: Tensor) -> Iterator[tuple[int, int]]:

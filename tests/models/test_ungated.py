@@ -56,6 +56,16 @@ def outcome(function, x, leaves, **options):
     return logits, h, *torch.autograd.grad(loss + h.cos().sum(), inputs)
 
 
+def clipped_outcome(function, x, leaves, **options):
+    """Return logits, last h and all gradients but b's, which holds the limit."""
+    inputs = [t for t in (x, *leaves) if t.requires_grad]
+    *parameters, h0 = leaves
+    parameters = [None, *parameters] if len(parameters) == 4 else parameters
+    logits, h = function(x, *parameters, h0=h0, activation="clipped", **options)
+    loss = (logits.sin() * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum()
+    return logits, h, *torch.autograd.grad(loss + h.cos().sum(), inputs)
+
+
 class TestEachBackend:
     @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("inputs", ["symbols", "values"])
@@ -83,6 +93,40 @@ class TestEachBackend:
             assert_close(
                 outcome(recur, x, leaves[1:], chunk=chunk, backend=backend, **how), expected
             )
+
+    @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+    @pytest.mark.parametrize("inputs", ["symbols", "values", "states"])
+    @pytest.mark.parametrize("readout", ["all", "last"])
+    def test_states_that_are_too_long_are_clipped_as_in_the_reference(
+        self, backend, readout, inputs, sizes
+    ):
+        x, leaves = draw(sizes, inputs)
+        x.requires_grad_(inputs != "symbols")
+        b = torch.full_like(leaves[2], 2.5 * sizes[2] ** 0.5)
+        leaves = [b if leaf is leaves[2] else leaf for leaf in leaves]
+        leaves = leaves[1:] if inputs == "states" else leaves
+        outcomes = [
+            clipped_outcome(function, x, leaves, readout=readout, **options)
+            for function, options in (
+                (reference.recur, {}),
+                (recur, {"backend": backend}),
+                (recur, {"backend": backend, "chunk": 1}),
+                (recur, {"backend": backend, "chunk": 4}),
+            )
+        ]
+        for found in outcomes[1:]:
+            assert_close(found, outcomes[0])
+
+    def test_some_states_are_clipped_and_some_are_not(self, backend):
+        x, leaves = draw(SIZES["odd"], "values")
+        b = torch.full_like(leaves[2], 2.5 * SIZES["odd"][2] ** 0.5)
+        n = len(b)
+        U, W, _, _, _, h0 = leaves
+        eye = (torch.eye(n, dtype=b.dtype), torch.zeros_like(b))
+        H, _ = recur(x, U, W, b, *eye, activation="clipped", h0=h0, backend=backend)
+        at_limit = H.norm(dim=-1) > b[0] * (1 - 1e-9)
+        assert 0.1 < at_limit.double().mean() < 0.9
+        assert (H.norm(dim=-1) <= b[0] * (1 + 1e-9)).all()
 
     def test_without_u_an_input_of_another_size_is_refused_with_words(self, backend):
         x, leaves = draw(SIZES["odd"], "values")

@@ -109,7 +109,8 @@ def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
         (
             {"optimizer": {"name": "sgd"}},
             "optimizer.name",
-            "'adam', 'rmsprop', 'adagrad', 'rmsprop_tf1' or 'adagrad_tf1'",
+            "'adam', 'rmsprop', 'adagrad', 'adam_tf1', 'rmsprop_tf1', 'adagrad_tf1' or "
+            "'rmsprop_urnn'",
         ),
         (
             {"search": grid(optimizer__clip_norm=[1.0, float("inf")])},

@@ -89,6 +89,8 @@ OPTIMIZERS = [
     {"name": "adagrad"},
     {"name": "rmsprop_tf1", "alpha": 0.99, "momentum": 0.5},
     {"name": "adagrad_tf1"},
+    {"name": "adam_tf1", "name_orth": "rmsprop_urnn", "lr_orth": 1e-3},
+    {"name": "rmsprop_urnn", "alpha": 0.8, "momentum": 0.3},
     {"name": "adam", "name_orth": "rmsprop", "lr_orth": 1e-3},
     {"name": "adagrad_tf1", "name_orth": "rmsprop_tf1", "lr_orth": 1e-3},
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import get_args
 
 import pytest
 import torch
 from lanes import build, close, config_of, train_lanes
 
 from eigensweep.models import MODELS
+from eigensweep.search_spaces.trial import UpdateRule
 from eigensweep.workers.engine.group import Group
 
 pytestmark = [
@@ -51,7 +53,7 @@ def test_every_model_is_captured_and_trains_as_alone(name):
     compare(configs_of(name), 1e-8)
 
 
-@pytest.mark.parametrize("name", ["adam", "rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1"])
+@pytest.mark.parametrize("name", get_args(UpdateRule))
 def test_every_optimizer_is_captured_and_trains_as_alone(name):
     compare(configs_of("scornn", {"name": name, "momentum": 0.5, "name_orth": "rmsprop"}), 1e-9)
 

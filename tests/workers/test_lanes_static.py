@@ -96,7 +96,9 @@ def test_no_step_of_any_model_asks_the_device_or_the_host(name, fields):
     score_without_host(program)
 
 
-@pytest.mark.parametrize("name", ["rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1"])
+@pytest.mark.parametrize(
+    "name", ["rmsprop", "adagrad", "adam_tf1", "rmsprop_tf1", "adagrad_tf1", "rmsprop_urnn"]
+)
 def test_no_optimizer_asks_the_device(name):
     step_without_host(make_program(config_of("scornn", optimizer={"name": name})))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ import torch
 from torch import nn
 
 from eigensweep.models.base import ParamGroup
-from eigensweep.search_spaces.trial import OptimizerConfig
+from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
 from eigensweep.workers.trial.optimizers import Optimizers
 
-KINDS = ("adam", "rmsprop", "adagrad", "rmsprop_tf1", "adagrad_tf1")
+KINDS = get_args(UpdateRule)
 
 
 class TwoGroups(nn.Module):
@@ -42,7 +43,7 @@ def gradients(count, seed=0):
     return np.random.default_rng(seed).normal(size=(count, 2, 3))
 
 
-FIRST_SUMS = {"rmsprop_tf1": 1.0, "adagrad_tf1": 0.1}
+FIRST_SUMS = {"rmsprop_tf1": 1.0, "adagrad_tf1": 0.1, "rmsprop_urnn": 1e-3}
 
 
 def textbook(kind, w, steps, lr):
@@ -58,6 +59,12 @@ def textbook(kind, w, steps, lr):
         elif kind == "rmsprop_tf1":
             v = 0.9 * v + 0.1 * g**2
             w = w - lr * g / np.sqrt(v + 1e-10)
+        elif kind == "adam_tf1":
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            w = w - lr * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-8)
+        elif kind == "rmsprop_urnn":
+            v = 0.9 * v + 0.1 * g**2
+            w = w - lr * g / np.sqrt(v)
         elif kind == "adagrad_tf1":
             v = v + g**2
             w = w - lr * g / np.sqrt(v)
@@ -93,6 +100,27 @@ def test_tensorflow_s_momentum_holds_the_rates_of_its_time():
         u = 0.5 * u + 0.01 * 0.5**t * gradient[1] / np.sqrt(v + 1e-10)
         w = w - u
     np.testing.assert_allclose(model.U.detach(), w, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adam_tf1"])
+def test_tensorflow_s_adam_adds_epsilon_before_it_corrects_for_the_first_steps(kind):
+    model, size = TwoGroups(), 1e-7
+    before = model.U.detach().clone()
+    optimizers = Optimizers(model, OptimizerConfig(name=kind, lr=0.01))
+    take_steps(model, optimizers, np.full((1, 2, 3), size))
+    root = 1.0 if kind == "adam" else 0.001**0.5
+    expected = 0.01 * size / (size + 1e-8 / root)
+    assert (before - model.U.detach())[0].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_urnn_s_rmsprop_rests_where_a_gradient_stays_zero():
+    model = TwoGroups().float()
+    optimizers = Optimizers(model, OptimizerConfig(name="rmsprop_urnn", lr=0.01))
+    before = model.U.detach().clone()
+    for _ in range(1500):
+        model.A.grad, model.U.grad = torch.zeros(3), torch.zeros(3)
+        optimizers.step(optimizers.gradient_norm())
+    assert torch.equal(model.U, before)
 
 
 @pytest.mark.parametrize(("size", "steps"), [(0.03, 65), (1e-3, 130)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import torch
@@ -19,7 +20,13 @@ from torch.optim.optimizer import Optimizer
 from eigensweep.search_spaces.trial import OptimizerConfig
 from eigensweep.workers.shared.checkpoints import StateDict
 from eigensweep.workers.trial.optimizers import Optimizers, UpdatedGroup
-from eigensweep.workers.trial.tf1_optimizers import EPSILON, FIRST_SUM
+from eigensweep.workers.trial.tf1_optimizers import (
+    ADAM_EPSILON,
+    EPSILON,
+    FIRST_SUM,
+    URNN_EPSILON,
+    URNN_FIRST_MEAN,
+)
 
 Memory = dict[str, Tensor]
 """What a rule remembers of its numbers, (M, width), by the names that torch's optimizers use."""
@@ -62,13 +69,23 @@ def rmsprop(p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings) -> tu
     return p - lr.to(p.dtype) * u, {"square_avg": v, "momentum_buffer": u}
 
 
-def rmsprop_tf1(
+def adam_tf1(
     p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings
 ) -> tuple[Tensor, Memory]:
-    """Take a step as `RMSpropTF1` does; a momentum of 0 is none."""
+    """Take a step as `AdamTF1` does."""
+    m = torch.lerp(memory["m"], g, (1 - s.beta1).to(p.dtype))
+    v = s.beta2.to(p.dtype) * memory["v"] + (1 - s.beta2).to(p.dtype) * g * g
+    rate = lr * (1 - s.beta2**s.steps).sqrt() / (1 - s.beta1**s.steps)
+    return p - rate.to(p.dtype) * m / (v.sqrt() + ADAM_EPSILON), {"m": m, "v": v}
+
+
+def rmsprop_tf1(
+    p: Tensor, g: Tensor, memory: Memory, lr: Tensor, s: Settings, eps: float = EPSILON
+) -> tuple[Tensor, Memory]:
+    """Take a step as `RMSpropFrom` does; a momentum of 0 is none."""
     alpha, rest = s.alpha.to(p.dtype), (1 - s.alpha).to(p.dtype)
     v = alpha * memory["v"] + rest * g * g
-    u = s.momentum.to(p.dtype) * memory["u"] + lr.to(p.dtype) * g / (v + EPSILON).sqrt()
+    u = s.momentum.to(p.dtype) * memory["u"] + lr.to(p.dtype) * g / (v + eps).sqrt()
     return p - u, {"v": v, "u": u}
 
 
@@ -104,7 +121,14 @@ KINDS: dict[str, Kind] = {
     "adam": Kind(adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
     "rmsprop": Kind(rmsprop, {"square_avg": 0.0, "momentum_buffer": 0.0}, ("momentum_buffer",)),
     "adagrad": Kind(adagrad, {"sum": 0.0}, from_the_start=True),
+    "adam_tf1": Kind(adam_tf1, {"m": 0.0, "v": 0.0}),
     "rmsprop_tf1": Kind(rmsprop_tf1, {"v": 1.0, "u": 0.0}, ("u",), counts_steps=False),
+    "rmsprop_urnn": Kind(
+        partial(rmsprop_tf1, eps=URNN_EPSILON),
+        {"v": URNN_FIRST_MEAN, "u": 0.0},
+        ("u",),
+        counts_steps=False,
+    ),
     "adagrad_tf1": Kind(adagrad_tf1, {"sum": FIRST_SUM}, from_the_start=True),
 }
 

@@ -20,7 +20,13 @@ from torch.optim.optimizer import Optimizer
 from eigensweep.models.base import Model, ParamGroup, trainable
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
 from eigensweep.workers.shared.checkpoints import StateDict
-from eigensweep.workers.trial.tf1_optimizers import RMSpropTF1, adagrad_tf1
+from eigensweep.workers.trial.tf1_optimizers import (
+    URNN_EPSILON,
+    URNN_FIRST_MEAN,
+    AdamTF1,
+    RMSpropFrom,
+    adagrad_tf1,
+)
 
 TorchGroup = dict[str, Any]
 """A parameter group as torch's optimizers take it: `params`, and settings by their names."""
@@ -128,8 +134,13 @@ def _build(name: str, groups: list[TorchGroup], config: OptimizerConfig) -> Opti
             return RMSprop(groups, alpha=config.alpha, momentum=config.momentum)
         case "adagrad":
             return Adagrad(groups, fused=on_cpu or None)
+        case "adam_tf1":
+            return AdamTF1(groups, config.lr, config.betas)
         case "rmsprop_tf1":
-            return RMSpropTF1(groups, config.lr, config.alpha, config.momentum)
+            return RMSpropFrom(groups, config.lr, config.alpha, config.momentum)
+        case "rmsprop_urnn":
+            how = {"first": URNN_FIRST_MEAN, "eps": URNN_EPSILON}
+            return RMSpropFrom(groups, config.lr, config.alpha, config.momentum, **how)
         case "adagrad_tf1":
             return adagrad_tf1(groups, fused=on_cpu or None)
     raise ValueError(f"there is no optimizer '{name}'; there are {', '.join(get_args(UpdateRule))}")

@@ -182,7 +182,15 @@ def is_available(W: Tensor, activation: Activation | PairedActivation) -> bool:
     n = W.shape[-1]
     if not W.is_cuda or W.dtype != torch.float32 or n > LARGEST:
         return False
+    if activation == "clipped":  # a state's length is a sum over the units of all blocks
+        _warn_of_clipping()
+        return False
     return _is_loaded(n, activation, W.device.index or 0)
+
+
+@functools.cache
+def _warn_of_clipping() -> None:
+    logger.warning("a recurrence with clipped states runs step by step: the kernel does not clip")
 
 
 @functools.cache

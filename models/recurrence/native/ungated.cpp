@@ -8,6 +8,7 @@
 // and G are padded to whole vectors; what stands in the padding has no effect.
 // Never compile with -ffast-math: NaN and infinity must pass through.
 
+#include <cmath>
 #include <initializer_list>
 #include <vector>
 
@@ -33,6 +34,42 @@ template <class T> struct Call {
 
     static long panels(long columns) { return (columns + Vector<T>::N - 1) / Vector<T>::N; }
 };
+
+// z, scaled down to the length b[0] where it is longer. The scale of each h stands behind it.
+template <class T> struct Clipped : Identity<T> {
+    using V = typename Vector<T>::V;
+    static V value(V z, V, T) { return z; }
+    static V to_b(V, V) { return V{}; }
+};
+template <class T, template <class> class A> constexpr bool clips = std::is_same_v<A<T>, Clipped<T>>;
+
+template <class T> T dot(const T* a, const T* b, long n) {
+    using X = Vector<T>;
+    typename X::V sums = {};
+    for (long j = 0; j < n; j += X::N)
+        sums += X::without_padding(X::load(a + j) * X::load(b + j), n - j);
+    T sum = 0;
+    for (long i = 0; i < X::N; ++i) sum += sums[i];
+    return sum;
+}
+
+// Turn z into h, in place.
+template <class T> void clip(T* z, long n, T limit) {
+    using X = Vector<T>;
+    const T length = std::sqrt(dot(z, z, n)), scale = length > limit ? limit / length : 1;
+    for (long j = 0; j < n; j += X::N) X::store(z + j, X::load(z + j) * scale);
+    z[n] = scale;
+}
+
+// Turn dL/dh into dL/dz, in place.
+template <class T> void unclip(T* g, const T* h, long n, T limit) {
+    using X = Vector<T>;
+    const T scale = h[n];
+    if (!(scale < 1)) return;
+    const T radial = dot(g, h, n) / (limit * limit);
+    for (long j = 0; j < n; j += X::N)
+        X::store(g + j, scale * (X::load(g + j) - X::load(h + j) * radial));
+}
 
 // How a batch is cut: tiles of `height` rows, `tiles` of them in a part, `parts` in a lane.
 struct Plan {
@@ -119,6 +156,7 @@ template <class T, template <class> class A> void forward(const Call<T>& call) {
                     for (long j = 0; j < n; j += X::N)
                         X::store(to + j, A<T>::value(X::load(z + j) + X::load(Ux + j),
                                                      X::load(b + j), leak));
+                    if constexpr (clips<T, A>) clip(to, n, b[0]);
                 }
             }
             if (all > panels) {
@@ -161,6 +199,7 @@ template <class T, template <class> class A> void backward(const Call<T>& call) 
                         X::store(to + j, dz);
                         X::store(sum + j, X::load(sum + j) + A<T>::to_b(dz, made));
                     }
+                    if constexpr (clips<T, A>) unclip(to, from, n, call.b[lane * row]);
                 }
             }
         }
@@ -231,6 +270,7 @@ template <class T> int step(Call<T> call) {
         case 2: return step<T, ReLU>(call), 0;
         case 3: return step<T, Identity>(call), 0;
         case 4: return step<T, LeakyReLU>(call), 0;
+        case 5: return step<T, Clipped>(call), 0;
         default: return 1;
     }
 }

@@ -46,9 +46,10 @@ class NativeSteps:
         self.parameters = U, W, b, _, c = parameters
         self.compiled = CompiledSteps.load(SOURCE, W.dtype)
         self.lanes, self.n, self.m = U.shape
-        self.row = row_length(self.n, self.compiled.panel)
+        clips = activation == "clipped"  # the scale of each h stands behind it
+        self.row = row_length(self.n + clips, self.compiled.panel)
         self.b, self.c, self.table = self._pad(b), c.contiguous(), self._pad(U.mT)
-        self.activation = ACTIVATIONS.index(activation)
+        self.activation = len(ACTIVATIONS) if clips else ACTIVATIONS.index(activation)
         self.sums: tuple[Tensor, ...] = ()
         self.packed: Tensor | None = None
 
