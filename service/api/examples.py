@@ -56,6 +56,16 @@ TRIAL_SUMMARY: Final[Json] = {
     "steps": 1000,
     "metrics": {"cross_entropy": 0.0031, "recall_accuracy": 0.98},
     "test": {"cross_entropy": 0.0033, "recall_accuracy": 0.98},
+    "statistics": {
+        "value": {"mean": 0.0031, "n": 3, "sd": 0.0004, "low": 0.0021, "high": 0.0041},
+        "test/cross_entropy": {
+            "mean": 0.0033,
+            "n": 3,
+            "sd": 0.0005,
+            "low": 0.0021,
+            "high": 0.0045,
+        },
+    },
     "parameters": {"free": 3273, "stored": 3273},
     "seconds": 41.2,
     "error": None,

@@ -16,7 +16,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.examples import EXPERIMENT, TRIAL, TRIAL_SUMMARY
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
-from eigensweep.workers.shared.messages import Json, Metrics
+from eigensweep.workers.shared.messages import Json, Metrics, Result
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
@@ -43,6 +43,16 @@ class Metric(Answer):
     name: str = Field(examples=["cross_entropy"])
     unit: str = Field(examples=["nats"])
     better: Better
+
+
+class SummaryNow(Answer):
+    """What several trainings of one configuration gave."""
+
+    mean: float
+    n: int = Field(description="Trainings, each with its own seed")
+    sd: float | None = Field(description="Standard deviation; null for one training")
+    low: float | None = Field(description="Lower end of the mean's 95% interval (Student's t)")
+    high: float | None = Field(description="Upper end of the same")
 
 
 class ProgressNow(Answer):
@@ -118,6 +128,10 @@ class TrialSummary(Answer):
         description="Validation metrics at the best step; before the end, of the newest report"
     )
     test: dict[str, float | None] = Field(description="Test metrics at the best step")
+    statistics: dict[str, SummaryNow] = Field(
+        description="Over the replicates: `value`, and each validation and test metric at the "
+        "best step as `valid/NAME` and `test/NAME`; empty before the end"
+    )
     parameters: dict[str, int] | None = Field(
         description="How many parameters the model has: `free` and `stored`"
     )
@@ -236,6 +250,10 @@ class Views:
             steps=row.steps,
             metrics=result.get("valid") or dict(newest),
             test=result.get("test") or {},
+            statistics={
+                name: SummaryNow(**found.to_dict())
+                for name, found in Result.from_dict(row.result or {}).statistics.items()
+            },
             parameters=result.get("parameters"),
             seconds=result.get("seconds"),
             error=row.error,

@@ -51,6 +51,8 @@ def format_cell(column: str, value: Any) -> str:
     'optimizer=rmsprop lr=0.001'
     >>> format_cell("ratio", 0.51234)
     '0.512'
+    >>> format_cell("interval", (0.125, 0.5))
+    '0.125 to 0.5'
     >>> format_cell("value", None)
     '-'
     """
@@ -59,6 +61,8 @@ def format_cell(column: str, value: Any) -> str:
     if column == "settings":
         labels = shorten_paths(value)
         return " ".join(f"{labels[path]}={format_value(v)}" for path, v in value.items())
+    if isinstance(value, tuple):
+        return " to ".join(map(format_value, value))
     if column == "parameters":
         return f"{value:,}"
     if column == "seconds":

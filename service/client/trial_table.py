@@ -9,13 +9,22 @@ from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell, format_html
 from eigensweep.workers.shared.states import RANKED
 
+SPREAD = ("n", "sd", "interval", "test_sd", "test_interval")
+"""Columns that say something only where a trial trained several times."""
+
 COLUMNS = (
     "rank",
     "trial",
     "arm",
     "settings",
     "state",
+    "n",
     "value",
+    "sd",
+    "interval",
+    "test",
+    "test_sd",
+    "test_interval",
     "baseline",
     "ratio",
     "parameters",
@@ -27,49 +36,86 @@ COLUMNS = (
 class TrialTable(list[JsonObject]):
     """One dict for each trial, best first; prints as a table. `to_pandas()` makes a DataFrame.
 
-    `ratio` is value over baseline. Where a lower value is better, a ratio below 1 means that the
-    model beats the memoryless baseline.
+    `value` is the mean over `n` replicates on validation data, `test` that on test data. Each has
+    its standard deviation and its 95% interval. `ratio` is value over baseline. Where a lower
+    value is better, a ratio below 1 means that the model beats the memoryless baseline.
     """
 
     @classmethod
     def rank(cls, experiment: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> TrialTable:
         """Return rows for trials that come in the service's ranking (`sort=value`)."""
         return cls(
-            _make_row(place, trial, experiment.get("baseline"))
-            for place, trial in enumerate(trials, start=1)
+            _make_row(place, trial, experiment) for place, trial in enumerate(trials, start=1)
         )
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with one column for each searched parameter."""
+        """Return a pandas DataFrame with one column for each searched parameter.
+
+        An interval is two columns, such as `low` and `high`, `test_low` and `test_high`.
+        """
         import pandas as pd  # type: ignore[import-untyped]
 
-        flat = [{k: v for k, v in row.items() if k != "settings"} | row["settings"] for row in self]
-        return pd.DataFrame(flat).set_index("trial")
+        return pd.DataFrame(map(_flatten, self)).set_index("trial")
 
-    def format_rows(self, columns: Iterable[str] = COLUMNS) -> list[list[str]]:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it prints: without those on spread if no trial has replicates."""
+        is_repeated = any((row["n"] or 0) > 1 for row in self)
+        return tuple(column for column in COLUMNS if is_repeated or column not in SPREAD)
+
+    def format_rows(self) -> list[list[str]]:
         """Return the cells of each row as text."""
-        return [[format_cell(column, row[column]) for column in columns] for row in self]
+        return [[format_cell(column, row[column]) for column in self.columns] for row in self]
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        return format_html(COLUMNS, self.format_rows())
+        return format_html(self.columns, self.format_rows())
 
     def __str__(self) -> str:
-        return align_columns(COLUMNS, self.format_rows())
+        return align_columns(self.columns, self.format_rows())
 
 
-def _make_row(place: int, trial: Mapping[str, Any], baseline: float | None) -> JsonObject:
+def _make_row(place: int, trial: Mapping[str, Any], experiment: Mapping[str, Any]) -> JsonObject:
     value, parameters = trial.get("value"), trial.get("parameters")
+    baseline, statistics = experiment.get("baseline"), trial.get("statistics") or {}
+    valid = statistics.get("value") or {}
+    test = statistics.get(f"test/{(experiment.get('metric') or {}).get('name')}") or {}
     return {
         "rank": place if value is not None and trial["state"] in RANKED else None,
         "trial": trial["number"],
         "arm": trial["arm"],
         "settings": dict(trial.get("params") or {}),
         "state": trial["state"],
+        "n": valid.get("n"),
         "value": value,
+        "sd": valid.get("sd"),
+        "interval": _find_ends(valid),
+        "test": test.get("mean"),
+        "test_sd": test.get("sd"),
+        "test_interval": _find_ends(test),
         "baseline": baseline,
         "ratio": None if value is None or not baseline else value / baseline,
         "parameters": parameters["free"] if isinstance(parameters, Mapping) else parameters,
         "seconds": trial.get("seconds"),
         "mlflow": (trial.get("links") or {}).get("mlflow"),
     }
+
+
+def _find_ends(statistics: Mapping[str, Any]) -> tuple[float, float] | None:
+    low, high = statistics.get("low"), statistics.get("high")
+    return None if low is None or high is None else (low, high)
+
+
+def _flatten(row: JsonObject) -> JsonObject:
+    """Return a row of plain values: its settings and the ends of its intervals as columns."""
+    flat: JsonObject = {}
+    for column, value in row.items():
+        if column == "settings":
+            continue
+        if column.endswith("interval"):
+            low, high = value or (None, None)
+            name = column.removesuffix("interval")
+            flat |= {f"{name}low": low, f"{name}high": high}
+        else:
+            flat[column] = value
+    return flat | row["settings"]

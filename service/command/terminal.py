@@ -23,7 +23,7 @@ from rich.text import Text
 from eigensweep.service.client import Event, Experiment, ServiceAwayError
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell, format_value
-from eigensweep.service.client.trial_table import COLUMNS, TrialTable
+from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.messages import OBJECTIVE
 
 DROPPED_FIRST = (
@@ -33,8 +33,14 @@ DROPPED_FIRST = (
     "seconds",
     "parameters",
     "mlflow",
+    "sd",
+    "test_sd",
     "ratio",
+    "test_interval",
+    "n",
     "arm",
+    "test",
+    "interval",
     "state",
 )
 """Columns that a narrow terminal does without, the least important first."""
@@ -216,7 +222,7 @@ def show_trials(table: TrialTable, screen: Console) -> None:
     cells: list[list[str | Text]] = [
         [*texts[:-1], link] for texts, link in zip(rows, links, strict=True)
     ]
-    _draw(COLUMNS, cells, screen, ["green" if row["rank"] == 1 else "" for row in table])
+    _draw(table.columns, cells, screen, ["green" if row["rank"] == 1 else "" for row in table])
 
 
 def show_rows(heads: Sequence[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:

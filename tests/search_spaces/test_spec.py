@@ -36,6 +36,9 @@ search:
 """
 
 
+SEARCHED = {"optimizer.lr": [0.1, 0.2], "model.hidden_size": [4, 8]}
+
+
 def spec(**changes):
     content = {
         "task": {"name": "copying", "delay": 20},
@@ -117,6 +120,13 @@ def test_a_point_reaches_all_four_sections():
     assert config.optimizer.clip_norm == 1.5
     assert config.task.delay == 7
     assert config.training.steps == 12
+
+
+def test_every_configuration_trains_the_same_seeds():
+    arms = [{"model": {"name": "lstm"}}, {"model": {"name": "gru"}}]
+    read = spec(model=None, arms=arms, seed=5, replicates=3, search={"space": SEARCHED})
+    seeds = {tuple(read.trial(read.space().point(index)).seeds) for index in range(8)}
+    assert seeds == {(5, 6, 7)}
 
 
 def test_a_field_that_only_the_space_sets_may_be_missing_from_the_base():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from typing import Any
 
+import pandas as pd
 import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
@@ -23,7 +25,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.messages import ParameterCount, Place, Result
+from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult, Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 PLACE = Place(node="here", pid=7, device="cpu")
@@ -290,6 +292,10 @@ class TestReading:
             ledger.report(number, attempt, 50, {"valid/cross_entropy": value}, PLACE)
             ledger.set_run(number, f"run{number}")
             result = Result(
+                by_replicate=[
+                    ReplicateResult(seed=seed, value=value, test={"cross_entropy": seed * value})
+                    for seed in (1, 2, 3)
+                ],
                 value=value,
                 step=100,
                 best_step=90,
@@ -313,6 +319,13 @@ class TestReading:
         assert best == client.get(here).json()["best"]
         assert (best["value"], best["best_step"], best["step"]) == (0.3, 90, 100)
         assert best["test"] == {"cross_entropy": 0.6}
+        found = best["statistics"]["test/cross_entropy"]
+        half = 4.302653 * 0.3 / 3**0.5  # Student's t for three values, and their spread
+        assert list(found.values()) == pytest.approx([0.6, 3, 0.3, 0.6 - half, 0.6 + half])
+        assert best["statistics"]["value"]["n"] == 3
+        table = pd.read_csv(io.StringIO(client.get(f"{here}/trials.csv").text), index_col="number")
+        assert table.loc[1, "test/cross_entropy/sd"] == pytest.approx(0.3)
+        assert (table.loc[0, "n"], table.loc[0, "value/low"]) == (3, 0.5)
         assert best["config"] == CONFIG
         assert best["reports"][0]["metrics"] == {"valid/cross_entropy": 0.3}
         assert best["attempts"][0]["device"] == "cpu"

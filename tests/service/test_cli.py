@@ -277,7 +277,7 @@ def test_on_a_terminal_each_running_trial_has_a_bar(scripted_service: str) -> No
     assert "completed: best" in drawn
 
 
-@pytest.mark.parametrize("width", [40, 70, 100, 200])
+@pytest.mark.parametrize("width", [40, 70, 100, 240])
 def test_a_table_on_a_terminal_of_any_width_cuts_no_number(width: int) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=width, legacy_windows=False)
     trials = [
@@ -289,11 +289,15 @@ def test_a_table_on_a_terminal_of_any_width_cuts_no_number(width: int) -> None:
             "params": {"optimizer.lr": 0.001, "model.negative_fraction": 0.25, "model.size": 128},
             "parameters": 22_395,
             "seconds": 1234.5,
+            "statistics": {
+                "value": {"n": 3, "sd": 0.1, "low": 0.0001, "high": 0.0005},
+                "test/loss": {"mean": 0.75, "n": 3, "sd": 0.25, "low": 0.5, "high": 1.0},
+            },
             "links": {"mlflow": "http://mlflow/run"},
         }
         for number in range(2)
     ]
-    table = TrialTable.rank({"baseline": 0.1733}, trials)
+    table = TrialTable.rank({"baseline": 0.1733, "metric": {"name": "loss"}}, trials)
 
     terminal.show_trials(table, screen)
 
@@ -308,7 +312,12 @@ def test_a_table_on_a_terminal_of_any_width_cuts_no_number(width: int) -> None:
     for column, words in {"parameters": "22,395", "seconds": "1234.5", "mlflow": "run"}.items():
         assert (words in drawn.split()) == (column not in dropped)
     assert max(map(len, drawn.splitlines()[:-1])) <= max(width, 60)
-    assert bool(dropped) == (width < 110)
+    assert bool(dropped) == (width < 240)
+    assert ("0.0001 to 0.0005" in drawn) == ("interval" not in dropped)
+    assert width < 240 or "0.5 to 1" in drawn
+    frame = table.to_pandas()
+    assert list(frame.loc[0, ["n", "sd", "low", "high"]]) == [3, 0.1, 0.0001, 0.0005]
+    assert list(frame.loc[1, ["test", "test_low", "test_high"]]) == [0.75, 0.5, 1.0]
 
 
 def test_a_table_in_a_pipe_is_the_same_at_every_width(monkeypatch: pytest.MonkeyPatch) -> None:

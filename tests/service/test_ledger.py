@@ -251,8 +251,8 @@ class TestRecordLedger:
             "baseline": None,
             "constraint": {},
             "replicates": 1,
-            "standard_error": {},
-            "interval": {},
+            "standard_error": {"value": None},
+            "interval": {"value": None},
             "by_replicate": [{"seed": 3, **measures}],
             "reused_from": {"experiment": "e0", "number": 1, "run_id": "r"},
         }

@@ -116,6 +116,14 @@ class TestBestWeights:
         self.publish(tmp_path, better)
         assert runs.files == {("run-None-None", "best"): tmp_path / f"e1/00004/{seed}/best.pt"}
 
+    def test_the_parent_run_has_their_number_spread_and_interval(self, tmp_path, runs):
+        self.publish(tmp_path, "lower")
+        found = runs.points["run-None-None"][-1].metrics
+        assert found["objective"] == 0.5
+        assert found["n"] == 3  # one of the four has no value
+        spread = [found[f"objective/{part}"] for part in ("sd", "low", "high")]
+        assert spread == pytest.approx([0.351188, -0.339065, 1.405732], abs=1e-5)
+
     def test_those_of_a_reused_trial_are_taken_from_where_it_was_trained(self, tmp_path, runs):
         self.publish(tmp_path, "lower", reused_from=Source("e0", 2, "r"))
         assert runs.files == {("run-None-None", "best"): tmp_path / "e0/00002/8/best.pt"}

@@ -10,12 +10,13 @@ Importing this loads neither torch nor Ray nor pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from eigensweep.workers.shared.states import Outcome
+from eigensweep.workers.shared.statistics import Summary, summarize
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.parameters import Scalar
@@ -210,20 +211,31 @@ class Result(Measures):
     """
 
     replicates: int = 1
-    standard_error: dict[str, float | None] = field(default_factory=dict)
-    """Of `value`, and of each test metric as `test/NAME`; None for a single replicate."""
-    interval: dict[str, tuple[float, float] | None] = field(default_factory=dict)
-    """The 95% confidence interval of the same, by Student's t."""
     by_replicate: tuple[ReplicateResult, ...] = ()
     reused_from: Source | None = None
     """The trial whose result this is, where it was not trained again."""
+
+    @property
+    def statistics(self) -> dict[str, Summary]:
+        """Mean, n, spread and interval of `value`, and of each `valid/NAME` and `test/NAME`."""
+        return summarize_replicates(self.by_replicate)
+
+    @property
+    def standard_error(self) -> dict[str, float | None]:
+        """The standard error of each of `statistics`; None for a single replicate."""
+        return {name: found.standard_error for name, found in self.statistics.items()}
+
+    @property
+    def interval(self) -> dict[str, tuple[float, float] | None]:
+        """The 95% confidence interval of each of `statistics`; None for a single replicate."""
+        return {name: found.interval for name, found in self.statistics.items()}
 
     def to_dict(self) -> Json:
         content = _measures_to_dict(self)
         tests = {name: content.pop(name) for name in _TESTS if name in content}
         content |= {
             "replicates": self.replicates,
-            "standard_error": dict(self.standard_error),
+            "standard_error": self.standard_error,
             "interval": {name: ends and list(ends) for name, ends in self.interval.items()},
             **tests,
         }
@@ -239,14 +251,24 @@ class Result(Measures):
         return cls(
             **_read_measures(content),
             replicates=content.get("replicates", 1),
-            standard_error=dict(content.get("standard_error", {})),
-            interval={
-                name: None if ends is None else (ends[0], ends[1])
-                for name, ends in content.get("interval", {}).items()
-            },
             by_replicate=tuple(map(ReplicateResult.from_dict, content.get("by_replicate", ()))),
             reused_from=source and Source.from_dict(source),
         )
+
+
+def summarize_replicates(replicates: Iterable[Measures]) -> dict[str, Summary]:
+    """Return the statistics of `value`, `valid/NAME` and `test/NAME` over the replicates."""
+    columns: dict[str, list[float]] = {}
+    for each in replicates:
+        rows = {"value": each.value, **_name("valid", each.valid), **_name("test", each.test)}
+        for name, number in rows.items():
+            if number is not None:
+                columns.setdefault(name, []).append(number)
+    return {name: summarize(numbers) for name, numbers in columns.items()}
+
+
+def _name(split: str, metrics: Metrics) -> Metrics:
+    return {f"{split}/{name}": value for name, value in metrics.items()}
 
 
 _TESTS = ("best_test", "last_test")

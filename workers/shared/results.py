@@ -1,4 +1,4 @@
-"""A trial's result from those of its replicates: means, with a confidence interval."""
+"""A trial's result from those of its replicates: means."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Result
-from eigensweep.workers.shared.statistics import summarize
 
 
 def summarise(replicates: Sequence[ReplicateResult]) -> Result:
     """Return the result of a trial: means over its replicates, of which there is at least one.
 
-    `value` and each test metric get a standard error and a 95% confidence interval by Student's t,
-    None for a single replicate. If one replicate diverged, the trial did.
+    `Result.statistics` tells their spread. If one replicate diverged, the trial did.
     """
     values = [each.value for each in replicates if each.value is not None]
-    spread = {"value": summarize(values) if values else None}
-    for metric, numbers in _columns(each.test for each in replicates).items():
-        spread[f"test/{metric}"] = summarize(numbers)
     return Result(
         outcome=_outcome(replicates),
         value=fmean(values) if values else None,
@@ -33,12 +28,6 @@ def summarise(replicates: Sequence[ReplicateResult]) -> Result:
         best_test=_means_if_known([each.best_test for each in replicates]),
         last_test=_means_if_known([each.last_test for each in replicates]),
         replicates=len(replicates),
-        standard_error={
-            name: None if found is None else found.standard_error for name, found in spread.items()
-        },
-        interval={
-            name: None if found is None else found.interval for name, found in spread.items()
-        },
         by_replicate=tuple(replicates),
     )
 

@@ -280,9 +280,25 @@ def _add_measures(content: Content, result: Measures | None, timestamp_ms: int) 
         **_add_prefix("best_test", result.best_test or {}),
         **_add_prefix("last_test", result.last_test or {}),
     }
+    if isinstance(result, Result) and len(result.by_replicate) > 1:
+        numbers |= _spread(result)
     finite = {k: float(v) for k, v in numbers.items() if v is not None and isfinite(v)}
     if finite:
         content.points.append(CurvePoint(result.step, finite, timestamp_ms))
+
+
+def _spread(result: Result) -> dict[str, float | None]:
+    """Return how many replicates there are, and spread and 95% interval of each mean."""
+    valued = result.statistics.get("value")
+    found: dict[str, float | None] = {"n": None if valued is None else valued.n}
+    for name, summary in result.statistics.items():
+        mean = OBJECTIVE if name == "value" else name.replace("valid/", "best/", 1)
+        found |= {
+            f"{mean}/sd": summary.sd,
+            f"{mean}/low": summary.low,
+            f"{mean}/high": summary.high,
+        }
+    return found
 
 
 def _add_prefix(kind: str, metrics: Metrics) -> Metrics:

@@ -26,6 +26,9 @@ EXPORTED_AT_ONCE = 1000
 EXPORTED = ("number", "arm", "state", "value", "best_step", "step", "steps", "seconds", "hash")
 """The first columns of an export."""
 
+SPREAD = ("sd", "low", "high")
+"""What an export says of each mean, as `NAME/sd`, `NAME/low` and `NAME/high`."""
+
 router = APIRouter(tags=["trials"])
 
 
@@ -106,7 +109,7 @@ def export_trials(service: TheService, id: ExperimentId, format: Format) -> Resp
 
 
 def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
-    """Return a row for each trial: its parameters by path, `valid/` and `test/` metrics."""
+    """Return a row for each trial: its parameters by path, `valid/` and `test/` metrics, spread."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -120,6 +123,12 @@ def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
                 if name != OBJECTIVE
             },
             **{f"test/{name}": value for name, value in trial.test.items()},
+            "n": trial.statistics["value"].n if "value" in trial.statistics else None,
+            **{
+                f"{name}/{part}": getattr(found, part)
+                for name, found in trial.statistics.items()
+                for part in SPREAD
+            },
             "mlflow": trial.links.mlflow,
         }
         for trial in trials
