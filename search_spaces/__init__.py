@@ -5,5 +5,6 @@
 - `trial.TrialConfig` is one configuration, complete; its content hash names its results.
 - `preview.preview` says how many trials a spec has, of which size, and about how long they take.
 - `presets.load_preset` returns a published experiment.
+- `reproductions.load_suite` returns what a table or figure of a paper runs and compares.
 - `problems.list_problems` turns errors into a list for the API and the terminal.
 """

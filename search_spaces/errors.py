@@ -72,6 +72,10 @@ class UnknownPresetError(SpecError):
     """No preset has this name."""
 
 
+class UnknownSuiteError(SpecError):
+    """No reproduction has this name."""
+
+
 class SeveralErrors(SpecError):  # noqa: N818
     """More than one thing is wrong; `errors` holds each."""
 

@@ -23,6 +23,7 @@ import yaml
 import eigensweep
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.presets import preset_names
+from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.search_spaces.tables import END, PAGE, START, markdown
 from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app
@@ -153,6 +154,7 @@ def check_eigensweep(words: list[str]) -> None:
         "models": MODELS,
         "tasks": TASKS,
         "presets": preset_names(),
+        "reproduce": suite_names(),
     }
     if kind in known and name is not None:
         assert name in known[kind]
@@ -221,9 +223,11 @@ def test_curl_examples_are_accepted(page: str, scripted_service: str) -> None:
     for command in (text for text in blocks(page, "bash") if text.startswith("curl")):
         words = shlex.split(command.replace("\\\n", ""))
         (address,) = (word for word in words if "://" in word)
-        assert urlsplit(address).path == "/v1/experiments"
         assert urlsplit(address).port == Settings.model_fields["port"].default
         with Client(scripted_service) as client:
+            if urlsplit(address).path != "/v1/experiments":
+                client.post(urlsplit(address).path, json.loads(words[words.index("-d") + 1]))
+                continue
             experiment = client.submit(json.loads(words[words.index("-d") + 1])).wait(timeout=60)
 
         assert (experiment.state, experiment.content["progress"]["completed"]) == ("completed", 6)

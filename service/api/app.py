@@ -17,11 +17,20 @@ from eigensweep.service.api.errors import answer_errors
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
 from eigensweep.service.api.parts import Queue, Service
-from eigensweep.service.api.routes import analyses, catalogue, experiments, health, streams, trials
+from eigensweep.service.api.routes import (
+    analyses,
+    catalogue,
+    experiments,
+    health,
+    reproductions,
+    streams,
+    trials,
+)
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
 
 DESCRIPTION: Final = """
@@ -30,6 +39,7 @@ Post an experiment, follow it, and read its ranked trials. Each trial is a run i
 * `POST /v1/experiments` takes an `ExperimentSpec`; `/v1/presets` has examples of it.
 * `GET /v1/experiments/{id}/events` streams events until the experiment is over.
 * `POST /v1/analyses` examines a trained trial; `/v1/analysis-kinds` lists the kinds.
+* `POST /v1/reproductions` measures a table or figure of a paper again and reports on it.
 * Every error is an `application/problem+json` with the field, what was expected, and what exists.
 """
 
@@ -53,6 +63,10 @@ def create_app(
                 "name": "analyses",
                 "description": "Gradients, spectra, memory: numbers and pictures.",
             },
+            {
+                "name": "reproductions",
+                "description": "Tables and figures of the papers, measured again.",
+            },
             {"name": "catalogue", "description": "Models, tasks and presets that a spec can name."},
             {"name": "health", "description": "For monitoring."},
         ],
@@ -65,11 +79,12 @@ def create_app(
         tailer=Tailer(record),
         views=Views(mlflow.pages if mlflow else None),
         analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow is not None),
+        reproductions=Reproductions(settings.home / "reproductions", record, settings.corpora),
         mlflow=mlflow,
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
     _include_previews(app, guard)  # before `/experiments/{id}`
-    for routes in (experiments, trials, streams, analyses):
+    for routes in (experiments, trials, streams, analyses, reproductions):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
     app.add_api_route("/", _home, include_in_schema=False)
@@ -91,7 +106,7 @@ def create_local_app(settings: Settings) -> FastAPI:
 
 
 def _include_previews(app: FastAPI, guard: Sequence[params.Depends] = ()) -> None:
-    for router in (experiments.previews, analyses.kinds, catalogue.router):
+    for router in (experiments.previews, analyses.kinds, reproductions.suites, catalogue.router):
         app.include_router(router, prefix="/v1", dependencies=guard)
 
 

@@ -19,7 +19,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from eigensweep.search_spaces.errors import SpecError, UnknownPresetError, shorten
+from eigensweep.search_spaces.errors import (
+    SpecError,
+    UnknownPresetError,
+    UnknownSuiteError,
+    shorten,
+)
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.database import WrongSchemaError, is_away
@@ -52,6 +57,7 @@ class NotInCatalogueError(NotFoundError):
 STATUS: Final[dict[type[Exception], int]] = {
     NotFoundError: 404,
     UnknownPresetError: 404,
+    UnknownSuiteError: 404,
     ConflictError: 409,
     IdempotencyKeyReusedError: 422,
     SpecError: 422,

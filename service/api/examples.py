@@ -175,3 +175,41 @@ ANALYSIS: Final[Json] = {
         "mlflow": "http://127.0.0.1:5000/#/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265",
     },
 }
+
+REPRODUCTIONS: Final[dict[str, Example]] = {
+    "short": {
+        "summary": "A figure, cut to minutes",
+        "value": {"name": "nnrnn/figure-1c", "budget": "short"},
+    },
+}
+
+REPRODUCTION: Final[Json] = {
+    "id": "0c1d44298fc1c149",
+    "name": "enrnn/figure-2",
+    "budget": "short",
+    "title": "Copying over 2,000 steps",
+    "state": "running",
+    "fraction": 0.4,
+    "created_at": "2026-11-20T12:00:00Z",
+    "finished_at": None,
+    "experiments": [
+        {
+            "label": "main",
+            "id": "1m7xnz0qe2nqc",
+            "state": "running",
+            "fraction": 0.4,
+            "problem": None,
+            "link": "/v1/experiments/1m7xnz0qe2nqc",
+        }
+    ],
+    "analyses": [],
+    "verdict": None,
+    "words": None,
+    "error": None,
+    "mlflow_problem": None,
+    "links": {
+        "self": "/v1/reproductions/0c1d44298fc1c149",
+        "cancel": "/v1/reproductions/0c1d44298fc1c149/cancel",
+        "report": {},
+    },
+}

@@ -12,6 +12,7 @@ from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.engine.shares import Room
 
@@ -43,6 +44,7 @@ class Service:
     tailer: Tailer
     views: Views
     analyses: Analyses
+    reproductions: Reproductions
     mlflow: Mlflow | None
     """None: it has no MLflow."""
 

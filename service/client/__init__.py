@@ -1,7 +1,7 @@
 """The service from Python, over HTTP. Runs in a user's process; loads no torch, Ray or MLflow.
 
 Each file uses only those above it: spec_file, connection, events, remote, trial_table;
-experiments and analyses; client.
+experiments, analyses and reproductions; client.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from eigensweep.service.client.client import Client
 from eigensweep.service.client.connection import RefusedError, ServiceAwayError
 from eigensweep.service.client.events import Event
 from eigensweep.service.client.experiments import Experiment
+from eigensweep.service.client.reproductions import Reproduction
 from eigensweep.service.client.spec_file import InputError
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "Experiment",
     "InputError",
     "RefusedError",
+    "Reproduction",
     "ServiceAwayError",
 ]

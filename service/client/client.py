@@ -15,6 +15,7 @@ from eigensweep.service.client.analyses import Analysis
 from eigensweep.service.client.connection import Connection, JsonObject
 from eigensweep.service.client.events import Event
 from eigensweep.service.client.experiments import Experiment
+from eigensweep.service.client.reproductions import Reproduction
 from eigensweep.service.client.spec_file import looks_like_a_file, read, with_settings
 
 SpecSource = Mapping[str, Any] | str | Path
@@ -85,3 +86,20 @@ class Client(Connection):
     def analysis(self, analysis_id: str) -> Analysis:
         """Return an analysis that was asked for before."""
         return Analysis.load(self, analysis_id)
+
+    def reproduce(self, name: str, budget: str = "short") -> Reproduction:
+        """Ask for a table or figure of a paper to be measured again.
+
+        `reproduce("nnrnn/figure-2").wait().save("out")`. The same request gives the same
+        reproduction, and what has finished is not run again.
+
+        Raises:
+            RefusedError: if there is none of this name; the message names the nearest.
+        """
+        return Reproduction(
+            self, self.post(Reproduction.listing_path, {"name": name, "budget": budget})
+        )
+
+    def reproduction(self, reproduction_id: str) -> Reproduction:
+        """Return a reproduction that was asked for before."""
+        return Reproduction.load(self, reproduction_id)

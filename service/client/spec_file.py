@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eigensweep.search_spaces import dotted
 from eigensweep.search_spaces.spec_text import TextError, read_text
 
 
@@ -127,67 +128,10 @@ def parse_trial(text: str) -> dict[str, Any]:
 def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `spec` in which the field at each dotted path has its value.
 
-    A path names an arm by its name or its number. The rest of a path after `space` is the path of
-    one parameter.
-
-    >>> spec = {"arms": [{"name": "lstm", "model": {"name": "lstm"}}], "search": {"space": {}}}
-    >>> with_settings(spec, {"arms.lstm.optimizer.lr": 0.1, "search.space.optimizer.lr": [1, 2]})
-    ... # doctest: +NORMALIZE_WHITESPACE
-    {'arms': [{'name': 'lstm', 'model': {'name': 'lstm'}, 'optimizer': {'lr': 0.1}}],
-     'search': {'space': {'optimizer.lr': [1, 2]}}}
-
     Raises:
         InputError: if there is no such path.
     """
-    changed = _copy(spec)
-    for path, value in settings.items():
-        keys = path.split(".")
-        if "space" in keys[:-1]:
-            first = keys.index("space") + 1
-            keys = [*keys[:first], ".".join(keys[first:])]
-        node: Any = changed
-        for depth, key in enumerate(keys[:-1]):
-            node = _enter(node, key, ".".join(keys[: depth + 1]))
-        if isinstance(node, list):
-            node[_place(node, keys[-1], path)] = value
-        elif isinstance(node, dict):
-            node[keys[-1]] = value
-        else:
-            raise InputError(f"{path}: {'.'.join(keys[:-1])} is {node!r}, which holds no fields")
-    return changed
-
-
-def _enter(node: Any, key: str, path: str) -> Any:
-    if isinstance(node, list):
-        return node[_place(node, key, path)]
-    if not isinstance(node, dict):
-        raise InputError(f"{path}: {path.rpartition('.')[0]} is {node!r}, which holds no fields")
-    if key == "arms" and key not in node:
-        raise InputError(f"{path}: this spec has no arms; its one model is at 'model'")
-    if node.get(key) is None:
-        node[key] = {}
-    return node[key]
-
-
-def _place(items: list[Any], key: str, path: str) -> int:
-    names = [_name(item) for item in items]
-    if key in names:
-        return names.index(key)
-    if key.isdecimal() and int(key) < len(items):
-        return int(key)
-    known = ", ".join(name for name in names if name) or f"0 to {len(items) - 1}"
-    raise InputError(f"{path}: there is no '{key}' here; there is {known}")
-
-
-def _name(item: Any) -> str | None:
-    """Return an arm's name: its own, or its model's."""
-    if not isinstance(item, dict):
-        return None
-    model = item.get("model")
-    return item.get("name") or (model.get("name") if isinstance(model, dict) else None)
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list) else value
+    try:
+        return dotted.with_settings(spec, settings)
+    except dotted.PathError as error:
+        raise InputError(str(error)) from error

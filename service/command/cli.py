@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -350,6 +350,79 @@ def _wait_for(analysis: Analysis) -> None:
 def analyses(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the kinds of analyses, or show the options of one."""
     _catalogue("analysis-kinds", name, url, as_json)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A table or figure, such as enrnn/figure-2; `--list` shows all."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All that this machine can do, and one page of it.")
+    ] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Show the tables and figures, and a guess of their cost.")
+    ] = False,
+    budget: Annotated[
+        str, typer.Option(help="short: about 20 minutes on two cores at most; full: the paper's.")
+    ] = "short",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder for the reports (HTML, Markdown, JSON, SVG)."),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The Markdown page of all reports, with pictures beside it. With --all, "
+            "docs/reproduction.md if nothing is given.",
+        ),
+    ] = None,
+    own_service: Annotated[
+        bool,
+        typer.Option("--serve", help="Start a service if none runs, and end it at the end."),
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a table or figure of a paper again, and report what holds. It resumes where it was.
+
+    What was finished before is not run again: after any stop, the same command goes on.
+    """
+    from eigensweep.service.command import reproduce as work
+
+    screen = terminal.console()
+    if list_only:
+        with connect_or_answer_here(url, as_json) as client:
+            if as_json:
+                _print_json(client.get("/v1/reproduction-suites"))
+            else:
+                work.show_list(client, screen)
+        return
+    if every == (name is not None):
+        words = "give the name of a table or figure, or --all; --list shows the names"
+        _fail(f"error: {words}", {"title": "The input cannot be read", "detail": words}, as_json, 2)
+    with connect(url, as_json) as found, ExitStack() as stack:
+        client = stack.enter_context(work.service_of_our_own(screen)) if own_service else found
+        names = work.choose(client, budget) if name is None else [name]
+        try:
+            ended = work.follow(client, names, budget, screen, quiet=as_json)
+        except KeyboardInterrupt:
+            typer.echo("the experiments continue; the same command follows them again", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        if out is not None:
+            for each in ended:
+                if each.state == "finished":
+                    each.save(out)
+        if every or page is not None:
+            page = work.save_page(client, budget, page or Path("docs/reproduction.md"))
+        if as_json:
+            _print_json([each.content for each in ended])
+        else:
+            work.show_end(client, ended, out, page, screen)
+        if any(each.state != "finished" for each in ended):
+            raise typer.Exit(FAILURE)
 
 
 @app.command()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from eigensweep.service.process.cluster_process import ClusterProcess
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.dispatcher import Dispatcher
+    from eigensweep.service.queue.reproductions import Reproducer
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
 
@@ -107,7 +108,7 @@ def serve(settings: Settings) -> None:
             mlflow.start()
             stack.callback(mlflow.stop)
         # From here on imports take seconds; MLflow has begun with its own.
-        app, dispatcher, analyses = _build(settings, place)
+        app, dispatcher, analyses, reproducer = _build(settings, place)
         http = _Http(listener, app)
         stack.callback(http.stop)
         home.write_address(settings.home, url, place.pages)
@@ -119,6 +120,8 @@ def serve(settings: Settings) -> None:
         dispatcher.start(cluster, _make_driver_options(settings, place))
         analyses.start()
         stack.callback(analyses.stop)
+        reproducer.start()
+        stack.callback(reproducer.stop)
         logger.info("ready for experiments at_once=%d", settings.max_experiments)
         stopping.is_starting = False
         while not stopping.wait(1.0):
@@ -181,11 +184,14 @@ def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> 
     return Mlflow(settings.mlflow_uri, settings.mlflow_pages or f"{url}/mlflow", token)
 
 
-def _build(settings: Settings, mlflow: Mlflow) -> tuple[FastAPI, Dispatcher, AnalysisRunner]:
-    """Return the application, and what works off its two queues."""
+def _build(
+    settings: Settings, mlflow: Mlflow
+) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer]:
+    """Return the application, and what works off its queues."""
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.dispatcher import Dispatcher
+    from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
 
@@ -195,7 +201,9 @@ def _build(settings: Settings, mlflow: Mlflow) -> tuple[FastAPI, Dispatcher, Ana
     app = create_app(settings, record, dispatcher, mlflow)
     storage, corpora = settings.storage_folder, str(settings.corpora)
     runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow)
-    return app, dispatcher, runner
+    service = app.state.service
+    reproducer = Reproducer(service.reproductions, record, service.analyses, storage, mlflow)
+    return app, dispatcher, runner, reproducer
 
 
 def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
+from eigensweep.service.queue.children import ChildRunner
 from eigensweep.service.record.analyses import Analyses, AnalysisRecord
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.analyses.messages import OUTCOME, AnalysisOrder, Outcome
@@ -23,10 +19,6 @@ from eigensweep.workers.shared.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 
-LONGEST_SECONDS: Final = 2 * 3600.0
-"""An analysis that takes longer is killed, and has failed."""
-LOG_LINES: Final = 20
-"""How many of the last lines of a failed process become part of the error."""
 PAUSE_SECONDS: Final = 10.0
 """Pause after an analysis whose state could not be written."""
 
@@ -42,8 +34,10 @@ class AnalysisRunner:
     """Folder of the corpora."""
     mlflow: Mlflow | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
-    _child: subprocess.Popen[bytes] | None = None
     _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._children = ChildRunner("eigensweep.workers.analyses", self.mlflow)
 
     def start(self) -> None:
         """Begin to work off the queue."""
@@ -54,10 +48,7 @@ class AnalysisRunner:
         """Kill the analysis that is running; the next service starts it again."""
         self._stopping.set()
         self.analyses.added.set()
-        child = self._child
-        if child is not None:
-            with suppress(ProcessLookupError):  # it may end at this moment
-                child.kill()
+        self._children.kill()
         if self._thread is not None:
             self._thread.join(timeout)
 
@@ -103,37 +94,10 @@ class AnalysisRunner:
             "mlflow_uri": self.mlflow.uri if self.mlflow else None,
         }
         order = AnalysisOrder.model_validate({**request, **place, "id": running.id})
-        problem = self._run_child(folder, order)
+        problem = self._children.run(folder, order.model_dump_json())
         if self._stopping.is_set():
             return None
         try:
             return Outcome.model_validate_json((folder / OUTCOME).read_bytes())
         except (OSError, ValueError):
             return Outcome(error=problem or "its process ended without writing an outcome")
-
-    def _run_child(self, folder: Path, order: AnalysisOrder) -> str | None:
-        """Run a process to its end; return why it failed, if that is known."""
-        secret: dict[str, str] = {}
-        if self.mlflow is not None and self.mlflow.token is not None:
-            secret["MLFLOW_TRACKING_TOKEN"] = self.mlflow.token
-        threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
-        with (folder / "log").open("wb") as log:
-            child = self._child = subprocess.Popen(
-                [sys.executable, "-m", "eigensweep.workers.analyses", str(folder)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                env={"OMP_NUM_THREADS": threads, **os.environ, **secret},
-                start_new_session=True,  # a group of its own, which Ctrl-C does not reach
-            )
-        try:
-            child.communicate(order.model_dump_json().encode(), timeout=LONGEST_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
-        if child.returncode == 0:
-            return None
-        lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return "\n".join([f"its process ended with status {child.returncode}", *lines])

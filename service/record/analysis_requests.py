@@ -149,9 +149,6 @@ def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
 
 def _make_subject(trial: Trial) -> TrialSubject:
     """Return a trial with the place of its checkpoints, those of its source if it was reused."""
-    source = trial.scores.get("reused_from")
-    experiment = trial.experiment_id if source is None else source["experiment"]
-    number = trial.number if source is None else source["number"]
     assert trial.config is not None
     return TrialSubject(
         experiment=trial.experiment_id,
@@ -159,8 +156,16 @@ def _make_subject(trial: Trial) -> TrialSubject:
         arm=trial.arm,
         state=trial.state,
         config=trial.config,
-        place=trial_key(experiment, number),
+        place=find_place(trial),
         value=trial.value,
         step=trial.step,
         run_id=trial.run_id,
     )
+
+
+def find_place(trial: Trial) -> str:
+    """Return the folder of a trial's replicates in the store; of its source if it was reused."""
+    source = trial.scores.get("reused_from")
+    experiment = trial.experiment_id if source is None else source["experiment"]
+    number = trial.number if source is None else source["number"]
+    return trial_key(experiment, number)

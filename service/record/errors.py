@@ -29,8 +29,12 @@ class AnalysisNotFoundError(NotFoundError):
     """No analysis has this id, or it has no such file yet."""
 
 
+class ReproductionNotFoundError(NotFoundError):
+    """No reproduction has this id, or it has no such file yet."""
+
+
 class AlreadyEndedError(ConflictError):
-    """The experiment is over, so it cannot be cancelled."""
+    """The experiment or reproduction is over, so it cannot be cancelled."""
 
 
 class NotAnalysableError(ConflictError):

@@ -370,7 +370,7 @@ class TestCommandLine:
         record = Record(settings.database)
         app = create_app(settings, record, Dispatcher(record))
         runner = AnalysisRunner(app.state.service.analyses, settings.storage_folder)
-        runner._run_child = lambda folder, order: carry_out(folder, order.model_dump_json())
+        runner._children.run = carry_out
         runner.start()
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         with socket.create_server(("127.0.0.1", 0)) as listener:

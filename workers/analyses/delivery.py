@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from eigensweep.workers.analyses.messages import AnalysisOrder
 from eigensweep.workers.tracking.mlflow_runs import (
@@ -15,6 +15,8 @@ from eigensweep.workers.tracking.mlflow_runs import (
     Runs,
     flatten,
 )
+
+T = TypeVar("T")
 
 PROJECT: Final = "analyses"
 """MLflow's experiment for analyses of matrices, which belong to no experiment of ours."""
@@ -39,9 +41,23 @@ def deliver(order: AnalysisOrder, files: Sequence[Path]) -> str:
         raise NotDeliveredError("this service has no MLflow")
     if order.subject is not None and order.subject.run_id is None:
         raise NotDeliveredError("MLflow has no run of it yet")
+    uri = order.mlflow_uri
+    return _persist(lambda: _deliver(order, uri, files))
+
+
+def deliver_files(uri: str, run_id: str, files: Sequence[Path], folder: str) -> None:
+    """Keep `files` as artifacts of a run, below `folder`.
+
+    Raises:
+        NotDeliveredError: if MLflow is away or refuses.
+    """
+    _persist(lambda: Runs(uri, PROJECT, run_id).keep_all(run_id, files, folder))
+
+
+def _persist(send: Callable[[], T]) -> T:
     for pause in (*PAUSES, None):
         try:
-            return _deliver(order, order.mlflow_uri, files)
+            return send()
         except RefusedError as error:
             raise NotDeliveredError(f"MLflow refuses it: {error}") from error
         except AwayError as error:

@@ -42,11 +42,12 @@ def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subje
         description=spec.description,
         spec=yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True), sort_keys=False),
         better=better,
-        tags={"eigensweep.versions": _versions(), "eigensweep.git": _git_revision()},
+        tags={"eigensweep.versions": name_versions(), "eigensweep.git": git_revision()},
     )
 
 
-def _versions() -> str:
+def name_versions() -> str:
+    """Return the packages that decide results, each with its version."""
     found = []
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -54,7 +55,7 @@ def _versions() -> str:
     return ", ".join([*found, f"python {platform.python_version()}"])
 
 
-def _git_revision() -> str:
+def git_revision() -> str:
     """Return the revision of our own code, `unknown` where it is not in a repository."""
     command = ["git", "-C", own_code().folder, "rev-parse", "HEAD"]
     try:

@@ -1,0 +1,352 @@
+"""Suites: each table and figure of the papers as experiments, analyses, and what is compared.
+
+A suite names presets and what it changes of them, the paper's claims in a form that numbers can
+decide, and for each budget what it cuts. The paper's own numbers stand in the presets, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, JsonValue, ValidationError, model_validator
+
+from eigensweep.search_spaces.dotted import PathError, with_settings
+from eigensweep.search_spaces.errors import UnknownSuiteError, did_you_mean, shorten
+from eigensweep.search_spaces.parameters import Choice
+from eigensweep.search_spaces.presets import load_preset
+from eigensweep.search_spaces.preview import SMALL, seconds_of
+from eigensweep.search_spaces.sections import PublishedNumber
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.spec_text import read_text
+from eigensweep.search_spaces.trial import Strict, TrialConfig
+
+Budget = Literal["short", "full"]
+BUDGETS: tuple[Budget, ...] = ("short", "full")
+
+Label = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$", max_length=40)]
+"""What a suite calls one of its experiments or analyses."""
+
+SHORT_SECONDS = 2400.0
+"""Core seconds of a short budget at most: 20 minutes on two cores."""
+SHORT_SECONDS_OF_ALL = 36_000.0
+"""Core seconds of all short budgets together at most: 5 hours on two cores."""
+
+FORWARD_SHARE = 1 / 3
+"""Share of a training step that a batch of an evaluation costs."""
+CORPUS_SEQUENCES = {"pixel_mnist": 10_000, "ptb_chars": 3_000, "speech_frames": 400}
+"""Sequences of an evaluation, about, where a task's config does not name them."""
+
+
+class Change(Strict):
+    """What a budget changes of an experiment."""
+
+    set: dict[str, JsonValue] = Field({}, description="Fields with other values, by dotted path")
+    arms: list[str] | None = Field(
+        None, min_length=1, description="The arms that are kept; default: all"
+    )
+    leave_out: str | None = Field(None, description="Why the experiment is not run at all")
+
+
+class SuiteExperiment(Strict):
+    """An experiment of a suite: a preset and what is changed of it."""
+
+    preset: str = Field(description="Name of the preset")
+    curve: str | None = Field(
+        None,
+        description="What the report draws over the steps; default: the objective's validation"
+        " value",
+    )
+    sides: str | None = Field(
+        None,
+        description="A parameter of the search whose values are compared in the place of arms",
+    )
+    set: dict[str, JsonValue] = Field(
+        {}, description="Fields with other values in both budgets, by dotted path"
+    )
+    arms: list[str] | None = Field(None, description="The arms that are kept; default: all")
+    short: Change = Field(Change(), description="What the short budget changes further")
+
+
+class SuiteAnalysis(Strict):
+    """An analysis of a suite: of a trial or an experiment of the suite, or of matrices."""
+
+    name: str = Field(description="The kind of analysis")
+    experiment: Label | None = Field(None, description="The experiment it is about")
+    arm: str | None = Field(None, description="The arm whose best trial it is about")
+    options: dict[str, JsonValue] = Field({}, description="Its options")
+    repeat: Literal["replicate", "seed"] | None = Field(
+        None, description="The option that counts up from 0 in repetitions"
+    )
+    times: int = Field(1, ge=1, le=20, description="Number of repetitions")
+
+
+class Measure(Strict):
+    """A number that each seed has: a score, a point of a curve, or a number of an analysis."""
+
+    metric: str | None = Field(
+        None,
+        description="`value` (the best validation value), `valid/`, `test/`, `best_test/` or "
+        "`last_test/` with a metric of the task, or `seconds_per_step`",
+    )
+    curve: str | None = Field(None, description="A curve, such as `valid/mse` or `test_now/mse`")
+    at: int | None = Field(None, description="Step of the curve; default: its end")
+    steps_to: float | None = Field(
+        None, description="The first step at which the curve is at or beyond this value"
+    )
+    of_baseline: bool = Field(
+        False, description="Whether values, also `steps_to`, are ratios to the baseline"
+    )
+    analysis: Label | None = Field(None, description="An analysis of this suite")
+    number: str | None = Field(
+        None, description="Path of a number in its results, such as `by_delay.long.20`"
+    )
+    over: str | None = Field(None, description="Path of a number by which it is divided")
+    over_analysis: Label | None = Field(
+        None, description="The analysis that `over` is of; default: the same"
+    )
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        kinds = [name for name in ("metric", "curve", "analysis") if getattr(self, name)]
+        if len(kinds) != 1:
+            raise ValueError("a measure has exactly one of 'metric', 'curve' and 'analysis'")
+        if (self.analysis is None) != (self.number is None):
+            raise ValueError("'analysis' and 'number' go together")
+        if (self.at is not None or self.steps_to is not None) and self.curve is None:
+            raise ValueError("'at' and 'steps_to' belong to a 'curve'")
+        return self
+
+
+class Claim(Strict):
+    """A sentence of the paper that numbers can decide.
+
+    With `better` and `than` it compares arms, with `at_least` and `at_most` a number with bounds.
+    """
+
+    says: str = Field(description="The claim, in words")
+    by: Measure = Field(description="The number that decides")
+    experiment: Label = Field("main", description="The experiment whose arms are meant")
+    better: str | None = Field(
+        None,
+        description="An arm that is better than those of `than`; of another experiment as "
+        "LABEL/ARM",
+    )
+    than: list[str] = Field([], description="The other arms")
+    arm: str | None = Field(None, description="The arm whose number has bounds")
+    at_least: float | None = None
+    at_most: float | None = None
+    exact: bool = Field(False, description="Whether nothing random is in the number")
+    logarithms: bool = Field(
+        False, description="Whether ratios are compared, for losses that differ by powers of ten"
+    )
+    not_short: str | None = Field(
+        None, description="Why the short budget cannot decide it; default: it can"
+    )
+
+    @model_validator(mode="after")
+    def _compares_or_bounds(self) -> Self:
+        has_bounds = self.at_least is not None or self.at_most is not None
+        if (self.better is not None) == has_bounds or bool(self.than) != bool(self.better):
+            raise ValueError("a claim has 'better' and 'than', or 'at_least' or 'at_most'")
+        if has_bounds and (self.arm is None) != (self.by.analysis is not None):
+            raise ValueError("a claim with bounds names an 'arm', or an analysis by 'by'")
+        return self
+
+
+class Rows(Strict):
+    """Which of a preset's published numbers stand beside measured ones."""
+
+    place: list[str] | None = Field(None, description="Only those that stand there")
+    metrics: list[str] | None = Field(None, description="Only those of these metrics")
+
+
+class Suite(Strict):
+    """A table or figure of a paper: what is run, and what is compared."""
+
+    title: str = Field(max_length=120, description="What it shows")
+    paper: str = Field(description="The paper")
+    place: str = Field(description="The table or figure")
+    says: str = Field(description="What the paper reads from it, in words")
+    same_as: str | None = Field(
+        None, description="Another suite whose experiments these are; they run once"
+    )
+    experiments: dict[Label, SuiteExperiment] = Field({}, description="By label")
+    analyses: dict[Label, SuiteAnalysis] = Field({}, description="By label")
+    published: dict[Label, Rows] = Field(
+        {}, description="The paper's numbers, by experiment; default: all that can be measured"
+    )
+    claims: list[Claim] = Field([], description="What numbers decide")
+    cut: str | None = Field(
+        None, description="What the short budget cuts, in words; default: nothing"
+    )
+    departures: str | None = Field(
+        None, description="Where both budgets differ from the paper, in words"
+    )
+    needs: str | None = Field(
+        None, description="What a machine must have beyond processors, such as a licensed corpus"
+    )
+    full_is_long: str | None = Field(
+        None, description="Why `--all` leaves out the full budget, such as days on a GPU"
+    )
+
+    @model_validator(mode="after")
+    def _names_its_own(self) -> Self:
+        if self.same_as is None and not (self.experiments or self.analyses):
+            raise ValueError("a suite has experiments, analyses, or 'same_as'")
+        for claim in self.claims:
+            for label in (claim.by.analysis, claim.by.over_analysis):
+                if label is not None and label not in self.analyses:
+                    raise ValueError(f"'{claim.says}': there is no analysis '{label}'")
+        return self
+
+
+def suite_names() -> list[str]:
+    """Return the names of all suites, such as `enrnn/figure-2`, in order."""
+    return sorted(_files())
+
+
+@cache
+def load_suite(name: str) -> Suite:
+    """Return a suite by its name, with the experiments of the one that it is `same_as`.
+
+    Raises:
+        UnknownSuiteError: if there is none. Names are looked up in a list and never become paths.
+    """
+    known = _files()
+    if name not in known:
+        raise UnknownSuiteError(
+            "name",
+            f"there is no reproduction '{shorten(name)}'{did_you_mean(name, known)}",
+            expected="the name of a table or figure, such as enrnn/figure-2",
+            got=shorten(name),
+            available=suite_names(),
+        )
+    suite = Suite.model_validate(read_text(known[name].read_text(encoding="utf-8")))
+    if suite.same_as is None:
+        return suite
+    shared = load_suite(suite.same_as)
+    return suite.model_copy(
+        update={
+            "experiments": {**shared.experiments, **suite.experiments},
+            "cut": suite.cut or shared.cut,
+            "departures": suite.departures or shared.departures,
+            "needs": suite.needs or shared.needs,
+            "full_is_long": suite.full_is_long or shared.full_is_long,
+        }
+    )
+
+
+def make_specs(name: str, budget: Budget) -> dict[str, ExperimentSpec]:
+    """Return the experiments of a suite by their labels, as they are posted.
+
+    Suites that are the `same_as` another one give the same specs, so each is posted once.
+
+    Raises:
+        UnknownSuiteError, UnknownPresetError: if there is no such suite or preset.
+        ValueError: if a change does not fit its preset.
+    """
+    suite = load_suite(name)
+    owner = suite.same_as or name
+    mine = () if suite.same_as is None else Suite.model_validate(_read(name)).experiments
+    return {
+        label: _make_spec(name if label in mine else owner, label, experiment, budget)
+        for label, experiment in suite.experiments.items()
+        if budget == "full" or experiment.short.leave_out is None
+    }
+
+
+def side_names(experiment: SuiteExperiment, spec: ExperimentSpec) -> list[str]:
+    """Return what an experiment's claims compare: its arms, or the values of one parameter."""
+    if experiment.sides is None:
+        return [arm.label for arm in spec.arms_]
+    axis = spec.arms_[0].space.get(experiment.sides)
+    if not isinstance(axis, Choice):
+        raise ValueError(f"{spec.name}: no list of values of '{experiment.sides}' is searched")
+    return [str(value) for value in axis.values]
+
+
+def split_arm(name: str, claim: Claim) -> tuple[str, str]:
+    """Return the experiment and the arm that a claim means by a name."""
+    label, slash, arm = name.partition("/")
+    return (label, arm) if slash else (claim.experiment, name)
+
+
+def published_rows(suite: Suite, label: str, spec: ExperimentSpec) -> list[PublishedNumber]:
+    """Return the paper's numbers that an experiment of a suite measures, too."""
+    wanted = suite.published.get(label, Rows())
+    arms = {arm.label for arm in spec.arms_}
+    return [
+        row
+        for row in load_preset(suite.experiments[label].preset).published
+        if row.arm in arms
+        and (wanted.metrics is None or row.metric in wanted.metrics)
+        and (wanted.place is None or row.place in wanted.place)
+    ]
+
+
+def estimate_core_seconds(spec: ExperimentSpec) -> float:
+    """Return a rough guess of the time of all trials one after another on one core."""
+    space = spec.space()
+    count = spec.trial_count() or 1
+    points = list(space) if count <= SMALL else [next(space.corners(arm)) for arm in space.arms]
+    seconds = [spec.replicates * _seconds_with_evaluations(spec.trial(p)) for p in points]
+    return count * sum(seconds) / len(seconds)
+
+
+def _seconds_with_evaluations(config: TrialConfig) -> float:
+    task, training = config.task, config.training
+    assert training.steps is not None
+    assert training.evaluate_every is not None
+    known = CORPUS_SEQUENCES.get(task.name, 0)
+    valid = getattr(task, "valid_size", None) or known
+    test = getattr(task, "test_size", None) or known
+    evaluations = training.steps / training.evaluate_every
+    sequences = evaluations * (valid + training.test_every_evaluation * test) + test
+    batches = FORWARD_SHARE * sequences / task.batch_size
+    return seconds_of(config) * (1 + batches / training.steps)
+
+
+def _make_spec(
+    name: str, label: str, experiment: SuiteExperiment, budget: Budget
+) -> ExperimentSpec:
+    preset = load_preset(experiment.preset)
+    content = preset.model_dump(mode="json", exclude_unset=True)
+    change = experiment.short if budget == "short" else Change()
+    kept = change.arms or experiment.arms
+    try:
+        content = with_settings(content, {**experiment.set, **change.set})
+        if kept is not None:
+            content["arms"] = list(_keep_arms(content["arms"], kept))
+        content["name"] = f"{name} {label} ({budget})" if label != "main" else f"{name} ({budget})"
+        content["published"] = []
+        return ExperimentSpec.model_validate(content)
+    except (PathError, ValidationError) as error:
+        raise ValueError(f"reproduction {name}, experiment {label}: {error}") from error
+
+
+def _keep_arms(arms: list[Mapping[str, Any]], kept: list[str]) -> Iterator[Mapping[str, Any]]:
+    by_name = {arm.get("name") or arm["model"]["name"]: arm for arm in arms}
+    for name in kept:
+        if name not in by_name:
+            raise PathError(f"there is no arm '{name}' to keep; there are {', '.join(by_name)}")
+        yield by_name[name]
+
+
+def _read(name: str) -> Any:
+    return read_text(_files()[name].read_text(encoding="utf-8"))
+
+
+@cache
+def _files() -> dict[str, Traversable]:
+    folder = files("eigensweep.search_spaces") / "reproductions"
+    return {
+        f"{paper.name}/{entry.name.removesuffix('.yaml')}": entry
+        for paper in folder.iterdir()
+        if paper.is_dir()
+        for entry in paper.iterdir()
+        if entry.name.endswith(".yaml")
+    }

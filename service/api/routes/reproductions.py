@@ -1,0 +1,413 @@
+"""Post, list, look at and cancel reproductions, fetch their reports, and list the suites.
+
+Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Body, Path, Query, Response
+from fastapi.responses import FileResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from eigensweep.search_spaces.reproductions import (
+    BUDGETS,
+    Budget,
+    estimate_core_seconds,
+    load_suite,
+    make_specs,
+    suite_names,
+)
+from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.examples import REPRODUCTION, REPRODUCTIONS
+from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.routes.catalogue import Name
+from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
+from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
+from eigensweep.workers.reports import messages
+from eigensweep.workers.reports.markdown import write_page
+from eigensweep.workers.reports.report import ReportContent
+from eigensweep.workers.shared.messages import Json
+
+router = APIRouter(tags=["reproductions"])
+suites = APIRouter(tags=["reproductions"])
+"""What is described from the code alone."""
+
+ReproductionId = Annotated[
+    str, Path(min_length=1, max_length=32, description="As the post gave it")
+]
+
+
+class Format(StrEnum):
+    """A form of a report."""
+
+    json = "json"
+    md = "md"
+    html = "html"
+    svg = "svg"
+
+
+NAMES: Final = {
+    Format.json: messages.JSON,
+    Format.md: messages.MARKDOWN,
+    Format.html: messages.HTML,
+    Format.svg: messages.FIGURE,
+}
+MEDIA_TYPES: Final = {
+    Format.json: "application/json",
+    Format.md: "text/markdown",
+    Format.html: "text/html",
+    Format.svg: "image/svg+xml",
+}
+SAFE: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+}
+"""A report opens nothing and runs nothing."""
+
+
+class ReproductionRequest(BaseModel):
+    """A table or figure of a paper, and how much of it is run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(max_length=120, description="One of those at /v1/reproduction-suites")
+    budget: Budget = Field(
+        "short",
+        description="`short`: at most about 20 minutes on two processors, with what that cuts; "
+        "`full`: the paper's own size",
+    )
+
+
+class ReproductionExperiment(Answer):
+    """An experiment of a reproduction."""
+
+    label: str
+    id: str | None
+    state: str
+    fraction: float | None
+    problem: str | None = Field(description="Why it cannot run on this service")
+    link: str | None
+
+
+class ReproductionAnalysis(Answer):
+    """An analysis of a reproduction."""
+
+    label: str
+    repeat: int
+    id: str | None
+    problem: str | None = Field(description="Why it cannot be made")
+    link: str | None
+
+
+class ReproductionLinks(Answer):
+    """Paths of a reproduction."""
+
+    self: str
+    cancel: str
+    report: dict[str, str] = Field(description="By format; empty until it is finished")
+
+
+class ReproductionNow(Answer):
+    """A reproduction: its experiments, its state, its verdict."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [REPRODUCTION]})
+
+    id: str = Field(description="The digest of the suite: the same request has the same id")
+    name: str
+    budget: Budget
+    title: str
+    state: ReproductionState
+    fraction: float = Field(ge=0, le=1, description="Share of its experiments' work that is done")
+    created_at: datetime
+    finished_at: datetime | None
+    experiments: list[ReproductionExperiment]
+    analyses: list[ReproductionAnalysis]
+    verdict: str | None = Field(
+        description="On the whole table or figure: `holds`, `does not hold`, `not "
+        "distinguishable` or `not comparable`; null before the report"
+    )
+    words: str | None = Field(description="How many claims have which verdict")
+    error: str | None = Field(description="Why its report could not be made")
+    mlflow_problem: str | None = Field(description="Why MLflow does not have the report")
+    links: ReproductionLinks
+
+
+class ReproductionList(Answer):
+    """Reproductions."""
+
+    items: list[ReproductionNow]
+
+
+class ReproductionQuery(BaseModel):
+    """Selects reproductions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str | None = Field(None, max_length=120, description="Only of this suite")
+    budget: Budget | None = Field(None, description="Only of this budget")
+    state: list[ReproductionState] = Field([], description="Only in these states")
+
+
+class SuiteListing(Answer):
+    """A suite in a list."""
+
+    name: str
+    title: str
+    paper: str
+    place: str
+    says: str = Field(description="What the paper reads from it")
+    cut: str | None = Field(description="What the short budget cuts")
+    needs: str | None = Field(description="What a machine must have, such as a licensed corpus")
+    full_is_long: str | None = Field(
+        description="Why the full budget is left out unless it is asked for by name"
+    )
+    core_minutes: dict[Budget, float] = Field(
+        description="A rough guess of the time on one processor, by budget"
+    )
+    same_as: str | None = Field(description="The suite whose experiments these are, too")
+
+
+class Suites(Answer):
+    """All suites."""
+
+    items: list[SuiteListing]
+
+
+class SuiteEntry(SuiteListing):
+    """A suite in full."""
+
+    suite: Json = Field(description="Its experiments, analyses and claims, as its file has them")
+    specs: dict[Budget, dict[str, Json]] = Field(
+        description="The ExperimentSpecs that a budget posts, by label"
+    )
+
+
+@router.post(
+    "/reproductions",
+    status_code=201,
+    summary="Post a reproduction",
+    responses=describe_errors(401, 404, 413, 415, 422, 503)
+    | {
+        200: {
+            "model": ReproductionNow,
+            "description": "It was posted before; the answer has its present state",
+        }
+    },
+)
+def post_reproduction(
+    service: TheService,
+    request: Annotated[ReproductionRequest, Body(openapi_examples=REPRODUCTIONS)],
+    response: Response,
+) -> ReproductionNow:
+    """Queue the experiments of a table or figure; their results become a report.
+
+    The same request gives the same reproduction, and what has finished is not run again. It is
+    opened again where it failed, was cancelled, or an experiment of it was.
+    """
+    found, is_new = service.reproductions.add(request.name, request.budget)
+    service.dispatcher.wake()
+    answer = _make_answer(service, found)
+    response.headers["Location"] = answer.links.self
+    if not is_new:
+        response.status_code = 200
+    return answer
+
+
+@router.get(
+    "/reproductions", summary="List reproductions", responses=describe_errors(401, 422, 503)
+)
+def list_reproductions(
+    service: TheService, query: Annotated[ReproductionQuery, Query()]
+) -> ReproductionList:
+    """Return the reproductions that were posted, in the order of their papers."""
+    found = [
+        each
+        for each in service.reproductions.list(query.state)
+        if query.name in (None, each.name) and query.budget in (None, each.budget)
+    ]
+    return ReproductionList(items=[_make_answer(service, each) for each in found])
+
+
+@router.get(
+    "/reproductions/{id}",
+    summary="Look at a reproduction",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow:
+    """Return a reproduction with the state of its experiments and, at the end, its verdict."""
+    return _make_answer(service, service.reproductions.get(id))
+
+
+@router.post(
+    "/reproductions/{id}/cancel",
+    status_code=202,
+    summary="Cancel a reproduction",
+    responses=describe_errors(401, 404, 409, 422, 503),
+)
+def cancel_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow:
+    """Cancel a reproduction and its experiments, also where another reproduction shares them.
+
+    Post it again to go on: what has finished stays.
+    """
+    found = service.reproductions.cancel(id)
+    service.dispatcher.wake()
+    return _make_answer(service, found)
+
+
+@router.get(
+    "/reproductions/{id}/report.{format}",
+    summary="Fetch the report of a reproduction",
+    response_class=FileResponse,
+    responses=describe_errors(401, 404, 422)
+    | {
+        200: {
+            "description": "The report as JSON, Markdown or one HTML page, or its picture",
+            "content": {kind: {} for kind in MEDIA_TYPES.values()},
+        }
+    },
+)
+def get_report(service: TheService, id: ReproductionId, format: Format) -> FileResponse:
+    """Return the report of a finished reproduction."""
+    path = service.reproductions.file(id, NAMES[format])
+    return FileResponse(path, media_type=MEDIA_TYPES[format], headers=SAFE)
+
+
+@router.get(
+    "/reproduction-page",
+    summary="Fetch all reports as one page",
+    response_class=PlainTextResponse,
+    responses=describe_errors(401, 422) | {200: {"content": {"text/markdown": {}}}},
+)
+def get_page(
+    service: TheService,
+    budget: Annotated[Budget, Query(description="Reports of this budget")] = "short",
+    figures: Annotated[
+        str, Query(max_length=200, description="Folder that the page's pictures are in")
+    ] = "reproduction",
+) -> PlainTextResponse:
+    """Return the reports of all finished reproductions of a budget as one Markdown page."""
+    reports = [
+        _read_report(service, found.id)
+        for found in service.reproductions.list(("finished",))
+        if found.budget == budget
+    ]
+    by_name = {report.name: report for report in reports}  # a suite's newest digest is the last
+    places = {name: f"{figures}/{name.replace('/', '-')}.svg" for name in by_name}
+    missing = {
+        name: load_suite(name).needs or "it was not asked for, or is not over"
+        for name in suite_names()
+        if name not in by_name
+    }
+    page = write_page([(report, places[name]) for name, report in by_name.items()], missing)
+    return PlainTextResponse(page, media_type=MEDIA_TYPES[Format.md], headers=SAFE)
+
+
+def _read_report(service: Service, id: str) -> ReportContent:
+    path = service.reproductions.file(id, messages.JSON)
+    return ReportContent.model_validate_json(path.read_bytes())
+
+
+@suites.get("/reproduction-suites", summary="List suites", responses=describe_errors(401))
+def list_suites() -> Suites:
+    """Return the tables and figures of the papers that can be measured again."""
+    return Suites(items=[_list_suite(name) for name in suite_names()])
+
+
+@suites.get(
+    "/reproduction-suites/{name:path}",
+    summary="Look at a suite",
+    responses=describe_errors(401, 404, 422),
+)
+def get_suite(name: Name) -> SuiteEntry:
+    """Return what a suite runs and what it compares."""
+    suite = load_suite(name)
+    return SuiteEntry(
+        **_list_suite(name).model_dump(),
+        suite=suite.model_dump(mode="json", exclude_unset=True),
+        specs={
+            budget: {
+                label: spec.model_dump(mode="json", exclude_unset=True)
+                for label, spec in make_specs(name, budget).items()
+            }
+            for budget in BUDGETS
+        },
+    )
+
+
+@cache
+def _list_suite(name: str) -> SuiteListing:
+    suite = load_suite(name)
+    return SuiteListing(
+        name=name,
+        **suite.model_dump(
+            include={"title", "paper", "place", "says", "cut", "needs", "full_is_long", "same_as"}
+        ),
+        core_minutes={budget: round(_minutes(name, budget), 1) for budget in BUDGETS},
+    )
+
+
+def _minutes(name: str, budget: Budget) -> float:
+    return sum(map(estimate_core_seconds, make_specs(name, budget).values())) / 60
+
+
+def _make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
+    here = f"/v1/reproductions/{found.id}"
+    experiments = [
+        _describe_experiment(service, label, posted.id, posted.problem)
+        for label, posted in found.experiments.items()
+    ]
+    fractions = [each.fraction or 0.0 for each in experiments if each.id is not None]
+    done = sum(fractions) / len(fractions) if fractions else 0.0
+    return ReproductionNow(
+        id=found.id,
+        name=found.name,
+        budget=found.budget,
+        title=load_suite(found.name).title if found.name in suite_names() else found.name,
+        state=found.state,
+        fraction=1.0 if found.state == "finished" else done,
+        created_at=to_datetime(found.created_at),
+        finished_at=to_datetime_if_known(found.finished_at),
+        experiments=experiments,
+        analyses=[
+            ReproductionAnalysis(
+                label=each.label,
+                repeat=each.repeat,
+                id=each.id,
+                problem=each.problem,
+                link=None if each.id is None else f"/v1/analyses/{each.id}",
+            )
+            for each in found.analyses or ()
+        ],
+        verdict=found.verdict,
+        words=found.words,
+        error=found.error,
+        mlflow_problem=found.mlflow_problem,
+        links=ReproductionLinks(
+            self=here,
+            cancel=f"{here}/cancel",
+            report={f: f"{here}/report.{f}" for f in Format} if found.state == "finished" else {},
+        ),
+    )
+
+
+def _describe_experiment(
+    service: Service, label: str, id: str | None, problem: str | None
+) -> ReproductionExperiment:
+    if id is None:
+        return ReproductionExperiment(
+            label=label, id=None, state="unavailable", fraction=None, problem=problem, link=None
+        )
+    now = service.views.experiment(service.record.experiment(id))
+    return ReproductionExperiment(
+        label=label,
+        id=id,
+        state=now.state,
+        fraction=now.progress.fraction,
+        problem=now.error,
+        link=now.links.self,
+    )

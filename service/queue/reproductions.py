@@ -1,0 +1,264 @@
+"""Takes reproductions from one stage to the next: experiments, analyses, report.
+
+Runs in the service's process, in a thread. The dispatcher runs the experiments and the
+`AnalysisRunner` the analyses; this only asks for them, and makes the report in a child process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.reproductions import SuiteAnalysis, load_suite, make_specs
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.queue.children import ChildRunner
+from eigensweep.service.record.analyses import Analyses
+from eigensweep.service.record.analysis_requests import (
+    AnalysisRequest,
+    complete_request,
+    find_place,
+)
+from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.reproductions import (
+    Asked,
+    Posted,
+    ReproductionRecord,
+    Reproductions,
+)
+from eigensweep.service.settings import Mlflow
+from eigensweep.workers.reports.measurements import Measured
+from eigensweep.workers.reports.messages import (
+    OUTCOME,
+    MadeAnalysis,
+    MeasuredExperiment,
+    MeasuredTrial,
+    ReportOrder,
+    ReportOutcome,
+)
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
+
+logger = logging.getLogger(__name__)
+
+PASS_SECONDS: Final = 2.0
+"""Pause between two looks at the experiments of open reproductions."""
+PAUSE_SECONDS: Final = 10.0
+"""Pause after the record or the disk could not be used."""
+MOST_TRIALS: Final = 5000
+
+
+@dataclass
+class Reproducer:
+    """Works on open reproductions. `start` does so in a thread; tests call `tick`."""
+
+    reproductions: Reproductions
+    record: Record
+    analyses: Analyses
+    storage: str
+    """Folder of checkpoints and curves."""
+    mlflow: Mlflow | None = None
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._children = ChildRunner("eigensweep.workers.reports", self.mlflow)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread = threading.Thread(target=self._run, name="reproductions", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Kill the making of a report; the next service starts it again."""
+        self._stopping.set()
+        self.reproductions.added.set()
+        self._children.kill()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def tick(self) -> bool:
+        """Take each open reproduction as far as it goes now; return whether any is still open."""
+        for found in self.reproductions.list(("running", "reporting")):
+            if self._stopping.is_set():
+                break
+            if found.state == "running":
+                found = self._look_after(found)
+            if found.state == "reporting":
+                self._report(found)
+        return bool(self.reproductions.list(("running", "reporting")))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self.tick():
+                    self._stopping.wait(PASS_SECONDS)
+                    continue
+            except (StorageError, SQLAlchemyError):  # reproductions outlive a full disk
+                logger.exception("reproductions cannot be looked after now, trying again")
+                self._stopping.wait(PAUSE_SECONDS)
+                continue
+            self.reproductions.added.wait()
+            self.reproductions.added.clear()
+
+    def _look_after(self, found: ReproductionRecord) -> ReproductionRecord:
+        """Ask for the analyses once the experiments are over; then let the report be made."""
+        ids = [each.id for each in found.experiments.values() if each.id is not None]
+        if any(self.record.row(id).state not in ENDED for id in ids):
+            return found
+        if found.analyses is None:
+            suite = load_suite(found.name)
+            asked = [
+                self._ask(found, label, repeat, analysis)
+                for label, analysis in suite.analyses.items()
+                for repeat in range(analysis.times)
+            ]
+            found = self.reproductions.change(found, analyses=tuple(asked))
+        if any(self._state_of(each) in OPEN_ANALYSES for each in found.analyses or ()):
+            return found
+        return self.reproductions.change(found, state="reporting")
+
+    def _state_of(self, asked: Asked) -> str:
+        if asked.id is None:
+            return "missing"
+        try:
+            return self.analyses.get(asked.id).state
+        except NotFoundError:  # its folder was removed
+            return "missing"
+
+    def _ask(
+        self, found: ReproductionRecord, label: str, repeat: int, analysis: SuiteAnalysis
+    ) -> Asked:
+        """Ask for one repetition of an analysis."""
+        options = dict(analysis.options)
+        if analysis.repeat is not None:
+            options[analysis.repeat] = repeat
+        try:
+            experiment, trial = self._find_subject(found, analysis)
+            request = AnalysisRequest(
+                name=analysis.name, experiment=experiment, trial=trial, options=options
+            )
+            spec = complete_request(request, self.record, Path(self.storage))
+            return Asked(label, repeat, self.analyses.add(spec)[0].id)
+        except (SpecError, ConflictError, NotFoundError) as error:
+            return Asked(label, repeat, None, str(error))
+
+    def _find_subject(
+        self, found: ReproductionRecord, analysis: SuiteAnalysis
+    ) -> tuple[str | None, int | None]:
+        """Return the experiment and the trial that an analysis is about."""
+        if analysis.experiment is None:
+            return None, None
+        posted = found.experiments[analysis.experiment]
+        if posted.id is None:
+            raise NotFoundError(posted.problem)
+        if analysis.arm is None:
+            return posted.id, None
+        spec = make_specs(found.name, found.budget)[analysis.experiment]
+        measured = Measured(
+            self._measure(found.name, analysis.experiment, spec, posted), Store(self.storage)
+        )
+        if analysis.arm not in measured.arms:
+            raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")
+        return posted.id, measured.arms[analysis.arm].trial.number
+
+    def _report(self, found: ReproductionRecord) -> None:
+        """Make the report in a child process, and record how that ended."""
+        folder = self.reproductions.folder / found.id
+        with suppress(OSError):
+            (folder / OUTCOME).unlink(missing_ok=True)
+        try:
+            order = self._make_order(found)
+            problem = self._children.run(folder, order.model_dump_json())
+        except (OSError, ValueError, SpecError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        if self._stopping.is_set():
+            return
+        try:
+            outcome = ReportOutcome.model_validate_json((folder / OUTCOME).read_bytes())
+        except (OSError, ValueError):
+            outcome = ReportOutcome(error=problem or "its process ended without an outcome")
+        ended = self.reproductions.finish(found, outcome)
+        logger.info("reproduction %s id=%s name=%s", ended.state, ended.id, ended.name)
+
+    def _make_order(self, found: ReproductionRecord) -> ReportOrder:
+        specs = make_specs(found.name, found.budget)
+        return ReportOrder(
+            id=found.id,
+            name=found.name,
+            budget=found.budget,
+            experiments=[
+                self._measure(found.name, label, spec, found.experiments[label])
+                for label, spec in specs.items()
+            ],
+            analyses=[self._describe(each) for each in found.analyses or ()],
+            storage=self.storage,
+            mlflow_uri=self.mlflow.uri if self.mlflow else None,
+        )
+
+    def _measure(
+        self, name: str, label: str, spec: ExperimentSpec, posted: Posted
+    ) -> MeasuredExperiment:
+        metric = spec.objective_metric
+        about = {
+            "label": label,
+            "id": posted.id,
+            "sides": load_suite(name).experiments[label].sides,
+            "spec": spec.model_dump(mode="json"),
+            "metric": metric.name,
+            "unit": metric.unit,
+            "better": metric.better,
+        }
+        if posted.id is None:
+            why = posted.problem or "it cannot run here"
+            return MeasuredExperiment(
+                **about, state="unavailable", problem=why, baseline=spec.baseline
+            )
+        row = self.record.row(posted.id)
+        problem = None if row.state == "completed" else f"the experiment is {row.state}"
+        if row.error:
+            problem = f"{problem}: {row.error.strip().splitlines()[-1]}"
+        trials = self.record.trials(posted.id, limit=MOST_TRIALS)
+        return MeasuredExperiment(
+            **about,
+            state=row.state,
+            problem=problem,
+            baseline=row.baseline,
+            trials=tuple(
+                MeasuredTrial(
+                    number=trial.number,
+                    arm=trial.arm,
+                    state=trial.state,
+                    params=trial.params,
+                    config=trial.config,
+                    place=find_place(trial),
+                    result=trial.result,
+                    error=trial.error,
+                )
+                for trial in (each.trial for each in trials)
+            ),
+            run_id=row.run_id,
+            started_at=row.started_at,
+            finished_at=row.finished_at or time.time(),
+        )
+
+    def _describe(self, asked: Asked) -> MadeAnalysis:
+        about = {"label": asked.label, "repeat": asked.repeat, "id": asked.id}
+        if asked.id is None:
+            return MadeAnalysis(**about, problem=asked.problem)
+        if self._state_of(asked) == "missing":
+            return MadeAnalysis(**about, problem="its files were removed")
+        found = self.analyses.get(asked.id)
+        if found.state != "finished":
+            error = (found.error or found.state).strip().splitlines()[-1]
+            return MadeAnalysis(**about, problem=error)
+        return MadeAnalysis(**about, folder=str(self.analyses.folder / asked.id))

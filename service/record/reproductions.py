@@ -1,0 +1,249 @@
+"""The reproductions that were asked for, each in a folder of its own.
+
+Runs in the service's process. A folder below `reproductions` in the home folder is named by the
+digest of the suite and its budget. It holds `state.json` (replaced whole) and the report's files.
+The experiments are in the record of experiments and found again by their idempotency keys, so a
+reproduction goes on after any stop, and suites that share an experiment run it once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.reproductions import Budget, load_suite, make_specs, suite_names
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.errors import AlreadyEndedError, ReproductionNotFoundError
+from eigensweep.service.record.record import Record
+from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome
+from eigensweep.workers.shared.durable_files import storage_error, write_whole
+from eigensweep.workers.shared.states import ENDED
+
+ReproductionState = Literal["running", "reporting", "finished", "failed", "cancelled"]
+OPEN: Final = ("running", "reporting")
+VERSION: Final = 1
+"""Raised when reports of the same numbers change."""
+
+
+@dataclass(frozen=True)
+class Posted:
+    """An experiment of a reproduction: its id, or why it cannot run on this service."""
+
+    id: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An analysis of a reproduction: its id, or why it cannot be made."""
+
+    label: str
+    repeat: int
+    id: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ReproductionRecord:
+    """A reproduction and its state. Times are seconds since 1970 (UTC)."""
+
+    id: str
+    name: str
+    budget: Budget
+    state: ReproductionState
+    created_at: float
+    experiments: dict[str, Posted]
+    analyses: tuple[Asked, ...] | None = None
+    """None before they are asked for."""
+    finished_at: float | None = None
+    verdict: str | None = None
+    words: str | None = None
+    error: str | None = None
+    mlflow_problem: str | None = None
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> ReproductionRecord:
+        """Return what `asdict` made JSON of."""
+        experiments = {label: Posted(**each) for label, each in content["experiments"].items()}
+        asked = content["analyses"]
+        analyses = None if asked is None else tuple(Asked(**each) for each in asked)
+        return cls(**{**content, "experiments": experiments, "analyses": analyses})
+
+
+@dataclass
+class Reproductions:
+    """The reproductions in one folder, and the record that has their experiments."""
+
+    folder: Path
+    record: Record
+    corpora: Path
+    added: threading.Event = field(default_factory=threading.Event)
+    """Set whenever a reproduction is opened."""
+    _records: dict[str, ReproductionRecord] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        for path in self.folder.glob("*/state.json"):
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                found = ReproductionRecord.from_dict(json.loads(path.read_bytes()))
+                self._records[found.id] = found
+
+    def add(self, name: str, budget: Budget) -> tuple[ReproductionRecord, bool]:
+        """Open a reproduction and queue its experiments; return it, and whether it was opened.
+
+        The same request gives the same reproduction. It is opened again if it failed or was
+        cancelled, if an experiment of it did, or if its report was removed; what has finished is
+        not run again.
+
+        Raises:
+            UnknownSuiteError: if there is no suite of this name.
+            StorageError: if it cannot be written to the folder.
+        """
+        specs = make_specs(name, budget)
+        id = make_id(name, budget, specs)
+        with self._lock:
+            earlier = self._records.get(id)
+            if earlier is not None and (earlier.state in OPEN or self._is_complete(earlier)):
+                return earlier, False
+            opened = ReproductionRecord(
+                id=id,
+                name=name,
+                budget=budget,
+                state="running",
+                created_at=time.time() if earlier is None else earlier.created_at,
+                experiments={label: self._post(spec) for label, spec in specs.items()},
+            )
+            try:
+                (self.folder / id).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise storage_error("make", self.folder / id, error) from error
+            self._write(opened)
+        self.added.set()
+        return opened, True
+
+    def _is_complete(self, found: ReproductionRecord) -> bool:
+        if found.state != "finished" or not (self.folder / found.id / JSON).is_file():
+            return False
+        if any(each.id is None for each in found.experiments.values()):
+            return False  # a corpus that was missing may have come
+        states = [self.record.row(each.id).state for each in found.experiments.values() if each.id]
+        return all(state == "completed" for state in states)
+
+    def _post(self, spec: ExperimentSpec) -> Posted:
+        """Queue an experiment, or find the same one; one that failed is queued once more."""
+        try:
+            check_spec(spec, self.corpora)
+        except SpecError as error:
+            return Posted(None, str(error))
+        attempt = 0
+        while True:
+            row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}")
+            if row.state not in ENDED - {"completed"}:
+                return Posted(row.id)
+            attempt += 1
+
+    def get(self, id: str) -> ReproductionRecord:
+        """Return one reproduction.
+
+        Raises:
+            ReproductionNotFoundError: if there is none of this id.
+        """
+        found = self._records.get(id)
+        if found is None:
+            raise ReproductionNotFoundError(f"there is no reproduction '{id}'")
+        return found
+
+    def list(self, states: Sequence[str] = ()) -> Sequence[ReproductionRecord]:
+        """Return those in one of the states (default: all), in the order of their names."""
+        found = [each for each in self._records.values() if not states or each.state in states]
+        places = {name: place for place, name in enumerate(suite_names())}
+        return sorted(found, key=lambda each: (places.get(each.name, 0), each.budget, each.id))
+
+    def file(self, id: str, name: str) -> Path:
+        """Return the path of one of the report's files.
+
+        Raises:
+            ReproductionNotFoundError: if there is no such reproduction or file, or not yet.
+        """
+        found = self.get(id)
+        path = self.folder / id / name
+        if name not in FILES or found.state != "finished" or not path.is_file():
+            raise ReproductionNotFoundError(
+                f"reproduction '{id}' is {found.state}: it has no file '{name}'"
+                + (" yet" if found.state in OPEN else f"; reports have {', '.join(FILES)}")
+            )
+        return path
+
+    def cancel(self, id: str) -> ReproductionRecord:
+        """Cancel a reproduction and its experiments that are not over.
+
+        Raises:
+            ReproductionNotFoundError: if there is none of this id.
+            AlreadyEndedError: if it is over.
+        """
+        found = self.get(id)
+        if found.state == "cancelled":
+            return found
+        if found.state not in OPEN:
+            raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
+        for each in found.experiments.values():
+            if each.id is not None:
+                with suppress(AlreadyEndedError):
+                    self.record.cancel(each.id)
+        return self.change(found, state="cancelled", finished_at=time.time())
+
+    def change(self, found: ReproductionRecord, **changes: Any) -> ReproductionRecord:
+        """Replace fields of a reproduction and write it; one that was cancelled stays so.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        with self._lock:
+            now = self._records.get(found.id, found)
+            if now.state == "cancelled":
+                return now
+            changed = replace(now, **changes)
+            self._write(changed)
+        return changed
+
+    def finish(self, found: ReproductionRecord, outcome: ReportOutcome) -> ReproductionRecord:
+        """Record how the report of a reproduction ended."""
+        return self.change(
+            found,
+            state="finished" if outcome.error is None else "failed",
+            finished_at=time.time(),
+            verdict=outcome.verdict,
+            words=outcome.words,
+            error=outcome.error,
+            mlflow_problem=outcome.mlflow_problem,
+        )
+
+    def _write(self, found: ReproductionRecord) -> None:
+        content = json.dumps(asdict(found)).encode()
+        write_whole(self.folder / found.id / "state.json", content)
+        self._records[found.id] = found
+
+
+def make_id(name: str, budget: Budget, specs: dict[str, ExperimentSpec]) -> str:
+    """Return the digest of a suite with its experiments, 16 hex digits."""
+    content = [VERSION, name, budget, load_suite(name).model_dump(mode="json")]
+    return _digest([*content, *((label, digest(spec)) for label, spec in specs.items())])
+
+
+def digest(spec: ExperimentSpec) -> str:
+    """Return the digest of a spec, 16 hex digits."""
+    return _digest(spec.model_dump(mode="json"))
+
+
+def _digest(content: Iterable[Any]) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

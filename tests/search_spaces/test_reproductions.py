@@ -1,0 +1,163 @@
+"""The suites: each can run, is decided by numbers that exist, and fits into its budget."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from pydantic import ValidationError
+
+from eigensweep.search_spaces.checks import check_spec
+from eigensweep.search_spaces.errors import CorpusError, UnknownSuiteError
+from eigensweep.search_spaces.presets import load_preset
+from eigensweep.search_spaces.reproductions import (
+    BUDGETS,
+    SHORT_SECONDS,
+    SHORT_SECONDS_OF_ALL,
+    Claim,
+    Measure,
+    Suite,
+    estimate_core_seconds,
+    load_suite,
+    make_specs,
+    published_rows,
+    side_names,
+    split_arm,
+    suite_names,
+)
+from eigensweep.workers.analyses import ANALYSES
+
+FIGURES = {
+    "enrnn": [*(f"figure-{k}" for k in range(1, 8)), "table-2", "table-3"],
+    "asrnn": [
+        "figure-1a",
+        "figure-1b",
+        "figure-1c",
+        "figure-2",
+        *(f"table-{k}" for k in range(1, 5)),
+    ],
+    "nnrnn": [f"figure-{k}" for k in ("1b", "1c", "2", "3", "4", "5a", "5b", "6a", "6b")],
+    "henaff": [f"figure-{k}" for k in range(1, 7)],
+}
+"""The tables and figures with results."""
+
+SCORES = ("valid", "test", "best_test", "last_test", "test_now", "train")
+
+
+def test_every_table_and_figure_with_results_has_a_suite():
+    assert set(suite_names()) == {
+        f"{paper}/{name}" for paper, names in FIGURES.items() for name in names
+    }
+
+
+@pytest.mark.parametrize("name", suite_names())
+class TestEverySuite:
+    def test_its_experiments_can_run_in_both_budgets(self, name):
+        for budget in BUDGETS:
+            for spec in make_specs(name, budget).values():
+                with suppress(CorpusError):
+                    check_spec(spec, None)
+
+    def test_its_claims_name_arms_and_metrics_that_exist(self, name):
+        suite, specs = load_suite(name), make_specs(name, "full")
+        for claim in suite.claims:
+            for arm in filter(None, (claim.better, claim.arm, *claim.than)):
+                label, side = split_arm(arm, claim)
+                assert side in side_names(suite.experiments[label], specs[label])
+                known = {metric.name for metric in specs[label].task.metrics}
+                assert is_measurable(claim.by.curve or claim.by.metric or "value", known)
+                if (claim.by.metric or "").startswith("best_test"):
+                    assert specs[label].training.test_every_evaluation
+
+    def test_its_short_budget_decides_claims_with_what_it_runs(self, name):
+        suite, specs = load_suite(name), make_specs(name, "short")
+        for claim in suite.claims:
+            for arm in filter(None, (claim.better, claim.arm, *claim.than)):
+                if claim.not_short is None:
+                    label, side = split_arm(arm, claim)
+                    assert side in side_names(suite.experiments[label], specs[label])
+                    assert specs[label].replicates >= 3
+        assert suite.cut is not None or make_specs(name, "full") == {
+            label: spec.model_copy(update={"name": spec.name.replace("short", "full")})
+            for label, spec in specs.items()
+        }
+
+    def test_its_analyses_take_their_options(self, name):
+        suite = load_suite(name)
+        for analysis in suite.analyses.values():
+            kind = ANALYSES[analysis.name]
+            kind.Options.model_validate(analysis.options)
+            assert (kind.of != "matrices") == (analysis.experiment is not None)
+            assert (kind.of == "trial") == (analysis.arm is not None)
+            assert analysis.repeat is None or analysis.repeat in kind.Options.model_fields
+
+    def test_the_papers_numbers_stand_in_its_presets_alone(self, name):
+        suite = load_suite(name)
+        for label, spec in make_specs(name, "full").items():
+            own = load_preset(suite.experiments[label].preset).published
+            known = {metric.name for metric in spec.task.metrics}
+            for row in published_rows(suite, label, spec):
+                assert row in own
+                assert is_measurable(row.metric, known), row
+            assert spec.published == []
+
+    def test_its_short_budget_takes_twenty_minutes_on_two_cores_at_most(self, name):
+        assert sum(map(estimate_core_seconds, make_specs(name, "short").values())) <= SHORT_SECONDS
+
+
+def is_measurable(metric: str, known: set[str]) -> bool:
+    split, _, rest = metric.partition("/")
+    if not rest:
+        return metric in ("value", "seconds_per_step", "parameters", "baseline")
+    return split in SCORES and rest in known
+
+
+def test_all_short_budgets_together_take_five_hours_on_two_cores_at_most():
+    each = {
+        spec.name: spec for name in suite_names() for spec in make_specs(name, "short").values()
+    }
+    assert sum(map(estimate_core_seconds, each.values())) <= SHORT_SECONDS_OF_ALL
+
+
+def test_suites_that_share_experiments_post_the_same_ones():
+    assert make_specs("enrnn/figure-4", "short") == make_specs("enrnn/figure-5", "short")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UnknownSuiteError, match=r"did you mean 'nnrnn/figure-5a'\?"):
+        load_suite("nnrnn/figure5a")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"says": "x", "by": {"metric": "value"}}, "'better' and 'than', or"),
+        ({"says": "x", "by": {"metric": "value"}, "at_most": 1}, "names an 'arm'"),
+        ({"says": "x", "by": {"metric": "value"}, "better": "a"}, "'better' and 'than', or"),
+    ],
+)
+def test_a_claim_that_nothing_decides_is_refused(content, words):
+    with pytest.raises(ValidationError, match=words):
+        Claim.model_validate(content)
+
+
+def test_a_measure_has_one_source():
+    with pytest.raises(ValidationError, match="exactly one of"):
+        Measure(metric="value", curve="valid/mse")
+    with pytest.raises(ValidationError, match="belong to a 'curve'"):
+        Measure(metric="value", at=3)
+
+
+def test_a_claim_about_an_analysis_that_is_not_there_is_refused():
+    claim = {"says": "x", "by": {"analysis": "maps", "number": "a"}, "at_most": 1}
+    with pytest.raises(ValidationError, match="no analysis 'maps'"):
+        Suite.model_validate(
+            {
+                "title": "t",
+                "paper": "p",
+                "place": "figure 1",
+                "says": "s",
+                "experiments": {"main": {"preset": "quickstart"}},
+                "claims": [claim],
+            }
+        )

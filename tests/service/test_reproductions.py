@@ -1,0 +1,300 @@
+"""Reproductions over the API, with drivers that a test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from eigensweep.search_spaces.reproductions import suite_names
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.app import create_app
+from eigensweep.service.queue.analyses import AnalysisRunner
+from eigensweep.service.queue.reproductions import Reproducer
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.service.settings import Settings
+from eigensweep.workers.analyses.__main__ import main as make_analysis
+from eigensweep.workers.reports.__main__ import main as make_report
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.messages import ReplicateResult
+from eigensweep.workers.shared.results import summarise
+
+NAME = "nnrnn/figure-6a"
+
+
+@pytest.fixture
+def reproducer(client: TestClient, settings: Settings, record: Record) -> Reproducer:
+    """What takes reproductions further; its reports are made in this process."""
+    service = client.app.state.service  # type: ignore[attr-defined]
+    made = Reproducer(service.reproductions, record, service.analyses, settings.storage_folder)
+    made._children.run = make_report  # type: ignore[method-assign,assignment]
+    return made
+
+
+@pytest.fixture
+def play(record: Record, settings: Settings) -> Callable[..., None]:
+    """Return a function that plays the driver of an experiment to its end."""
+
+    def play_driver(id: str, state: str = "completed") -> None:
+        claim = record.claim(id)
+        assert claim is not None
+        spec = ExperimentSpec.from_stored(claim.spec)
+        ledger, store = (
+            RecordLedger(record.url, id, claim.generation),
+            Store(settings.storage_folder),
+        )
+        for number, point in enumerate(spec.space()):
+            config = spec.trial(point)
+            ledger.open(
+                number,
+                point.arm,
+                point.params,
+                config.model_dump(mode="json"),
+                config.content_hash(),
+            )
+            attempt = ledger.begin(number)
+            results = []
+            for seed in config.seeds:
+                value = 0.01 * (number + 1) + 1e-4 * seed
+                key = replicate_key(id, number, seed)
+                store.begin(key, 1)
+                curve = [CurvePoint(s, {"valid/cross_entropy": value}, 0) for s in (0, 1500)]
+                store.commit(key, 1, 1500, {}, curve)
+                results.append(ReplicateResult(seed=seed, value=value, step=1500, seconds=1.0))
+            ledger.finish(number, attempt, "completed", summarise(results))
+        ledger.end(state, None if state == "completed" else "out of luck")
+
+    return play_driver
+
+
+def post(client: TestClient, name: str = NAME, **more: Any) -> Any:
+    return client.post("/v1/reproductions", json={"name": name, **more})
+
+
+def test_it_ends_in_a_report_and_is_not_run_again(client, reproducer, play):
+    answer = post(client)
+    assert answer.status_code == 201, answer.text
+    posted = answer.json()
+    (experiment,) = posted["experiments"]
+    assert posted["state"] == "running"
+    assert posted["links"]["report"] == {}
+    assert reproducer.tick()
+    assert client.get(f"{posted['links']['self']}/report.json").status_code == 404
+    again = post(client)
+    assert again.status_code == 200
+    assert again.json()["experiments"] == posted["experiments"]
+
+    play(experiment["id"])
+    assert not reproducer.tick()
+    ended = client.get(answer.headers["Location"]).json()
+    assert ended["state"] == "finished", ended["error"]
+    assert ended["fraction"] == 1
+    report = client.get(ended["links"]["report"]["json"]).json()
+    assert report["verdict"] == ended["verdict"]
+    assert [claim["comparisons"][0]["than"] for claim in report["claims"]] == ["adam", "adam"]
+    assert report["claims"][1]["verdict"] == "holds"
+    for format, kind in (("html", "text/html"), ("md", "text/markdown"), ("svg", "image/svg+xml")):
+        fetched = client.get(ended["links"]["report"][format])
+        assert fetched.status_code == 200
+        assert fetched.headers["content-type"].startswith(kind)
+    page = client.get("/v1/reproduction-page").text
+    assert "](reproduction/nnrnn-figure-6a.svg)" in page
+    assert "LDC93S1" in page
+    assert post(client).status_code == 200
+    assert len(client.get("/v1/experiments").json()["items"]) == 1
+
+
+def test_a_new_service_goes_on_where_the_last_one_stopped(
+    client, settings, record, dispatcher, play
+):
+    posted = post(client).json()
+    play(posted["experiments"][0]["id"])
+    app = create_app(settings, record, dispatcher)
+    service = app.state.service
+    later = Reproducer(service.reproductions, record, service.analyses, settings.storage_folder)
+    later._children.run = make_report  # type: ignore[method-assign,assignment]
+    assert not later.tick()
+    assert service.reproductions.get(posted["id"]).state == "finished"
+
+
+def test_suites_that_share_an_experiment_queue_it_once(client):
+    first, second = post(client, "enrnn/figure-4").json(), post(client, "enrnn/figure-5").json()
+    assert first["id"] != second["id"]
+    assert first["experiments"] == second["experiments"]
+
+
+def test_what_failed_or_was_cancelled_is_queued_once_more(client, reproducer, play):
+    posted = post(client).json()
+    play(posted["experiments"][0]["id"], "failed")
+    reproducer.tick()
+    ended = client.get(posted["links"]["self"]).json()
+    assert ended["state"] == "finished"
+    report = client.get(ended["links"]["report"]["json"]).json()
+    assert "failed: out of luck" in report["experiments"][0]["problem"]
+    again = post(client)
+    assert again.status_code == 201
+    assert again.json()["experiments"][0]["id"] != posted["experiments"][0]["id"]
+    cancelled = client.post(again.json()["links"]["cancel"])
+    assert cancelled.json()["state"] == "cancelled"
+    assert cancelled.json()["experiments"][0]["state"] == "cancelled"
+    assert client.post(again.json()["links"]["cancel"]).status_code == 202
+    third = post(client).json()
+    assert third["experiments"][0]["state"] == "queued"
+
+
+def test_a_finished_one_cannot_be_cancelled(client, reproducer, play):
+    posted = post(client).json()
+    play(posted["experiments"][0]["id"])
+    reproducer.tick()
+    assert client.post(posted["links"]["cancel"]).status_code == 409
+
+
+def test_what_this_machine_cannot_do_is_reported_with_its_reason(client, reproducer):
+    posted = post(client, "enrnn/figure-3").json()
+    assert posted["experiments"][0]["state"] == "unavailable"
+    assert "timit" in posted["experiments"][0]["problem"].lower()
+    reproducer.tick()
+    ended = client.get(posted["links"]["self"]).json()
+    assert ended["verdict"] == "not comparable"
+    assert client.get("/v1/experiments").json()["items"] == []
+
+
+def test_analyses_are_asked_for_and_decide(client, reproducer, settings):
+    service = client.app.state.service
+    runner = AnalysisRunner(service.analyses, settings.storage_folder)
+    runner._children.run = make_analysis
+    posted = post(client, "nnrnn/figure-1c").json()
+    assert reproducer.tick()
+    assert runner.tick()
+    assert not reproducer.tick()
+    ended = client.get(posted["links"]["self"]).json()
+    assert [each["label"] for each in ended["analyses"]] == ["memory"]
+    assert ended["verdict"] == "holds", ended
+
+
+def test_a_report_that_cannot_be_made_says_why_and_is_tried_again(client, reproducer, play):
+    posted = post(client).json()
+    play(posted["experiments"][0]["id"])
+    reproducer._children.run = lambda folder, order: "its process ended with status 9"
+    reproducer.tick()
+    ended = client.get(posted["links"]["self"]).json()
+    assert ended["state"] == "failed"
+    assert "status 9" in ended["error"]
+    reproducer._children.run = make_report
+    assert post(client).status_code == 201
+    reproducer.tick()
+    assert client.get(posted["links"]["self"]).json()["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"name": "nnrnn/figure6a"}, 404, "did you mean 'nnrnn/figure-6a'?"),
+        ({"name": "../../etc/passwd"}, 404, "there is no reproduction"),
+        ({"name": NAME, "budget": "tiny"}, 422, "short"),
+        ({"name": NAME, "seed": 3}, 422, "seed"),
+        ({}, 422, "name"),
+    ],
+)
+def test_bad_input_is_refused_with_what_would_work(client, body, status, words):
+    answer = client.post("/v1/reproductions", json=body)
+    assert answer.status_code == status
+    assert words in answer.text
+    assert client.get("/v1/reproductions").json()["items"] == []
+
+
+def test_unknown_ones_are_not_found(client):
+    assert client.get("/v1/reproductions/none").status_code == 404
+    assert client.post("/v1/reproductions/none/cancel").status_code == 404
+    assert client.get("/v1/reproductions/none/report.json").status_code == 404
+    assert client.get("/v1/reproductions/none/report.exe").status_code == 422
+    assert "figure-2" in client.get("/v1/reproduction-suites/enrnn/figure2").text
+
+
+def test_suites_are_listed_with_their_cost_and_what_they_post(client):
+    items = client.get("/v1/reproduction-suites").json()["items"]
+    assert [each["name"] for each in items] == suite_names()
+    assert all(each["core_minutes"]["short"] <= 40 for each in items)
+    entry = client.get("/v1/reproduction-suites/enrnn/figure-2").json()
+    spec = entry["specs"]["short"]["main"]
+    assert spec["task"]["delay"] == 500
+    assert client.post("/v1/experiments/preview", json=spec).status_code == 200
+
+
+def test_listing_selects(client):
+    post(client)
+    post(client, "enrnn/figure-4")
+    found = client.get("/v1/reproductions", params={"name": NAME}).json()["items"]
+    assert [each["name"] for each in found] == [NAME]
+    assert client.get("/v1/reproductions", params={"state": "finished"}).json()["items"] == []
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def run(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Return a function that runs the command against the application."""
+        from typer.testing import CliRunner
+
+        from eigensweep.service.client import Client
+        from eigensweep.service.command import cli
+        from eigensweep.service.command import reproduce as work
+
+        class InProcess(Client):
+            def __init__(self, url: str | None = None, token: str | None = None) -> None:
+                self.url = "http://service"
+                self._http = client  # type: ignore[assignment]
+
+            def close(self) -> None:
+                pass
+
+        monkeypatch.setattr(cli, "Client", InProcess)
+        monkeypatch.setattr(work, "PASS_SECONDS", 0.0)
+        return lambda *words: CliRunner().invoke(cli.app, ["reproduce", *words])
+
+    def test_it_prints_the_report_and_writes_it(self, client, reproducer, play, run, tmp_path):
+        posted = post(client).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        done = run(NAME, "--out", str(tmp_path / "out"), "--page", str(tmp_path / "docs" / "p.md"))
+        assert done.exit_code == 0, done.output
+        assert "**Verdict:" in done.output
+        assert "rmsprop ends lower than adam" in done.output
+        written = {path.name for path in (tmp_path / "out").iterdir()}
+        assert written == {f"nnrnn-figure-6a.{kind}" for kind in ("html", "md", "json", "svg")}
+        assert "](p/nnrnn-figure-6a.svg)" in (tmp_path / "docs" / "p.md").read_text()
+        assert (tmp_path / "docs" / "p" / "nnrnn-figure-6a.svg").stat().st_size > 1000
+
+    def test_all_leaves_out_what_needs_a_licence(self, client):
+        from eigensweep.service.command.reproduce import choose
+
+        listing = client.get("/v1/reproduction-suites").json()
+
+        class Listing:
+            def get(self, path: str) -> Any:
+                return listing
+
+        short, full = (choose(Listing(), budget) for budget in ("short", "full"))  # type: ignore[arg-type]
+        assert set(suite_names()) - set(short) == {"enrnn/figure-3", "enrnn/table-2"}
+        assert "asrnn/table-1" not in full
+        assert "nnrnn/figure-2" in full
+
+    def test_the_list_has_every_suite(self, run):
+        listed = run("--list").output
+        assert all(name in listed for name in suite_names())
+
+    @pytest.mark.parametrize(
+        ("words", "hint"),
+        [
+            ((), "--all; --list shows the names"),
+            ((NAME, "--all"), "--all; --list shows the names"),
+            (("nnrnn/figure6a",), "did you mean 'nnrnn/figure-6a'?"),
+            ((NAME, "--budget", "tiny"), "short"),
+        ],
+    )
+    def test_bad_input_is_answered_with_what_would_work(self, run, words, hint):
+        done = run(*words)
+        assert done.exit_code == 2, done.output
+        assert hint in done.output

@@ -1,0 +1,380 @@
+"""Reports: verdicts on numbers whose answer is known, and what a report says of made trials."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eigensweep.search_spaces.reproductions import Measure, make_specs
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.reports import __main__ as process
+from eigensweep.workers.reports.markdown import write_page
+from eigensweep.workers.reports.measurements import Measured, find_number, first_step
+from eigensweep.workers.reports.messages import (
+    FILES,
+    HTML,
+    JSON,
+    MARKDOWN,
+    OUTCOME,
+    MadeAnalysis,
+    MeasuredExperiment,
+    MeasuredTrial,
+    ReportOrder,
+    ReportOutcome,
+)
+from eigensweep.workers.reports.page import LARGEST
+from eigensweep.workers.reports.report import ReportContent
+from eigensweep.workers.reports.verdicts import (
+    Side,
+    judge_all,
+    judge_bounds,
+    judge_number,
+    judge_order,
+)
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, trial_key
+from eigensweep.workers.shared.messages import ReplicateResult
+from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.statistics import summarize
+
+LOW, HIGH = {0: 0.10, 1: 0.11, 2: 0.09}, {0: 0.30, 1: 0.32, 2: 0.29}
+NEAR = {0: 0.12, 1: 0.08, 2: 0.11}
+
+
+class TestOrder:
+    @pytest.mark.parametrize(
+        ("side", "other", "verdict", "words"),
+        [
+            (Side(LOW), Side(HIGH), "holds", "all comparisons hold"),
+            (Side(HIGH), Side(LOW), "does not hold", "other way"),
+            (Side(LOW), Side(NEAR), "not distinguishable", "may be chance"),
+            (Side({0: 0.1}), Side({0: 0.3}), "not distinguishable", "may be chance"),
+            (Side(LOW), Side({7: 0.3, 8: 0.4}), "not comparable", "cannot be made"),
+            (Side(missing="lost"), Side(HIGH), "not comparable", "cannot be made"),
+            (Side(LOW), Side(diverged=frozenset({0, 1, 2})), "holds", "hold"),
+            (Side(diverged=frozenset({0, 1, 2})), Side(HIGH), "does not hold", "other way"),
+            (
+                Side({0: 0.1, 1: 0.11, 2: 0.1}, diverged=frozenset({3})),
+                Side({**HIGH, 3: 0.3}),
+                "not distinguishable",
+                "may be chance",
+            ),
+            (
+                Side({0: 90.0, 1: 90.0}, never=frozenset({0, 1})),
+                Side({0: 90.0, 1: 90.0}, never=frozenset({0, 1})),
+                "not distinguishable",
+                "may be chance",
+            ),
+        ],
+    )
+    def test_one_against_another(self, side, other, verdict, words):
+        found = judge_order("a", side, {"b": other})
+        assert found.verdict == verdict
+        assert words in found.because
+
+    def test_higher_may_be_better(self):
+        assert judge_order("a", Side(HIGH), {"b": Side(LOW)}, "higher").verdict == "holds"
+
+    def test_against_several_the_p_values_are_corrected(self):
+        sides = {"b": Side(HIGH), "c": Side({0: 0.5, 1: 0.52, 2: 0.49})}
+        alone = judge_order("a", Side(LOW), {"b": sides["b"]}).pairs[0].p
+        together = judge_order("a", Side(LOW), sides)
+        assert together.verdict == "holds"
+        assert alone is not None
+        assert max(pair.p or 0 for pair in together.pairs) >= alone
+
+    def test_one_failing_comparison_decides(self):
+        found = judge_order(
+            "a", Side(HIGH), {"b": Side({0: 0.5, 1: 0.52, 2: 0.49}), "c": Side(LOW)}
+        )
+        assert [pair.verdict for pair in found.pairs] == ["holds", "does not hold"]
+        assert found.verdict == "does not hold"
+
+    def test_ratios_tell_losses_apart_whose_differences_do_not(self):
+        small, large = {0: 1e-6, 1: 3e-5, 2: 2e-4}, {0: 0.01, 1: 0.2, 2: 0.9}
+        assert judge_order("a", Side(small), {"b": Side(large)}).verdict == "not distinguishable"
+        found = judge_order("a", Side(small), {"b": Side(large)}, logarithms=True)
+        assert found.verdict == "holds"
+        assert found.pairs[0].ratio == pytest.approx(
+            (1e-4 * 1.5e-4 * 2e-4 / 0.9) ** (1 / 3), rel=1e-6
+        )
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("side", "bounds", "verdict"),
+        [
+            (Side(LOW), {"at_most": 0.2}, "holds"),
+            (Side(LOW), {"at_least": 0.2}, "does not hold"),
+            (Side(NEAR), {"at_most": 0.11}, "not distinguishable"),
+            (Side({0: 0.1}), {"at_most": 0.2}, "not distinguishable"),
+            (Side({0: 0.1}), {"at_most": 0.2, "exact": True}, "holds"),
+            (Side({0: 0.3}), {"at_most": 0.2, "exact": True}, "does not hold"),
+            (Side(LOW), {"at_least": 0.01, "at_most": 0.5}, "holds"),
+            (Side(missing="lost"), {"at_most": 0.2}, "not comparable"),
+            (Side(diverged=frozenset({0})), {"at_most": 0.2}, "does not hold"),
+            (Side(LOW, diverged=frozenset({3})), {"at_most": 0.2}, "does not hold"),
+        ],
+    )
+    def test_a_number_and_its_bounds(self, side, bounds, verdict):
+        assert judge_bounds(side, **bounds).verdict == verdict
+
+
+def test_a_number_agrees_where_the_papers_is_inside_its_interval():
+    measured = summarize([0.1, 0.2, 0.3])
+    assert judge_number(measured, 0.25, None).verdict == "holds"
+    assert judge_number(measured, 0.9, None).verdict == "does not hold"
+    assert judge_number(measured, 0.25, "it is cut").because == "it is cut"
+    assert judge_number(summarize([0.1]), 0.1, None).verdict == "not distinguishable"
+    assert judge_number(summarize([15046.0]), 15_000, None, 0.05).verdict == "holds"
+    assert judge_number(None, 1.0, None).verdict == "not comparable"
+
+
+def test_several_claims_together():
+    assert judge_all(["holds", "does not hold", "holds"]).verdict == "does not hold"
+    assert judge_all(["holds", "not distinguishable"]).verdict == "not distinguishable"
+    assert judge_all(["not comparable"]).verdict == "not comparable"
+    assert judge_all([]).verdict == "not comparable"
+
+
+def test_numbers_are_found_in_results():
+    content = {"counts": [{"S": 5, "n": 7}, {"S": 6, "n": 1}], "x": {"y": [1, 2]}, "t": True}
+    assert find_number(content, "counts[S=6].n") == 1
+    assert find_number(content, "x.y.1") == 2
+    for path in ("counts[S=9].n", "x.z", "t", "x.y.7"):
+        with pytest.raises(LookupError):
+            find_number(content, path)
+
+
+def test_the_first_step_beyond_a_threshold():
+    assert first_step([(0, 0.1), (50, 0.6), (100, 0.9)], 0.5, "higher") == 50
+    assert first_step([(0, 3.0), (50, 2.0)], 1.0, "lower") is None
+
+
+def make_experiment(
+    folder: Path,
+    label: str,
+    spec: ExperimentSpec,
+    values: dict[str, list[float]],
+    **more: Any,
+) -> MeasuredExperiment:
+    """Return an experiment with one trial an arm, whose seeds end at `values`; NaN diverges."""
+    store, trials = Store(folder), []
+    for number, arm in enumerate(spec.arms_):
+        config = spec.trial(Point(arm.label, {}))
+        replicates = []
+        for seed, value in zip(config.seeds, values.get(arm.label, []), strict=False):
+            diverged = value != value
+            replicates.append(
+                ReplicateResult(
+                    seed=seed,
+                    outcome="diverged" if diverged else "completed",
+                    value=None if diverged else value,
+                    step=100,
+                    seconds=10.0,
+                    test={} if diverged else {"cross_entropy": value},
+                    baseline=spec.baseline,
+                )
+            )
+            key = f"{trial_key(label, number)}/{seed}"
+            store.begin(key, 1)
+            name = "valid/cross_entropy"
+            points = [
+                CurvePoint(step, {name: 1.0 / (1 + step) + (0 if diverged else value),
+                                  "constraint/orthogonality_error": 1e-6 * (1 + step)}, 0)
+                for step in (0, 50, 100)
+            ]  # fmt: skip
+            store.commit(key, 1, 100, {}, points)
+        if replicates:
+            result = summarise(replicates)
+            trials.append(
+                MeasuredTrial(
+                    number=number,
+                    arm=arm.label,
+                    state=result.outcome or "completed",
+                    params={},
+                    config=config.model_dump(mode="json"),
+                    place=trial_key(label, number),
+                    result=result.to_dict(),
+                )
+            )
+    metric = spec.objective_metric
+    return MeasuredExperiment(
+        **{
+            "label": label,
+            "id": "e1",
+            "state": "completed",
+            "spec": spec.model_dump(mode="json"),
+            "metric": metric.name,
+            "unit": metric.unit,
+            "better": metric.better,
+            "baseline": spec.baseline,
+            "trials": tuple(trials),
+            "started_at": 0.0,
+            "finished_at": 60.0,
+            **more,
+        }
+    )
+
+
+def make_report(tmp_path: Path, order: ReportOrder) -> ReportContent:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    process.main(folder, order.model_dump_json())
+    outcome = ReportOutcome.model_validate_json((folder / OUTCOME).read_bytes())
+    assert outcome.error is None, outcome.error
+    return ReportContent.model_validate_json((folder / JSON).read_bytes())
+
+
+class TestReport:
+    @pytest.fixture
+    def content(self, tmp_path: Path) -> ReportContent:
+        """ENRNN's figure 2 with made numbers: scoRNN diverges in a seed, full uRNN is missing."""
+        spec = make_specs("enrnn/figure-2", "short")["main"]
+        baseline = spec.baseline
+        assert baseline is not None
+        values = {
+            "enrnn": [1e-5, 2e-5, 1.5e-5],
+            "scornn": [1e-3, float("nan"), 2e-3],
+            "lstm": [baseline, 1.01 * baseline, 0.99 * baseline],
+        }
+        main = make_experiment(tmp_path / "store", "main", spec, values)
+        order = ReportOrder(
+            id="r1",
+            name="enrnn/figure-2",
+            budget="short",
+            experiments=[main],
+            analyses=[],
+            storage=str(tmp_path / "store"),
+        )
+        return make_report(tmp_path, order)
+
+    def test_it_decides_each_claim_and_says_why(self, content):
+        ends, stays, left_out = content.claims
+        verdicts = {pair.than: pair.verdict for pair in ends.comparisons}
+        assert verdicts["full_urnn"] == "not comparable"
+        assert ends.verdict == "not comparable"
+        assert stays.verdict == "holds"
+        assert left_out.verdict == "not comparable"
+        assert "leaves it out" in left_out.because
+        assert content.verdict == "holds"
+        assert "1 of 3 hold" in content.words
+
+    def test_it_tells_divergences_drift_and_cost(self, content):
+        arms = {arm.arm: arm for arm in content.arms}
+        assert arms["scornn"].diverged_seeds == [1]
+        assert arms["scornn"].value is not None
+        assert arms["scornn"].value.n == 2
+        assert arms["enrnn"].drift["orthogonality_error"] == pytest.approx(1.01e-4)
+        assert arms["full_urnn"].trial is None
+        assert content.cost.trial_seconds == 90.0
+        assert content.command == "eigensweep reproduce enrnn/figure-2 --budget short"
+
+    def test_its_curves_have_the_baseline_and_every_seed(self, content):
+        (curves,) = content.curves
+        assert curves.baseline == pytest.approx(0.0399, abs=1e-4)
+        assert {line.arm: line.seeds for line in curves.lines} == {
+            "enrnn": 3,
+            "scornn": 3,
+            "lstm": 3,
+        }
+
+    def test_its_page_needs_nothing_else(self, content, tmp_path):
+        page = (tmp_path / "report" / HTML).read_text()
+        assert len(page.encode()) < LARGEST
+        addresses = re.findall(r"""(?:src|href)=["']([^"']*)""", page)
+        assert addresses
+        assert all(address.startswith("data:image/") for address in addresses)
+        assert "<script" not in page
+        for name in FILES:
+            assert (tmp_path / "report" / name).stat().st_size > 0
+
+    def test_it_stands_on_the_page_of_all(self, content, tmp_path):
+        page = write_page([(content, "reproduction/a.svg")], {"enrnn/figure-3": "TIMIT"})
+        heading = "enrnn/figure-2: Copying over 2,000 steps"
+        assert f"## {heading}" in page
+        assert "(#enrnnfigure-2-copying-over-2000-steps)" in page
+        assert "| enrnn/figure-3 | TIMIT |" in page
+        assert "nan" not in (tmp_path / "report" / MARKDOWN).read_text()
+
+
+def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path):
+    spec = make_specs("nnrnn/figure-6a", "short")["main"]
+    store, trials = Store(tmp_path), []
+    for number, name in enumerate(("rmsprop", "adam")):
+        config = spec.trial(Point("nnrnn", {"optimizer.name": name}))
+        results = [
+            ReplicateResult(seed=s, value=0.1 * (number + 1) + s / 1e3, step=1)
+            for s in config.seeds
+        ]
+        trials.append(
+            MeasuredTrial(
+                number=number,
+                arm="nnrnn",
+                state="completed",
+                params={"optimizer.name": name},
+                config=config.model_dump(mode="json"),
+                place=f"e/{number}",
+                result=summarise(results).to_dict(),
+            )
+        )
+    made = make_experiment(tmp_path, "main", spec, {}, trials=tuple(trials), sides="optimizer.name")
+    measured = Measured(made, store)
+    sides = {name: measured.side(name, Measure(metric="value")) for name in ("rmsprop", "adam")}
+    assert judge_order("rmsprop", sides["rmsprop"], {"adam": sides["adam"]}).verdict == "holds"
+
+
+def test_claims_about_analyses_read_their_results(tmp_path):
+    curves = [
+        {
+            "alpha": alpha,
+            "beta": beta,
+            "d": d,
+            "J": [1.0] * 130 + [0.0] * 20 if d else [1.0] * 100 + [0.0] * 50,
+        }
+        for alpha in (0.95, 1.0, 1.05)
+        for beta in (0.0, 0.005)
+        for d in (0.0, 0.2)
+    ]
+    (tmp_path / "result.json").write_text(json.dumps({"curves": curves}))
+    (tmp_path / "figure.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    made = MadeAnalysis(label="memory", repeat=0, id="a1", folder=str(tmp_path))
+    order = ReportOrder(
+        id="r2",
+        name="nnrnn/figure-1c",
+        budget="short",
+        experiments=[],
+        analyses=[made],
+        storage=str(tmp_path),
+    )
+    content = make_report(tmp_path, order)
+    assert [claim.verdict for claim in content.claims] == ["holds"] * 4
+    missing = order.model_copy(
+        update={"analyses": [made.model_copy(update={"folder": None, "problem": "no memory"})]}
+    )
+    (tmp_path / "other").mkdir()
+    content = make_report(tmp_path / "other", missing)
+    assert content.verdict == "not comparable"
+    assert "no memory" in content.claims[0].because
+
+
+def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):
+    spec = make_specs("enrnn/figure-3", "short")["main"]
+    gone = make_experiment(
+        tmp_path, "main", spec, {}, id=None, state="unavailable", problem="TIMIT is not here"
+    )
+    order = ReportOrder(
+        id="r3",
+        name="enrnn/figure-3",
+        budget="short",
+        experiments=[gone],
+        analyses=[],
+        storage=str(tmp_path),
+    )
+    content = make_report(tmp_path, order)
+    assert content.verdict == "not comparable"
+    assert "TIMIT is not here" in content.claims[0].comparisons[0].because

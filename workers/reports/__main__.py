@@ -1,0 +1,76 @@
+"""Makes one report in a child process of the service, which survives what goes wrong here.
+
+Started as `python -m eigensweep.workers.reports FOLDER`, with a `ReportOrder` as JSON on standard
+input. It leaves the files and an `ReportOutcome` in the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver_files
+from eigensweep.workers.analyses.messages import PNG, SVG
+from eigensweep.workers.reports import markdown, page, pictures
+from eigensweep.workers.reports.messages import (
+    FIGURE,
+    FILES,
+    HTML,
+    JSON,
+    MARKDOWN,
+    OUTCOME,
+    ReportOrder,
+    ReportOutcome,
+)
+from eigensweep.workers.reports.report import ReportContent, make_report
+from eigensweep.workers.shared.durable_files import write_whole
+
+
+def main(folder: Path, text: str) -> None:
+    """Make the report and leave its outcome in the folder."""
+    try:
+        order = ReportOrder.model_validate_json(text)
+        content = _write(order, folder)
+        outcome = ReportOutcome(
+            verdict=content.verdict, words=content.words, mlflow_problem=_deliver(order, folder)
+        )
+    except Exception:  # a bug is kept with its traceback
+        outcome = ReportOutcome(error=traceback.format_exc())
+    write_whole(folder / OUTCOME, outcome.model_dump_json().encode())
+
+
+def _write(order: ReportOrder, folder: Path) -> ReportContent:
+    content = make_report(order)
+    pictures.save(content, folder / FIGURE)
+    shown = [("Curves, with the baseline", [folder / FIGURE])] if content.curves else []
+    for made in order.analyses:
+        if made.folder is not None:
+            words = f"{made.label}, repetition {made.repeat + 1}"
+            shown.append((words, [Path(made.folder) / SVG, Path(made.folder) / PNG]))
+    write_whole(folder / HTML, page.write_page(content, shown).encode())
+    write_whole(folder / MARKDOWN, markdown.write_report(content, FIGURE).encode())
+    write_whole(folder / JSON, content.model_dump_json(indent=2).encode())
+    return content
+
+
+def _deliver(order: ReportOrder, folder: Path) -> str | None:
+    """Keep the files on the MLflow run of each experiment; return why that was not possible."""
+    runs = [each.run_id for each in order.experiments if each.run_id is not None]
+    if not runs or order.mlflow_uri is None:
+        return None
+    paths = [folder / name for name in FILES]
+    try:
+        for run_id in runs:
+            deliver_files(order.mlflow_uri, run_id, paths, f"reproductions/{order.name}")
+    except NotDeliveredError as problem:
+        return str(problem)
+    return None
+
+
+if __name__ == "__main__":
+    with suppress(OSError):
+        os.nice(10)  # trials come first
+    main(Path(sys.argv[1]), sys.stdin.read())

@@ -1,0 +1,196 @@
+"""A report as Markdown, and many reports as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from eigensweep.workers.reports.report import (
+    ArmFound,
+    Comparison,
+    Interval,
+    NumberFound,
+    ReportContent,
+)
+from eigensweep.workers.reports.verdicts import show
+
+
+def write_report(content: ReportContent, figure: str | None, heading: int = 1) -> str:
+    """Return a report; `figure` is the address of its picture, `heading` the level of its title."""
+    return "\n".join(_lines(content, figure, "#" * heading)).rstrip() + "\n"
+
+
+def write_page(reports: Sequence[tuple[ReportContent, str]], missing: Mapping[str, str]) -> str:
+    """Return all reports as one page: a table, then each report.
+
+    Args:
+        reports: each with the address of its picture.
+        missing: suites without a report, each with the reason.
+    """
+    lines = [
+        "# The papers, measured again",
+        "",
+        "`eigensweep reproduce --all` wrote this page. Each table and figure of the papers has a "
+        "suite, which names its experiments and the paper's claims. A claim is decided by numbers: "
+        "arms are compared over shared seeds by a paired t-test, with p-values corrected after "
+        "Holm, and intervals are 95 % intervals by Student's t. No setting was tuned until it "
+        "fitted.",
+        "",
+        *_table(
+            ("reproduction", "budget", "verdict", "claims", "training, core minutes"),
+            (
+                (
+                    f"[{each.name}](#{_anchor(each)})",
+                    each.budget,
+                    each.verdict,
+                    each.words,
+                    f"{each.cost.trial_seconds / 60:.1f}",
+                )
+                for each, _ in reports
+            ),
+        ),
+    ]
+    if missing:
+        lines += ["", "Not run here:", ""]
+        lines += _table(("reproduction", "why"), missing.items())
+    for content, figure in reports:
+        lines += ["", write_report(content, figure, 2).rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def title_of(content: ReportContent) -> str:
+    """Return the heading of a report."""
+    return f"{content.name}: {content.title}"
+
+
+def _anchor(content: ReportContent) -> str:
+    """Return what GitHub makes of the report's heading."""
+    kept = (c for c in title_of(content).lower() if c.isalnum() or c in " -_")
+    return "".join(kept).replace(" ", "-")
+
+
+def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[str]:
+    yield from (f"{sign} {title_of(content)}", "")
+    yield from (f"{content.paper}, {content.place}. {content.says}", "")
+    yield from (f"**Verdict: {content.verdict}** ({content.words}).", "")
+    for head, words in (
+        (f"The {content.budget} budget", content.cut),
+        ("Departures", content.departures),
+        ("Needs", content.needs),
+    ):
+        if words:
+            yield from (f"{head}: {words}", "")
+    if figure is not None:
+        yield from (f"![curves of {content.name}]({figure})", "")
+    if content.claims:
+        yield from _table(
+            ("claim of the paper", "decided by", "verdict", "because"),
+            (
+                (claim.says, claim.by, claim.verdict, claim_words(claim.because, claim.comparisons))
+                for claim in content.claims
+            ),
+        )
+        yield ""
+    if content.numbers:
+        yield from _table(
+            ("arm", "number", "paper", "measured", "gap", "verdict"),
+            (number_cells(number) for number in content.numbers),
+        )
+        yield ""
+    if content.arms:
+        yield from _table(ARM_HEADS, (arm_cells(arm) for arm in content.arms))
+        yield ""
+    yield from (cost_words(content), "")
+    yield from ("```", content.command, "```")
+
+
+def claim_words(because: str, comparisons: Sequence[Comparison]) -> str:
+    """Return why a claim has its verdict: its comparisons, or its own reason without any."""
+    return "; ".join(comparison_words(each) for each in comparisons) or because
+
+
+def comparison_words(pair: Comparison) -> str:
+    """Return one comparison in words."""
+    p = "" if pair.p is None else f", p = {show(pair.p)}"
+    n = f", {pair.n} seeds" if pair.n else ""
+    return f"{pair.better} against {pair.than} {pair.verdict}: {pair.because}{p}{n}"
+
+
+def number_cells(number: NumberFound) -> tuple[str, ...]:
+    """Return a number of the paper as the cells of a row."""
+    where = f" ({number.place}{f', page {number.page}' if number.page else ''})"
+    step = "" if number.step is None else f" at step {number.step:,}"
+    spread = "" if number.spread is None else f" ± {show(number.spread)}"
+    about = "about " if number.read_off else ""
+    verdict = number.verdict
+    return (
+        number.arm,
+        f"{number.metric}{step}{where if number.place else ''}",
+        f"{about}{number.paper:.4g}{spread}",
+        interval_words(number.measured),
+        "" if number.gap is None else f"{number.gap:+.3g}",
+        f"{verdict}: {number.because}" if verdict == "not comparable" else verdict,
+    )
+
+
+ARM_HEADS = (
+    "arm",
+    "settings",
+    "parameters",
+    "seeds",
+    "best validation value",
+    "of the baseline",
+    "test",
+    "constraint",
+    "diverged",
+    "core minutes",
+)
+
+
+def arm_cells(arm: ArmFound) -> tuple[str, ...]:
+    """Return an arm as the cells of a row; see `ARM_HEADS`."""
+    diverged = [f"seed {seed}" for seed in arm.diverged_seeds]
+    if arm.diverged_trials:
+        diverged.append(f"{arm.diverged_trials} of {arm.trials} trials")
+    if arm.failed_trials:
+        diverged.append(f"{arm.failed_trials} failed")
+    return (
+        arm.arm,
+        ", ".join(f"{path}={value}" for path, value in arm.settings.items()),
+        "" if arm.parameters is None else f"{arm.parameters:,}",
+        str(arm.seeds),
+        interval_words(arm.value) if arm.value is not None else arm.state,
+        "" if arm.of_baseline is None else show(arm.of_baseline),
+        ", ".join(f"{name} {interval_words(found)}" for name, found in arm.test.items()),
+        ", ".join(f"{name} {show(value)}" for name, value in arm.drift.items()),
+        ", ".join(diverged) or "none",
+        f"{arm.seconds / 60:.1f}",
+    )
+
+
+def interval_words(found: Interval | None) -> str:
+    """Return a mean with its interval."""
+    if found is None:
+        return "not measured"
+    if found.low is None or found.high is None:
+        return f"{found.mean:.4g} (one value)" if found.n == 1 else f"{found.mean:.4g}"
+    return f"{found.mean:.4g} [{found.low:.4g}, {found.high:.4g}]"
+
+
+def cost_words(content: ReportContent) -> str:
+    """Return what the report cost, and with what it was made."""
+    cost = content.cost
+    parts = [f"Training took {cost.trial_seconds / 60:.1f} core minutes"]
+    if cost.started_at is not None and cost.finished_at is not None:
+        minutes = (cost.finished_at - cost.started_at).total_seconds() / 60
+        parts.append(f"{minutes:.1f} minutes from the first start to the last end")
+    words = f"{'; '.join(parts)}. {content.processor}. {content.versions}."
+    return f"{words} Revision {content.revision[:12]}, {content.made_at:%Y-%m-%d}."
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = [heads, ["---"] * len(heads), *rows]
+    return [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in cells]
+
+
+def _cell(text: str) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")

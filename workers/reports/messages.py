@@ -1,0 +1,97 @@
+"""What the service sends to a report's process, and what that process leaves behind."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import JsonValue
+
+from eigensweep.direction import Better
+from eigensweep.search_spaces.reproductions import Budget
+from eigensweep.search_spaces.trial import Strict
+
+JSON, MARKDOWN, HTML, FIGURE = "report.json", "report.md", "report.html", "figure.svg"
+FILES: Final = (MARKDOWN, HTML, FIGURE, JSON)
+"""The files of a report, in its folder; `report.json` is written last."""
+OUTCOME: Final = "outcome.json"
+"""A `ReportOutcome` as JSON, beside them."""
+
+
+class MeasuredTrial(Strict):
+    """A trial as the record has it at the end."""
+
+    number: int
+    arm: str
+    state: str
+    params: dict[str, JsonValue]
+    config: dict[str, JsonValue] | None
+    """The resolved configuration; None if the point is invalid."""
+    place: str
+    """Folder of its replicates in the store; for a reused trial, the folder of its source."""
+    result: dict[str, JsonValue] | None
+    """The trainer's `Result`; None if it never trained."""
+    error: str | None = None
+
+
+class MeasuredExperiment(Strict):
+    """An experiment of a reproduction at its end."""
+
+    label: str
+    id: str | None
+    """None if it was never posted."""
+    sides: str | None = None
+    """A parameter of the search whose values are compared in the place of arms."""
+    state: str
+    problem: str | None = None
+    """Why there is no result of it, or not the whole one."""
+    spec: dict[str, JsonValue]
+    metric: str
+    unit: str
+    better: Better
+    baseline: float | None
+    trials: tuple[MeasuredTrial, ...] = ()
+    run_id: str | None = None
+    """Its run in MLflow; None while there is none."""
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
+class MadeAnalysis(Strict):
+    """An analysis of a reproduction at its end."""
+
+    label: str
+    repeat: int
+    """Its number among the repetitions, from 0."""
+    id: str | None
+    problem: str | None = None
+    """Why there is no result of it."""
+    folder: str | None = None
+    """Where its files are; None if it has none."""
+
+
+class ReportOrder(Strict):
+    """One report to make, sent as JSON on the standard input of its process."""
+
+    id: str
+    name: str
+    """The suite's name."""
+    budget: Budget
+    experiments: list[MeasuredExperiment]
+    analyses: list[MadeAnalysis]
+    storage: str
+    """Folder of the store."""
+    mlflow_uri: str | None = None
+    """Where MLflow's server is; None if this service has none."""
+
+
+class ReportOutcome(Strict):
+    """How the making of a report ended."""
+
+    error: str | None = None
+    """None if it succeeded; else the traceback of a bug."""
+    verdict: str | None = None
+    """The verdict on the whole table or figure, in a word."""
+    words: str | None = None
+    """The verdict in a sentence."""
+    mlflow_problem: str | None = None
+    """Why MLflow does not have the files; None if it does."""

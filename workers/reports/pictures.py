@@ -1,0 +1,69 @@
+"""The picture of a report: the curves of each experiment, the baseline, the paper's points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eigensweep.workers.analyses import figures
+from eigensweep.workers.reports.report import Curves, ReportContent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 2
+LOGARITHMIC = 20.0
+"""A curve whose largest value is so many times its smallest has a logarithmic axis."""
+
+
+def save(content: ReportContent, *paths: Path) -> None:
+    """Draw the curves of a report and write them to each path, in the format of its suffix."""
+    figures.save(_draw, content, *paths)
+
+
+def _draw(content: ReportContent) -> Figure:
+    shown = [curves for curves in content.curves if curves.lines]
+    if not shown:
+        figure, ((panel,),) = figures.panels(1, 1, 6.0, 1.6)
+        panel.axis("off")
+        panel.text(0, 0.5, "No curve was trained for this figure.")
+        return figure
+    columns = min(COLUMNS, len(shown))
+    figure, rows = figures.panels(-(-len(shown) // columns), columns, 6.0 if columns == 1 else 5.0)
+    panels = [panel for row in rows for panel in row]
+    for panel, curves in zip(panels, shown, strict=False):
+        _draw_curves(panel, curves)
+    for panel in panels[len(shown) :]:
+        panel.axis("off")
+    return figure
+
+
+def _draw_curves(panel: Axes, curves: Curves) -> None:
+    colours = dict(
+        zip([line.arm for line in curves.lines], figures.colours(len(curves.lines)), strict=True)
+    )
+    for line in curves.lines:
+        colour = colours[line.arm]
+        panel.plot(line.step, line.mean, color=colour, label=f"{line.arm}")
+        if line.seeds > 1:
+            panel.fill_between(line.step, line.low, line.high, color=colour, alpha=0.15)
+    for number, point in enumerate(curves.paper):
+        panel.plot(
+            point.step,
+            point.value,
+            marker="x",
+            markersize=7,
+            linestyle="none",
+            color=colours.get(point.arm, "0.4"),
+            label="paper, read off" if number == 0 else None,
+        )
+    if curves.baseline is not None:
+        panel.axhline(curves.baseline, color="0.4", linestyle="--", linewidth=0.9, label="baseline")
+    values = [value for line in curves.lines for value in (*line.low, *line.high)]
+    if min(values) > 0 and max(values) > LOGARITHMIC * min(values):
+        panel.set_yscale("log")
+    unit = f", {curves.unit}" if curves.unit else ""
+    panel.set(title=curves.title.replace("$", r"\$"), xlabel="optimizer steps")
+    panel.set_ylabel(f"{curves.metric}{unit}")
+    panel.legend(fontsize=7)

@@ -1,0 +1,576 @@
+"""Puts a report together: the paper's claims and numbers beside what was measured."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from eigensweep.search_spaces.reproductions import (
+    Budget,
+    Claim,
+    Measure,
+    Suite,
+    estimate_core_seconds,
+    load_suite,
+    make_specs,
+    published_rows,
+    side_names,
+    split_arm,
+)
+from eigensweep.search_spaces.sections import PublishedNumber
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import Strict
+from eigensweep.workers.analyses.base import six_digits
+from eigensweep.workers.reports.measurements import (
+    AnalysisNumbers,
+    ArmTrial,
+    Measured,
+    mean_curve,
+    score,
+)
+from eigensweep.workers.reports.messages import ReportOrder
+from eigensweep.workers.reports.verdicts import (
+    PARAMETERS_TOLERANCE,
+    Judgement,
+    Side,
+    Verdict,
+    judge_all,
+    judge_bounds,
+    judge_number,
+    judge_order,
+)
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.statistics import Summary, summarize
+from eigensweep.workers.tracking.subject import git_revision, name_versions
+
+MOST_POINTS = 400
+"""Most points of a line in a report; of a longer curve, evenly spread ones are kept."""
+
+
+class Interval(Strict):
+    """A mean over seeds with its 95% interval by Student's t."""
+
+    mean: float
+    n: int
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class Comparison(Strict):
+    """Two arms of a claim."""
+
+    better: str
+    than: str
+    verdict: Verdict
+    because: str
+    n: int
+    difference: float | None
+    low: float | None
+    high: float | None
+    ratio: float | None
+    p: float | None
+
+
+class ClaimFound(Strict):
+    """A claim of the paper, and what the numbers say of it."""
+
+    says: str
+    verdict: Verdict
+    because: str
+    by: str
+    """The number that decides, in words."""
+    comparisons: tuple[Comparison, ...] = ()
+
+
+class NumberFound(Strict):
+    """A number of the paper beside the measured one."""
+
+    experiment: str
+    arm: str
+    metric: str
+    step: int | None
+    place: str | None
+    page: int | None
+    paper: float
+    spread: float | None
+    """What the paper prints after a ±."""
+    read_off: bool
+    note: str | None
+    measured: Interval | None
+    gap: float | None
+    """Measured minus the paper's."""
+    verdict: Literal["agrees", "differs", "not distinguishable", "not comparable"]
+    because: str
+
+
+class Line(Strict):
+    """The curve of one arm: mean, smallest and largest value over the seeds."""
+
+    arm: str
+    trial: int
+    seeds: int
+    step: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+class ReadOff(Strict):
+    """A point of the paper's curve."""
+
+    arm: str
+    step: int
+    value: float
+
+
+class Curves(Strict):
+    """The curves of one experiment, with the baseline and the paper's points."""
+
+    experiment: str
+    title: str
+    metric: str
+    unit: str
+    baseline: float | None
+    lines: list[Line]
+    paper: list[ReadOff]
+
+
+class ArmFound(Strict):
+    """What was measured of one arm."""
+
+    experiment: str
+    arm: str
+    state: str
+    settings: dict[str, str | int | float | bool]
+    """What the search chose, where the arm has several trials."""
+    trial: int | None
+    trials: int
+    """Trials of the arm that were opened, from which the best one was chosen."""
+    parameters: int | None
+    steps: int | None
+    seeds: int
+    diverged_seeds: list[int]
+    """Seeds whose training diverged, of the chosen trial."""
+    diverged_trials: int
+    """Trials of the arm that diverged, whether chosen or not."""
+    failed_trials: int
+    value: Interval | None
+    """The best validation value of the objective."""
+    of_baseline: float | None
+    test: dict[str, Interval]
+    drift: dict[str, float]
+    """How far the model's constraint was from holding: the worst of any evaluation and seed."""
+    seconds: float
+    """Training time of all trials of the arm, on the cores they had."""
+
+
+class Cost(Strict):
+    """What it took."""
+
+    trial_seconds: float
+    """Training time of all trials together; reused results count with the time they had taken."""
+    estimated_core_seconds: float
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class ExperimentRun(Strict):
+    """An experiment behind the report."""
+
+    label: str
+    id: str | None
+    name: str
+    state: str
+    problem: str | None
+
+
+class AnalysisMade(Strict):
+    """An analysis behind the report."""
+
+    label: str
+    repeat: int
+    id: str | None
+    problem: str | None
+
+
+class ReportContent(Strict):
+    """A report, as `report.json` holds it."""
+
+    id: str
+    name: str
+    title: str
+    paper: str
+    place: str
+    says: str
+    budget: Budget
+    cut: str | None = Field(description="What the budget cuts")
+    departures: str | None
+    needs: str | None
+    verdict: Verdict
+    words: str
+    claims: list[ClaimFound]
+    numbers: list[NumberFound]
+    arms: list[ArmFound]
+    curves: list[Curves]
+    cost: Cost
+    experiments: list[ExperimentRun]
+    analyses: list[AnalysisMade]
+    versions: str
+    revision: str
+    processor: str
+    command: str
+    made_at: datetime
+
+
+def make_report(order: ReportOrder) -> ReportContent:
+    """Return the report of a reproduction that is over."""
+    suite = load_suite(order.name)
+    specs = make_specs(order.name, order.budget)
+    store = Store(order.storage)
+    measured = {each.label: Measured(each, store) for each in order.experiments}
+    analyses = AnalysisNumbers(order.analyses)
+    claims = [_judge(claim, order.budget, measured, analyses) for claim in suite.claims]
+    whole = judge_all(claim.verdict for claim in claims)
+    cut = suite.cut if order.budget == "short" else None
+    numbers = [
+        number
+        for label, spec in specs.items()
+        for number in _compare_numbers(suite, label, spec, measured[label], cut)
+    ]
+    return ReportContent(
+        id=order.id,
+        name=order.name,
+        title=suite.title,
+        paper=suite.paper,
+        place=suite.place,
+        says=suite.says,
+        budget=order.budget,
+        cut=cut,
+        departures=suite.departures,
+        needs=suite.needs,
+        verdict=whole.verdict,
+        words=whole.because,
+        claims=claims,
+        numbers=numbers,
+        arms=[
+            arm
+            for label, spec in specs.items()
+            for arm in _describe_arms(side_names(suite.experiments[label], spec), measured[label])
+        ],
+        curves=[_draw(suite, label, spec, measured[label]) for label, spec in specs.items()],
+        cost=_cost(order, specs, measured),
+        experiments=[
+            ExperimentRun(
+                label=each.label,
+                id=each.id,
+                name=str(each.spec.get("name", "")),
+                state=each.state,
+                problem=each.problem,
+            )
+            for each in order.experiments
+        ],
+        analyses=[
+            AnalysisMade(label=e.label, repeat=e.repeat, id=e.id, problem=e.problem)
+            for e in order.analyses
+        ],
+        versions=name_versions(),
+        revision=git_revision(),
+        processor=_processor(),
+        command=f"eigensweep reproduce {order.name} --budget {order.budget}",
+        made_at=datetime.now(UTC),
+    )
+
+
+def _judge(
+    claim: Claim,
+    budget: Budget,
+    measured: dict[str, Measured],
+    analyses: AnalysisNumbers,
+) -> ClaimFound:
+    found = _decide(claim, budget, measured, analyses)
+    return ClaimFound(
+        says=claim.says,
+        verdict=found.verdict,
+        because=found.because,
+        by=name_measure(claim.by),
+        comparisons=tuple(
+            Comparison(
+                better=pair.better,
+                than=pair.than,
+                verdict=pair.verdict,
+                because=pair.because,
+                n=pair.n,
+                difference=pair.difference,
+                low=pair.low,
+                high=pair.high,
+                ratio=pair.ratio,
+                p=pair.p,
+            )
+            for pair in found.pairs
+        ),
+    )
+
+
+def _decide(
+    claim: Claim,
+    budget: Budget,
+    measured: dict[str, Measured],
+    analyses: AnalysisNumbers,
+) -> Judgement:
+    if budget == "short" and claim.not_short is not None:
+        return Judgement("not comparable", f"the short budget cannot decide it: {claim.not_short}")
+    if claim.by.analysis is not None:
+        side = analyses.side(claim.by)
+        return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact)
+    if claim.better is not None:
+        others = {arm: _side(arm, claim, measured) for arm in claim.than}
+        label, arm = split_arm(claim.better, claim)
+        better = measured[label].better(arm, claim.by) if label in measured else "lower"
+        side = _side(claim.better, claim, measured)
+        return judge_order(claim.better, side, others, better, logarithms=claim.logarithms)
+    assert claim.arm is not None
+    side = _side(claim.arm, claim, measured)
+    return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact)
+
+
+def _side(arm: str, claim: Claim, measured: dict[str, Measured]) -> Side:
+    label, name = split_arm(arm, claim)
+    if label not in measured:
+        return Side(missing="this budget leaves it out")
+    return measured[label].side(name, claim.by)
+
+
+def name_measure(by: Measure) -> str:
+    """Return a measure in words.
+
+    >>> name_measure(Measure(curve="test_now/mse", steps_to=0.01))
+    'first step with test_now/mse at 0.01'
+    """
+    if by.analysis is not None:
+        return f"{by.analysis}: {by.number}" + (
+            f" / {by.over_analysis or ''} {by.over}" if by.over else ""
+        )
+    unit = " of the baseline" if by.of_baseline else ""
+    if by.curve is None:
+        words = "best validation value" if by.metric == "value" else str(by.metric)
+        return words + (", as a share of the baseline" if by.of_baseline else "")
+    if by.steps_to is not None:
+        return f"first step with {by.curve} at {by.steps_to:g}{unit}"
+    where = "at the end" if by.at is None else f"at step {by.at:,}"
+    return f"{by.curve} {where}" + (", as a share of the baseline" if by.of_baseline else "")
+
+
+def _compare_numbers(
+    suite: Suite, label: str, spec: ExperimentSpec, measured: Measured, cut: str | None
+) -> Iterator[NumberFound]:
+    for row in published_rows(suite, label, spec):
+        assert row.arm is not None
+        side, reason, tolerance = _measure_row(row, measured, cut)
+        if side.missing is not None:
+            reason = side.missing
+        elif not side.values:
+            reason = "training diverged in all seeds"
+        found = judge_number(side.summary, row.value, reason, tolerance)
+        words: dict[Verdict, Literal["agrees", "differs"]] = {
+            "holds": "agrees",
+            "does not hold": "differs",
+        }
+        verdict: Literal["not distinguishable", "not comparable"] = (
+            "not comparable" if found.verdict == "not comparable" else "not distinguishable"
+        )
+        summary = side.summary
+        yield NumberFound(
+            experiment=label,
+            arm=row.arm,
+            metric=row.metric,
+            step=row.step,
+            place=row.place,
+            page=row.page,
+            paper=row.value,
+            spread=row.spread,
+            read_off=row.read_off,
+            note=row.note,
+            measured=_interval(summary),
+            gap=None if summary is None else six_digits(summary.mean - row.value),
+            verdict=words.get(found.verdict, verdict),
+            because=found.because,
+        )
+
+
+def _measure_row(
+    row: PublishedNumber, measured: Measured, cut: str | None
+) -> tuple[Side, str | None, float]:
+    """Return what was measured of a paper's row, why that cannot be compared, and a tolerance."""
+    assert row.arm is not None
+    if row.metric == "parameters":
+        chosen = measured.arms.get(row.arm)
+        counted = None if chosen is None else chosen.result.parameters
+        if counted is None:
+            return Side(missing="it was not trained"), None, 0.0
+        return Side({0: float(counted.free)}), None, PARAMETERS_TOLERANCE
+    reason = None if cut is None else "the short budget is cut"
+    if row.metric == "seconds_per_step":
+        reason = "the paper's hardware is another"
+    split = row.metric.partition("/")[0]
+    if row.step is not None or split in ("train", "test_now"):
+        measure = Measure(curve=row.metric, at=row.step)
+    else:
+        measure = Measure(metric=row.metric)
+    return measured.side(row.arm, measure), reason, 0.0
+
+
+def _describe_arms(sides: list[str], measured: Measured) -> Iterator[ArmFound]:
+    for side in sides:
+        trials = [each for each in measured.experiment.trials if measured.side_of(each) == side]
+        chosen = measured.arms.get(side)
+        result = None if chosen is None else chosen.result
+        value = None if chosen is None else _summary_of(chosen, "value")
+        yield ArmFound(
+            experiment=measured.experiment.label,
+            arm=side,
+            state=chosen.trial.state if chosen else measured.experiment.problem or "missing",
+            settings=dict(chosen.trial.params) if chosen else {},
+            trial=None if chosen is None else chosen.trial.number,
+            trials=len(trials),
+            parameters=result.parameters.free if result and result.parameters else None,
+            steps=None if chosen is None else chosen.config.training.steps,
+            seeds=0 if chosen is None else len(chosen.replicates),
+            diverged_seeds=[] if chosen is None else sorted(chosen.diverged),
+            diverged_trials=sum(each.state == "diverged" for each in trials),
+            failed_trials=sum(each.state == "failed" for each in trials),
+            value=_interval(value),
+            of_baseline=six_digits(value.mean / measured.baseline)
+            if value and measured.baseline
+            else None,
+            test=_tests(chosen),
+            drift={} if chosen is None else _drift(chosen, measured.store),
+            seconds=round(sum(_seconds(each.result) for each in trials), 1),
+        )
+
+
+def _seconds(result: object) -> float:
+    seconds = result.get("seconds") if isinstance(result, dict) else None
+    return float(seconds or 0.0)
+
+
+def _tests(chosen: ArmTrial | None) -> dict[str, Interval]:
+    names = {} if chosen is None else chosen.result.test
+    found = {}
+    for name in names:
+        assert chosen is not None
+        interval = _interval(_summary_of(chosen, f"test/{name}"))
+        if interval is not None:
+            found[name] = interval
+    return found
+
+
+def _summary_of(chosen: ArmTrial, metric: str) -> Summary | None:
+    values = [score(each, metric) for each in chosen.replicates if each.seed not in chosen.diverged]
+    known = [value for value in values if value is not None]
+    return summarize(known) if known else None
+
+
+def _drift(chosen: ArmTrial, store: Store) -> dict[str, float]:
+    """Return the extreme of each constraint over all evaluations and seeds."""
+    worst: dict[str, float] = {}
+    for seed in chosen.config.seeds:
+        for point in _points(store, f"{chosen.trial.place}/{seed}"):
+            for name, value in point.metrics.items():
+                if name.startswith("constraint/"):
+                    short = name.removeprefix("constraint/")
+                    pick = min if short.endswith("_min") else max
+                    worst[short] = pick(worst.get(short, value), value)
+    return {name: six_digits(value) for name, value in worst.items()}
+
+
+def _points(store: Store, key: str) -> list[CurvePoint]:
+    try:
+        return store.points(key)
+    except StorageError:
+        return []
+
+
+def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) -> Curves:
+    experiment = suite.experiments[label]
+    name = experiment.curve or f"valid/{spec.objective_metric.name}"
+    metric = spec.task.find_metric(name.partition("/")[2])
+    lines = []
+    for arm in sorted(measured.arms, key=side_names(experiment, spec).index):
+        points = _thin(mean_curve(measured.curves(arm, name)))
+        if points:
+            step, mean, low, high = (list(column) for column in zip(*points, strict=True))
+            lines.append(
+                Line(
+                    arm=arm,
+                    trial=measured.arms[arm].trial.number,
+                    seeds=len(measured.curves(arm, name)),
+                    step=[int(each) for each in step],
+                    mean=[six_digits(each) for each in mean],
+                    low=[six_digits(each) for each in low],
+                    high=[six_digits(each) for each in high],
+                )
+            )
+    baselines = {} if name.startswith("train/") else spec.task.baselines
+    own = measured.baseline if metric.name == measured.experiment.metric else None
+    return Curves(
+        experiment=label,
+        title=spec.name,
+        metric=name,
+        unit=metric.unit,
+        baseline=own if own is not None else baselines.get(metric.name),
+        lines=lines,
+        paper=[
+            ReadOff(arm=row.arm, step=row.step, value=row.value)
+            for row in published_rows(suite, label, spec)
+            if row.step is not None and row.arm is not None
+            if row.metric.partition("/")[2] == metric.name
+        ],
+    )
+
+
+def _thin(
+    points: list[tuple[int, float, float, float]],
+) -> list[tuple[int, float, float, float]]:
+    finite = [point for point in points if all(map(isfinite, point))]
+    if len(finite) <= MOST_POINTS:
+        return finite
+    stride = (len(finite) - 1) / (MOST_POINTS - 1)
+    return [finite[round(place * stride)] for place in range(MOST_POINTS)]
+
+
+def _cost(
+    order: ReportOrder, specs: dict[str, ExperimentSpec], measured: dict[str, Measured]
+) -> Cost:
+    begun = [each.started_at for each in order.experiments if each.started_at is not None]
+    ended = [each.finished_at for each in order.experiments if each.finished_at is not None]
+    return Cost(
+        trial_seconds=round(
+            sum(_seconds(t.result) for m in measured.values() for t in m.experiment.trials), 1
+        ),
+        estimated_core_seconds=round(sum(map(estimate_core_seconds, specs.values()))),
+        started_at=datetime.fromtimestamp(min(begun), UTC) if begun else None,
+        finished_at=datetime.fromtimestamp(max(ended), UTC) if ended else None,
+    )
+
+
+def _interval(summary: Summary | None) -> Interval | None:
+    return None if summary is None else Interval(**summary.to_dict())
+
+
+def _processor() -> str:
+    """Return the processor's name as Linux knows it, else as Python does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {len(names)} cores" if names else name
