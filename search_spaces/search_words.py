@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.brackets import Brackets
+from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.sections import IN_GENERATIONS, JOINT, Arm
@@ -25,6 +26,8 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
         )
     elif method in ("qmc", *JOINT) and len(arms) > 1:
         words.append("The arms take turns, so each gets the same number of trials")
+    if spec.scheduler.name == "hyperband":
+        words.append(_explain_brackets(spec))
     if spec.population is not None:
         words.append(f"A generation has {spec.population} trials in each arm")
     if method in JOINT:
@@ -71,6 +74,25 @@ def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
                 expected=f"at least {FEWEST_RANGES} ranges without 'when'",
                 got=ranges,
             )
+
+
+def _explain_brackets(spec: ExperimentSpec) -> str:
+    settings, corner = spec.scheduler, next(spec.space().corners(spec.arms_[0].label))
+    try:
+        config = spec.trial(corner)
+    except InvalidPointError:
+        return "hyperband spreads the trials over brackets that begin to stop them later and later"
+    steps = config.training.steps or 1
+    first = min(settings.min_steps or spec.rung_steps(config)[0], steps)
+    brackets = Brackets(first, steps, settings.reduction_factor, settings.brackets)
+    return (
+        f"hyperband has brackets that begin to stop trials at {_join(brackets.begins)} steps; they "
+        f"get {_join(brackets.weights)} of each {sum(brackets.weights)} trials"
+    )
+
+
+def _join(numbers: list[int]) -> str:
+    return ", ".join(f"{number:,}" for number in numbers)
 
 
 def _is_joint(method: str, axis: Parameter) -> bool:

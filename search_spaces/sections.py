@@ -113,11 +113,11 @@ class SearchConfig(Strict):
 class SchedulerConfig(Strict):
     """Which trials stop at a rung because others do better."""
 
-    name: Literal["none", "asha", "median"] = Field(
+    name: Literal["none", "asha", "hyperband", "median"] = Field(
         "none",
         description="`none`: every trial trains to its end; `asha`: asynchronous successive "
-        "halving; `median`: a trial stops when it falls below the median of the "
-        "others",
+        "halving; `hyperband`: the same in several brackets, which begin to stop trials later and "
+        "later; `median`: a trial stops when it falls below the median of the others",
     )
     rung_every: int | None = Field(
         None,
@@ -129,7 +129,24 @@ class SchedulerConfig(Strict):
         None, ge=1, description="Steps that every trial trains at least; default: to the first rung"
     )
     reduction_factor: int = Field(
-        3, ge=2, le=100, description="`asha`: at each rung, one trial in this many goes on"
+        3,
+        ge=2,
+        le=100,
+        description="`asha`, `hyperband`: at each rung, one trial in this many goes on",
+    )
+    brackets: int | None = Field(
+        None,
+        ge=1,
+        le=20,
+        description="`hyperband`: largest number of brackets; default: as many as fit between "
+        "`min_steps` and the budget, up to 5",
+    )
+    margin: float | None = Field(
+        0.1,
+        ge=0,
+        description="A rung stops no trial before one that reached it is better than the baseline "
+        "by this share of the baseline; null: each rung decides. It has no effect where a task has "
+        "no baseline",
     )
     min_samples: int = Field(
         3,

@@ -103,3 +103,8 @@ def test_a_sample_of_a_grid_shows_its_first_points_and_how_many_run():
     assert "2 of 6 points run: a sample that is spread over the grid" in found.search.words[0]
     assert len(found.first) == 2
     assert found.first[0].params != spec.space().point(0).params
+
+
+def test_hyperband_says_when_its_brackets_begin():
+    (words,) = preview(make(scheduler={"name": "hyperband", "min_steps": 10})).search.words
+    assert "begin to stop trials at 10, 30, 90 steps; they get 9, 5, 3 of each 17" in words

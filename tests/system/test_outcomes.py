@@ -45,7 +45,13 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "asha": spec(
         {"name": "scornn", "hidden_size": 4},
         {"optimizer.lr": [1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6], "model.negative_ones": [2, 99]},
-        scheduler={"name": "asha", "rung_every": 5, "min_steps": 5, "reduction_factor": 2},
+        scheduler={
+            "name": "asha",
+            "rung_every": 5,
+            "min_steps": 5,
+            "reduction_factor": 2,
+            "margin": None,
+        },
         limits={"concurrency": 1},
     ),
 }

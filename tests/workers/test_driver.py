@@ -184,7 +184,7 @@ class TestOutcomes:
                 "model": SCORNN,
                 "search": {"space": {"optimizer.lr": [1e-2, 1e-6, 1e-7]}},
                 "training": {"steps": 30, "evaluate_every": 5},
-                "scheduler": {"name": "asha", "rung_every": 5, "min_steps": 10},
+                "scheduler": {"name": "asha", "rung_every": 5, "min_steps": 10, "margin": None},
                 "limits": {"concurrency": 1},
             }
         )

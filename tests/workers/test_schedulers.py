@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from orders import make_order
 
+from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 
 
@@ -14,28 +16,28 @@ class Trial:
 
     status = "PENDING"
 
-    def __init__(self, name: str, reports: list[tuple[int, float]]) -> None:
-        self.trial_id, self.config = name, make_order(reports=tuple(reports)).to_dict()
+    def __init__(self, name: str, reports: list[tuple[int, float]], number: int) -> None:
+        order = make_order(number=number, reports=tuple(reports))
+        self.trial_id, self.config = name, order.to_dict()
 
 
-def trial(name: str, reports: list[tuple[int, float]] | None = None) -> Any:
-    return Trial(name, reports or [])
+def trial(name: str, reports: list[tuple[int, float]] | None = None, number: int = 0) -> Any:
+    return Trial(name, reports or [], number)
 
 
-def build(name: str, past: list[Past], better: str = "lower") -> Any:
+def build(name: str, past: list[Past], better: str = "lower", baseline: float | None = None) -> Any:
     return make_scheduler(
-        name,
+        SchedulerConfig(name=name, min_steps=10),
         better=better,
-        min_steps=10,
+        baseline=baseline,
+        first_rung=10,
         max_steps=90,
-        reduction_factor=3,
-        min_samples=3,
         past=past,
     )
 
 
 CONTROLLER = SimpleNamespace(get_live_trials=lambda: {trial("waiting")})
-PAST = [Past(f"earlier-{n}", [(10, 0.1 * n), (20, 0.1 * n)]) for n in range(1, 5)]
+PAST = [Past(n, [(10, 0.1 * n), (20, 0.1 * n)]) for n in range(1, 5)]
 
 
 @pytest.mark.parametrize("name", ["asha", "median"])
@@ -81,3 +83,66 @@ def test_a_trial_that_goes_on_is_not_judged_twice_at_a_rung():
     worse = trial("worse", [(10, 0.05)])
     rule.on_trial_add(CONTROLLER, worse)
     assert rule.on_trial_result(CONTROLLER, worse, {"step": 30, "objective": 0.95}) == "STOP"
+
+
+BASELINE = 10 * math.log(8) / 1020
+"""Of copying with a delay of 1000."""
+
+
+def plateau(number: int) -> float:
+    """Return the best loss so far of a trial that still guesses: the baseline and its noise."""
+    return BASELINE * (1 + 0.002 * math.sin(7 * number))
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median"])
+class TestTheBaseline:
+    def decide_all(self, rule: Any, step: int, values: list[float]) -> list[str]:
+        decided = []
+        for number, value in enumerate(values):
+            one = trial(f"t{number}", number=number)
+            rule.on_trial_add(CONTROLLER, one)
+            result = {"step": step, "objective": value}
+            decided.append(rule.on_trial_result(CONTROLLER, one, result))
+        return decided
+
+    def test_on_the_plateau_of_copying_noise_stops_nobody(self, name):
+        values = [plateau(number) for number in range(8)]
+        assert set(self.decide_all(build(name, [], baseline=BASELINE), 10, values)) == {"CONTINUE"}
+        assert "STOP" in self.decide_all(build(name, []), 10, values)
+
+    def test_once_one_has_learned_the_others_are_judged(self, name):
+        values = [plateau(number) for number in range(8)]
+        values[1] = values[2] = values[3] = BASELINE / 2
+        decided = self.decide_all(build(name, [], baseline=BASELINE), 10, values)
+        assert "STOP" not in decided[:4]
+        assert "STOP" in decided[4:]
+
+    def test_an_earlier_drivers_trial_that_learned_counts(self, name):
+        past = [Past(n, [(10, BASELINE / 2)]) for n in range(20)]
+        rule = build(name, past, baseline=BASELINE)
+        decided = set()
+        for number in range(20, 24):
+            late = trial("late", number=number)
+            rule.on_trial_add(CONTROLLER, late)
+            result = {"step": 10, "objective": BASELINE}
+            decided.add(rule.on_trial_result(CONTROLLER, late, result))
+        assert "STOP" in decided
+
+
+def test_where_higher_is_better_the_margin_lies_above_the_baseline():
+    rule = build("asha", [], "higher", baseline=0.1)
+    assert [b.good_enough for b in rule._brackets] == [pytest.approx(0.11)]
+
+
+def test_hyperband_begins_to_stop_later_in_later_brackets_whichever_driver_asks():
+    past = [Past(n, [(10, 0.1), (30, 0.1)]) for n in range(40)]
+    by_bracket = {}
+    for number in range(40, 60):
+        rule = build("hyperband", past)
+        one = trial("new", number=number)
+        rule.on_trial_add(CONTROLLER, one)
+        decided = rule.on_trial_result(CONTROLLER, one, {"step": 10, "objective": 0.9})
+        if decided == "CONTINUE":
+            decided += rule.on_trial_result(CONTROLLER, one, {"step": 30, "objective": 0.9})
+        by_bracket.setdefault(rule._chosen.choose(number), set()).add(decided)
+    assert by_bracket == {0: {"STOP"}, 1: {"CONTINUESTOP"}, 2: {"CONTINUECONTINUE"}}

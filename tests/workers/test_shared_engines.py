@@ -163,7 +163,7 @@ def test_asha_prunes_trials_and_their_lanes_are_refilled(experiment):
         {
             "search": rates(2, 6, 7, 8, 6.5, 7.5, 8.5, 1.9),
             "training": {"steps": 60, "evaluate_every": 5},
-            "scheduler": {"name": "asha", "rung_every": 5, "min_steps": 10},
+            "scheduler": {"name": "asha", "rung_every": 5, "min_steps": 10, "margin": None},
         }
     ).run()
     pruned = [t for t in e.trials() if t.state == "pruned"]
@@ -241,7 +241,7 @@ def test_lanes_are_rarely_idle_under_asha(experiment):
         {
             **LONG,
             "search": rates(*(1 + k / 8 for k in range(24))),
-            "scheduler": {"name": "asha", "rung_every": 50, "min_steps": 50},
+            "scheduler": {"name": "asha", "rung_every": 50, "min_steps": 50, "margin": None},
         }
     )
     handle = e.launch()

@@ -175,19 +175,16 @@ class ExperimentDriver:
 
     def _scheduler(self) -> tune.schedulers.TrialScheduler:
         """Return the spec's scheduler, which knows what trials under earlier drivers reported."""
-        entries, settings = self.sweep.entries.values(), self.spec.scheduler
+        entries = self.sweep.entries.values()
         configs = [TrialConfig.from_dict(entry.config) for entry in entries if entry.config]
-        budget = max(config.training.steps or 1 for config in configs)
-        first_rung = min(self.spec.rung_steps(config)[0] for config in configs)
         return make_scheduler(
-            settings.name,
+            self.spec.scheduler,
             better=self.spec.objective_metric.better,
-            min_steps=min(settings.min_steps or first_rung, budget),
-            max_steps=budget,
-            reduction_factor=settings.reduction_factor,
-            min_samples=settings.min_samples,
+            baseline=self.spec.baseline,
+            first_rung=min(self.spec.rung_steps(config)[0] for config in configs),
+            max_steps=max(config.training.steps or 1 for config in configs),
             past=[
-                Past(f"earlier-{entry.number}", _objectives(entry))
+                Past(entry.number, _objectives(entry))
                 for entry in entries
                 if entry.state not in OPEN_TRIALS
             ],

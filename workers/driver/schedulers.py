@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
@@ -18,8 +18,11 @@ from ray.tune.schedulers import (
     MedianStoppingRule,
     TrialScheduler,
 )
+from ray.tune.schedulers.async_hyperband import _Bracket
 
-from eigensweep.direction import Better
+from eigensweep.direction import Better, is_better, sign
+from eigensweep.search_spaces.brackets import Brackets
+from eigensweep.search_spaces.sections import SchedulerConfig
 from eigensweep.workers.engine.trainable import LOST
 from eigensweep.workers.shared.messages import OBJECTIVE, Json, Order, Reports
 
@@ -30,8 +33,12 @@ MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
 class Past:
     """A trial that ended under an earlier driver, as schedulers look at one."""
 
-    trial_id: str
+    number: int
     reports: Reports
+
+    @property
+    def trial_id(self) -> str:
+        return f"earlier-{self.number}"
 
 
 class KnowsReports(TrialScheduler):
@@ -46,18 +53,62 @@ class KnowsReports(TrialScheduler):
         """Count these reports of a trial, or of a `Past`."""
 
 
-class Asha(KnowsReports, AsyncHyperBandScheduler):
-    """Stops at each rung all but the best 1 in `reduction_factor`, without waiting for others."""
+class Bracket(_Bracket):
+    """The rungs of a bracket; one decides once a trial has reached it that is good enough."""
 
-    def __init__(self, past: Iterable[Past], **settings: Any) -> None:
-        super().__init__(time_attr="step", metric=OBJECTIVE, **settings)
+    good_enough: float = float("-inf")
+    """Higher is better here, whatever the metric: Tune turns the sign of losses."""
+
+    def cutoff(self, recorded: dict[str, float]) -> Any:
+        if recorded and max(recorded.values()) < self.good_enough:
+            return None
+        return super().cutoff(recorded)
+
+
+class Halving(KnowsReports, AsyncHyperBandScheduler):
+    """Stops at each rung all but the best 1 in `factor`, without waiting for others.
+
+    With one bracket that is ASHA; with several, which begin to stop trials later and later, it is
+    asynchronous Hyperband. The bracket of a trial follows from its number.
+    """
+
+    def __init__(
+        self,
+        past: Iterable[Past],
+        brackets: Brackets,
+        *,
+        better: Better,
+        good_enough: float | None,
+    ) -> None:
+        rungs = {
+            "grace_period": brackets.first,
+            "max_t": brackets.last + 1,  # so that no trial is stopped for having come to its end
+            "reduction_factor": brackets.factor,
+        }
+        super().__init__(
+            time_attr="step", metric=OBJECTIVE, mode=MODES[better], stop_last_trials=False, **rungs
+        )
+        self._chosen, self._sign = brackets, -sign(better)
+        self._halves: list[Bracket] = [
+            Bracket(
+                brackets.first, brackets.last + 1, brackets.factor, place, stop_last_trials=False
+            )
+            for place in range(len(brackets.weights))
+        ]
+        self._brackets = list(self._halves)
+        for bracket in self._halves:
+            if good_enough is not None:
+                bracket.good_enough = self._sign * good_enough
         for trial in past:
             self._remember(trial, trial.reports)
 
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        super().on_trial_add(controller, trial)
+        self._trial_info[trial.trial_id] = self._bracket_of(trial)
+
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         """Forget a trial whose process was lost: it comes back with its reports."""
-        bracket: Any = self._brackets[0]
-        for _, recorded in bracket._rungs:
+        for _, recorded in self._bracket_of(trial)._rungs:
             recorded.pop(trial.trial_id, None)
 
     def on_trial_complete(self, controller: Any, trial: Any, result: Json) -> None:
@@ -67,24 +118,41 @@ class Asha(KnowsReports, AsyncHyperBandScheduler):
             super().on_trial_complete(controller, trial, result)
 
     def _remember(self, trial: Any, reports: Reports) -> None:
-        bracket: Any = self._brackets[0]
-        sign = -1.0 if self._mode == "min" else 1.0
         for step, value in reports:
-            bracket.on_result(trial, step, sign * value)
+            self._bracket_of(trial).on_result(trial, step, self._sign * value)
+
+    def _bracket_of(self, trial: Any) -> Bracket:
+        is_past = isinstance(trial, Past)
+        number = trial.number if is_past else Order.from_dict(trial.config).number
+        return self._halves[self._chosen.choose(number)]
 
 
 class Median(KnowsReports, MedianStoppingRule):
     """Stops a trial whose best is worse than the median of the others' running means."""
 
-    def __init__(self, past: Iterable[Past], **settings: Any) -> None:
+    def __init__(
+        self, past: Iterable[Past], *, better: Better, good_enough: float | None, **settings: Any
+    ) -> None:
         super().__init__(
-            time_attr="step",
-            metric=OBJECTIVE,
-            hard_stop=True,
-            **settings,
+            time_attr="step", metric=OBJECTIVE, mode=MODES[better], hard_stop=True, **settings
         )
+        self._better, self._good_enough = better, good_enough
         for trial in past:
             self._remember(trial, trial.reports)
+
+    def on_trial_result(self, controller: Any, trial: Any, result: Json) -> str:
+        action = super().on_trial_result(controller, trial, result)
+        if action == TrialScheduler.STOP and not self._is_any_good(result["step"]):
+            self._stopped_trials.discard(trial)
+            return TrialScheduler.CONTINUE
+        return action
+
+    def _is_any_good(self, step: int) -> bool:
+        """Tell whether any trial was clearly better than the baseline at or before a step."""
+        if self._good_enough is None:
+            return True
+        seen = (r for reports in self._results.values() for r in reports if r["step"] <= step)
+        return any(is_better(r[OBJECTIVE], self._good_enough, self._better) for r in seen)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         """Forget a trial whose process was lost: it comes back with its reports."""
@@ -106,26 +174,32 @@ class Median(KnowsReports, MedianStoppingRule):
 
 
 def make_scheduler(
-    name: Literal["none", "asha", "median"],
+    settings: SchedulerConfig,
     *,
     better: Better,
-    min_steps: int,
+    baseline: float | None,
+    first_rung: int,
     max_steps: int,
-    reduction_factor: int,
-    min_samples: int,
     past: Iterable[Past],
 ) -> TrialScheduler:
-    """Return the scheduler of that name, for trials that end by themselves at `max_steps`."""
-    mode = MODES[better]
-    if name == "asha":
-        return Asha(
+    """Return the scheduler of a spec, for trials that end by themselves at `max_steps`.
+
+    Trials are first compared at `min_steps`, or at `first_rung`.
+    """
+    first = min(settings.min_steps or first_rung, max_steps)
+    good_enough = None
+    if baseline is not None and settings.margin is not None:
+        good_enough = baseline - sign(better) * settings.margin * abs(baseline)
+    if settings.name == "median":
+        return Median(
             past,
-            mode=mode,
-            grace_period=min_steps,
-            max_t=max_steps + 1,  # so that no trial is stopped for having come to its end
-            reduction_factor=reduction_factor,
-            stop_last_trials=False,
+            better=better,
+            good_enough=good_enough,
+            grace_period=first,
+            min_samples_required=settings.min_samples,
         )
-    if name == "median":
-        return Median(past, mode=mode, grace_period=min_steps, min_samples_required=min_samples)
-    return FIFOScheduler()  # type: ignore[no-untyped-call]
+    if settings.name == "none":
+        return FIFOScheduler()  # type: ignore[no-untyped-call]
+    most = settings.brackets if settings.name == "hyperband" else 1
+    brackets = Brackets(first, max_steps, settings.reduction_factor, most)
+    return Halving(past, brackets, better=better, good_enough=good_enough)
