@@ -76,6 +76,30 @@ def test_large_matrices_stay_orthogonal_in_float32():
     assert orthogonality_error(cayley(A)) < 1e-5
 
 
+@pytest.mark.parametrize("scale", [0.1, 100], ids=["by products", "by LAPACK"])
+def test_the_cayley_map_of_a_large_matrix_and_its_gradient_are_those_of_a_solution(scale):
+    A, eye = skew(scale * torch.randn(2, 300, 300)), torch.eye(300, dtype=torch.float64)
+    G = torch.randn(2, 300, 300)
+
+    def of(f, A, G):
+        A = A.clone().requires_grad_()
+        W = f(A)
+        return W.detach(), torch.autograd.grad(W, A, G)[0]
+
+    W, dA = of(lambda A: torch.linalg.solve(eye + A, eye - A), A.double(), G.double())
+    found, gradient = of(cayley, A, G)
+    torch.testing.assert_close(found, W.float(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(gradient, dA.float(), atol=1e-4, rtol=0)
+    stacked, of_stacked = of(torch.vmap(cayley), A, G)
+    assert torch.equal(stacked, found)
+    torch.testing.assert_close(of_stacked, gradient, atol=1e-4, rtol=0)
+
+
+def test_the_cayley_map_has_all_derivatives():
+    A = skew(torch.randn(2, 4, 4, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradgradcheck(cayley, A)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_where_a_matrix_is_not_finite_there_is_no_nearest_one(dtype):
     M = torch.randn(2, 5, 5, dtype=dtype)

@@ -83,7 +83,8 @@ struct Plan {
     }
 };
 
-// Room for the product of a part's rows.
+// Room for the product of a part's rows. The number of its panels is odd: rows a power of two apart
+// would crowd into the same cache sets.
 template <class T> class Product {
     using X = Vector<T>;
     const long height, width;
@@ -92,25 +93,30 @@ template <class T> class Product {
 
   public:
     Product(const Plan& plan, long panels)
-        : height(plan.height), width(panels * X::N), memory(plan.rows * width + 64 / sizeof(T)),
+        : height(plan.height), width((panels | 1) * X::N), memory(plan.rows * width + 64 / sizeof(T)),
           P(aligned(memory)) {}
 
     const T* row(long i) const { return P + i * width; }
 
     // P = [A, B] W in the panels from `first` to before `last`; a panel of W has K rows. Meanwhile
-    // as many rows as A has are fetched from each place in `ahead`: they are wanted next.
+    // as many rows as A has are fetched from each place in `ahead`: they are wanted next. Steps that
+    // take the panels to and fro by turns find the last ones of a large W still in cache.
     void make(const Left<T>& A, const Left<T>& B, const T* W, long K, long rows, long first,
-              long last, std::initializer_list<const T*> ahead) {
+              long last, std::initializer_list<const T*> ahead, bool fro = false) {
         const long piece = 2 * rows * A.stride / (last - first) + 1;
-        for (long p = first; p < last; p += 2) {
+        const long pairs = (last - first + 1) / 2, tiles = (rows + height - 1) / height;
+        for (long q = 0; q < pairs; ++q) {
             for (const T* place : ahead)
                 for (long j = 0; j < piece; j += X::N)
-                    __builtin_prefetch(place + (p - first) / 2 * piece + j, 1);
-            for (long i = 0; i < rows; i += height)
-                sized(std::min(rows - i, height), last - p > 1, [&](auto R, auto C) {
+                    __builtin_prefetch(place + q * piece + j, 1);
+            const long p = first + 2 * (fro ? pairs - 1 - q : q);
+            for (long tile = 0, i = 0, count; tile < tiles; ++tile, i += count) {
+                count = (rows - i) / (tiles - tile);
+                sized(count, last - p > 1, [&](auto R, auto C) {
                     product<T, R, C>(A, B, i, W + p * K * X::N, K * X::N, P + i * width + p * X::N,
                                      width);
                 });
+            }
         }
     }
 };
@@ -142,7 +148,7 @@ template <class T, template <class> class A> void forward(const Call<T>& call) {
                 const T* x = call.values + lane * call.lane_x + from * m;
                 const int64_t* symbols = call.symbols + lane * call.lane_x + from;
                 product.make({h, row, n}, {x, m, m}, W, K, rows, 0, t && !m ? all : panels,
-                             {h + step});
+                             {h + step}, t % 2);
                 if (t && all > panels) {
                     if (m) product.make({h, row, n}, {h, 0, 0}, W, K, rows, panels, all, {});
                     read_out(t - 1);
@@ -187,7 +193,7 @@ template <class T, template <class> class A> void backward(const Call<T>& call) 
             T* sum = sums.data() + job * row;
             for (long t = call.steps - 1; t >= 0; --t, h -= step, g -= step) {
                 const T* y = call.logits + lane * call.lane_logits + (t * call.batch + first) * p;
-                product.make({g, row, n}, {y, p, p}, W, K, rows, 0, panels, {h, g - step});
+                product.make({g, row, n}, {y, p, p}, W, K, rows, 0, panels, {h, g - step}, t % 2);
                 for (long i = 0; i < rows; ++i) {
                     const T *d = product.row(i), *from = h + i * row;
                     T* to = g - step + i * row;
