@@ -19,12 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from eigensweep.service.api import sessions
 from eigensweep.service.api.errors import problem
 
-GUARDED: Final = ("/v1", "/mlflow")
+GUARDED: Final = ("/v1", "/mlflow", "/experiments", "/compare", "/new")
+"""What needs the token, with all below; and the first page."""
 READING: Final = ("GET", "HEAD", "OPTIONS")
 
 
 class Access:
-    """Answers 401 to requests under /v1 and /mlflow that carry neither token nor session.
+    """Answers 401 to requests for `GUARDED` that carry neither token nor session.
 
     Without a token the service is for this machine only. A request that names a public host then
     comes from a web page whose name leads to this machine (DNS rebinding), and is answered 403. So
@@ -67,7 +68,8 @@ class Access:
     def _refuse_stranger(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the refusal of a request that needs the token and has neither it nor a session."""
         path = scope["path"]
-        if not self._token or not any(path == p or path.startswith(f"{p}/") for p in GUARDED):
+        is_guarded = path == "/" or any(path == p or path.startswith(f"{p}/") for p in GUARDED)
+        if not self._token or not is_guarded:
             return None
         given = headers.get("authorization", "").encode()
         if hmac.compare_digest(given, f"Bearer {self._token}".encode()):

@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from fastapi import FastAPI, Security, params
-from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 
@@ -16,12 +15,14 @@ from eigensweep.service.api.access import Access
 from eigensweep.service.api.errors import answer_errors
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
+from eigensweep.service.api.pages.routes import add_pages
 from eigensweep.service.api.parts import Queue, Service
 from eigensweep.service.api.routes import (
     analyses,
     catalogue,
     experiments,
     health,
+    overviews,
     reproductions,
     streams,
     trials,
@@ -59,6 +60,7 @@ def create_app(
         openapi_tags=[
             {"name": "experiments", "description": "Post, follow, cancel."},
             {"name": "trials", "description": "Each trial is one configuration."},
+            {"name": "overviews", "description": "Arms, curves and points: what the pages show."},
             {
                 "name": "analyses",
                 "description": "Gradients, spectra, memory: numbers and pictures.",
@@ -84,10 +86,10 @@ def create_app(
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
     _include_previews(app, guard)  # before `/experiments/{id}`
-    for routes in (experiments, trials, streams, analyses, reproductions):
+    for routes in (experiments, trials, overviews, streams, analyses, reproductions):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
-    app.add_api_route("/", _home, include_in_schema=False)
+    add_pages(app)
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
     answer_errors(app)
@@ -108,10 +110,6 @@ def create_local_app(settings: Settings) -> FastAPI:
 def _include_previews(app: FastAPI, guard: Sequence[params.Depends] = ()) -> None:
     for router in (experiments.previews, analyses.kinds, reproductions.suites, catalogue.router):
         app.include_router(router, prefix="/v1", dependencies=guard)
-
-
-async def _home() -> RedirectResponse:
-    return RedirectResponse("/docs")
 
 
 def read_version() -> str:

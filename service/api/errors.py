@@ -141,12 +141,21 @@ def problem(
 
 def answer_errors(app: FastAPI) -> None:
     """Make every error of an application a problem+json."""
-    for kind in STATUS:
-        app.add_exception_handler(kind, _answer_known_error)
-    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
-    app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(SQLAlchemyError, _answer_database_error)
-    app.add_exception_handler(Exception, _answer_bug)
+    for kind in (*STATUS, RequestValidationError, HTTPException, SQLAlchemyError, Exception):
+        app.add_exception_handler(kind, answer_error)
+
+
+def answer_error(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that raised `error`, as problem+json."""
+    if isinstance(error, tuple(STATUS)):
+        return _answer_known_error(request, error)
+    if isinstance(error, RequestValidationError):
+        return _answer_invalid_request(request, error)
+    if isinstance(error, HTTPException):
+        return _answer_http_error(request, error)
+    if isinstance(error, SQLAlchemyError):
+        return _answer_database_error(request, error)
+    return _answer_bug(request, error)
 
 
 def _title(status: int) -> str:
@@ -168,8 +177,7 @@ def _answer_known_error(request: Request, error: Exception) -> Response:
     return problem(status, _summarise(found) or words, found)
 
 
-def _answer_invalid_request(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _answer_invalid_request(request: Request, error: RequestValidationError) -> Response:
     found = _find_body_problems(request, error) or [_describe(one) for one in error.errors()]
     return problem(422, _summarise(found), found)
 
@@ -211,8 +219,7 @@ def _summarise(found: Sequence[ProblemItem]) -> str:
     return f"{len(found)} problems, see 'errors'; nothing was queued"
 
 
-def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _answer_http_error(request: Request, error: HTTPException) -> Response:
     detail, headers = error.detail, dict(error.headers or {})
     if error.status_code == 404:
         path = shorten(request.url.path)

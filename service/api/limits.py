@@ -1,25 +1,32 @@
-"""Limits of a request's body: JSON, and at most one megabyte. Runs in the service's process."""
+"""Limits of a request's body: JSON or YAML, and at most one megabyte.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eigensweep.service.api.errors import problem
+from eigensweep.search_spaces.spec_text import TextError, read_text
+from eigensweep.service.api.errors import ProblemItem, problem
 
 LARGEST_BODY: Final = 1024 * 1024
 LARGEST_DISCARDED: Final = 64 * LARGEST_BODY
 """Bytes of a refused body that are read and dropped. Most clients read the answer only after they
 have sent the whole body; without this they would see a broken connection instead."""
 JSON: Final = "application/json"
+YAML: Final = "application/yaml"
+"""Source: RFC 9512. Such a body is read as spec files are, and handed on as JSON."""
 MLFLOW: Final = "/mlflow/"
 """MLflow has limits of its own; artifacts are large and of any kind."""
 
 
 class BodyLimits:
-    """Answers 413 to a body over `largest` bytes and 415 to one that is not JSON.
+    """Answers 413 to a body over `largest` bytes and 415 to one that is neither JSON nor YAML.
 
     What is sent to MLflow passes.
 
@@ -57,8 +64,19 @@ class BodyLimits:
             await refusal(scope, receive, send)
             return
         kind = headers.get("content-type", "").split(";", 1)[0].strip().lower()
-        if body and kind != JSON:
-            refusal = problem(415, f"send the header 'Content-Type: {JSON}'; got '{kind[:80]}'")
+        if body and kind == YAML:
+            try:
+                body = json.dumps(read_text(body.decode())).encode()
+            except (TextError, UnicodeDecodeError) as error:
+                found = ProblemItem(path="", message=str(error), expected="YAML in UTF-8")
+                await problem(422, str(error), [found])(scope, receive, send)
+                return
+            changed = MutableHeaders(scope=scope)
+            changed["content-type"], changed["content-length"] = JSON, str(len(body))
+        elif body and kind != JSON:
+            refusal = problem(
+                415, f"send the header 'Content-Type: {JSON}' or '{YAML}'; got '{kind[:80]}'"
+            )
             await refusal(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)

@@ -14,21 +14,25 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from eigensweep.service.api.page_headers import PAGE_HEADERS
+
 COOKIE: Final = "eigensweep_session"
 PLACE: Final = "/session"
 """Where the form is sent."""
 LARGEST: Final = 10_000
 """Bytes of a form that are looked at."""
 PAGE: Final = f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Eigensweep: sign in</title>
-<body style="font-family: sans-serif; margin: 4em auto; max-width: 30em">
+<html lang="en"><head><meta charset="utf-8"><title>Sign in: Eigensweep</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="stylesheet" href="/static/style.css"><script src="/static/sign-in.js" defer></script>
+</head><body><main class="narrow">
 <h1>Eigensweep</h1>
-<form method="post" action="{PLACE}">
-<p><label>The value of EIGENSWEEP_TOKEN<br>
-<input type="password" name="token" autocomplete="current-password" autofocus required></label>
-<input type="hidden" name="place"> <button>Sign in</button></p>
-</form>
-<script>document.forms[0].place.value = location.pathname + location.hash</script>
+<form method="post" action="{PLACE}" class="stack">
+<label for="token">The value of EIGENSWEEP_TOKEN</label>
+<input id="token" type="password" name="token" autocomplete="current-password" autofocus required>
+<input type="hidden" name="place" value="/"> <button class="primary">Sign in</button>
+</form></main></body></html>
 """
 
 
@@ -49,7 +53,7 @@ def has_session(cookies: str, token: str) -> bool:
 
 def ask_to_sign_in() -> Response:
     """Return the page with the form."""
-    return HTMLResponse(PAGE, 401, {"WWW-Authenticate": "Bearer", "Cache-Control": "no-store"})
+    return HTMLResponse(PAGE, 401, {"WWW-Authenticate": "Bearer", **PAGE_HEADERS})
 
 
 async def sign_in(request: Request, token: str) -> Response:

@@ -87,6 +87,15 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class StoredCheckpoint:
+    """A committed checkpoint."""
+
+    file: str
+    step: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class _Checkpoint:
     file: str
     step: int
@@ -217,6 +226,38 @@ class Store:
             )
         self._read[key] = (head.curve_points, head.curve_bytes)
         return [CurvePoint(**json.loads(line)) for line in lines[since - index :]]
+
+    def sample(self, key: str, metric: str, most: int) -> list[CurvePoint]:
+        """Return about `most` committed points of `key` that hold `metric`: evenly spread, ends in.
+
+        Only these points are parsed. Nothing committed gives no points.
+        """
+        folder = self._folder(key)
+        head = self._head(folder)
+        if not head.curve_points:
+            return []
+        try:
+            with open(folder / "curve.jsonl", "rb") as file:
+                lines = file.read(head.curve_bytes).splitlines()
+        except OSError as error:
+            raise storage_error("read", folder / "curve.jsonl", error) from error
+        name = json.dumps(metric).encode() + b":"
+        having = [line for line in lines if name in line]
+        every = max(1, -(-(len(having) - 1) // max(1, most - 1)))
+        kept = having[::every]
+        if having and kept[-1] is not having[-1]:
+            kept.append(having[-1])
+        return [CurvePoint(**json.loads(line)) for line in kept]
+
+    def list_checkpoints(self, key: str) -> list[StoredCheckpoint]:
+        """Return what the committed checkpoints of `key` are, the newest first."""
+        folder = self._folder(key)
+        found = []
+        for checkpoint in self._head(folder).checkpoints:
+            with suppress(FileNotFoundError):
+                size = (folder / checkpoint.file).stat().st_size
+                found.append(StoredCheckpoint(checkpoint.file, checkpoint.step, size))
+        return found
 
     def copy(self, donor_key: str, key: str) -> bool:
         """Give `key` the newest snapshot and curve of `donor_key`; return whether that was done.

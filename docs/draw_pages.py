@@ -1,0 +1,185 @@
+"""Draw the pictures of docs/pages.md: a real service, real trainings, and Chromium.
+
+`python docs/draw_pages.py` starts a service in a new folder, posts the quickstart and a search in
+which trials also fail, waits for both (about four minutes on two cores), and writes
+docs/pages/NAME.png. With `--url` it photographs a service that has done so before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rich.console import Console
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from eigensweep.service.client import Client
+from eigensweep.service.command.quickstart import running_service
+
+FOLDER = Path(__file__).parent / "pages"
+PLUGINS = Path(__file__).parents[1] / "tests" / "plugins"
+"""A package whose model `toy_bug` raises an error, so that there is a failure to show."""
+WIDE, NARROW = 1180, 390
+LARGEST_BYTES = 150_000
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+
+SEARCH: dict[str, Any] = {
+    "name": "memory over twenty steps",
+    "description": "Random search over two optimizers, three seeds each; one arm has a bug.",
+    "task": {
+        "name": "copying",
+        "delay": 20,
+        "symbols": 5,
+        "batch_size": 20,
+        "train_size": None,
+        "valid_size": 200,
+        "test_size": 200,
+    },
+    "arms": [
+        {
+            "model": {"name": "scornn", "hidden_size": 40},
+            "space": {
+                "model.negative_ones": [0, 10, 20, 30, 50],
+                "optimizer.lr_orth": {"low": 1e-5, "high": 1e-2, "log": True},
+            },
+        },
+        {
+            "model": {"name": "lstm", "hidden_size": 20},
+            "space": {"model.forget_bias": {"low": -2.0, "high": 4.0}},
+        },
+        {"model": {"name": "tanh_rnn", "hidden_size": 40}},
+        {"model": {"name": "toy_bug", "hidden_size": 40}},
+    ],
+    "training": {"steps": 300, "evaluate_every": 20},
+    "replicates": 3,
+    "search": {
+        "method": "random",
+        "trials": 48,
+        "space": {
+            "optimizer.name": ["adam", "rmsprop"],
+            "optimizer.lr": {"low": 1e-4, "high": 100.0, "log": True},
+        },
+    },
+    "published": [
+        {"metric": "baseline", "value": 0.3466, "note": "5 ln 8 / 30"},
+        {
+            "model": "scoRNN",
+            "arm": "scornn",
+            "metric": "test/cross_entropy",
+            "value": 0.0,
+            "note": "solved, figure 1",
+        },
+        {"model": "LSTM", "metric": "test/cross_entropy", "value": 0.35},
+    ],
+}
+
+
+@contextmanager
+def chromium(width: int, *, dark: bool) -> Iterator[webdriver.Chrome]:
+    """Lend a browser with a profile of its own."""
+    options = webdriver.ChromeOptions()
+    with tempfile.TemporaryDirectory(prefix="eigensweep-chromium-") as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.binary_location = shutil.which("chromium") or ""
+        driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+        try:
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+            yield driver
+        finally:
+            driver.quit()
+
+
+def photograph(driver: webdriver.Chrome, address: str, name: str, act: str = "") -> None:
+    """Write the picture of a whole page, after a script has acted on it."""
+    driver.get(address)
+    time.sleep(3)
+    if act:
+        driver.execute_script(act)
+        time.sleep(3)
+    height = driver.execute_script("return document.documentElement.scrollHeight")
+    size = driver.execute_script("return innerWidth")
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": size, "height": height, "deviceScaleFactor": 1, "mobile": size < 600},
+    )
+    time.sleep(1)
+    shot = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    path = FOLDER / f"{name}.png"
+    shot.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    if path.stat().st_size > LARGEST_BYTES:
+        raise RuntimeError(f"{path} has {path.stat().st_size} bytes, over {LARGEST_BYTES}")
+
+
+def photograph_all(client: Client) -> None:
+    """Write all pictures of a service that holds both experiments."""
+    listed = client.get("/v1/experiments", limit=100)["items"]
+    ids = {each["name"]: each["id"] for each in reversed(listed)}
+    quick, search = (f"{client.url}/experiments/{ids[n]}" for n in ("quickstart", SEARCH["name"]))
+    trials = client.get(f"/v1/experiments/{ids[SEARCH['name']]}/trials", sort="value")["items"]
+    failed = client.get(f"/v1/experiments/{ids[SEARCH['name']]}/trials", state="failed")["items"]
+    preview = "document.getElementById('preview').click()"
+    mistake = (
+        "const t = document.getElementById('spec');"
+        "t.value = t.value.replace('negative_fraction', 'negative_fractoin'); " + preview
+    )
+    FOLDER.mkdir(exist_ok=True)
+    with chromium(WIDE, dark=False) as driver:
+        photograph(driver, client.url, "experiments")
+        photograph(driver, quick, "experiment")
+        photograph(driver, search, "search")
+        photograph(driver, f"{search}/trials/{trials[0]['number']}", "trial")
+        photograph(driver, f"{search}/trials/{failed[0]['number']}", "failed-trial")
+        photograph(driver, f"{search}/trials", "trials")
+        photograph(driver, f"{client.url}/new", "new", preview)
+        photograph(driver, f"{client.url}/new", "new-refused", mistake)
+    with chromium(WIDE, dark=True) as driver:
+        photograph(driver, quick, "dark")
+    with chromium(NARROW, dark=False) as driver:
+        photograph(driver, quick, "phone")
+
+
+def main() -> None:
+    """Post, wait and photograph."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="a running service that has both experiments")
+    given = parser.parse_args()
+    if given.url:
+        with Client(given.url) as client:
+            photograph_all(client)
+        return
+    os.environ["PYTHONPATH"] = f"{PLUGINS}:{os.environ.get('PYTHONPATH', '')}"
+    with (
+        tempfile.TemporaryDirectory(prefix="eigensweep-pages-") as folder,
+        running_service(Path(folder), Console()) as client,
+    ):
+        for experiment in (client.submit("quickstart"), client.submit(SEARCH)):
+            experiment.wait(1800)
+        photograph_all(client)
+
+
+if __name__ == "__main__":
+    main()

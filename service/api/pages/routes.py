@@ -1,0 +1,283 @@
+"""Answers browsers: each page is made of what the API answers, by the same functions.
+
+Runs in the service's process. What stands on a page can be had under /v1, and a page changes
+nothing: its scripts call the API.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import plotly  # type: ignore[import-untyped]
+import yaml
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from eigensweep.search_spaces.presets import load_preset
+from eigensweep.service.api.errors import STATUS, answer_error
+from eigensweep.service.api.page_headers import PAGE_HEADERS
+from eigensweep.service.api.pages.formats import FILTERS, show_number
+from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.routes import analyses, catalogue, experiments, overviews, trials
+from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQuery
+from eigensweep.service.api.routes.overviews import TrialNumber
+from eigensweep.service.api.routes.trials import TrialQuery
+from eigensweep.service.api.schemas import TrialNow
+from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, TRIAL_STATES, TrialState
+
+PLACE: Final = Path(__file__).parent
+PLOTLY: Final = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+PLOTLY_NAME: Final = f"plotly-{plotly.__version__}.min.js"
+"""The version in its name: a browser keeps it for a year and asks no more."""
+A_YEAR: Final = "public, max-age=31536000, immutable"
+UNRANKED_ENDS: Final[tuple[TrialState, ...]] = ("failed", "diverged", "invalid")
+SHOWN: Final = 20
+"""Trials on the page of an experiment, and failures of each kind."""
+
+SHOWN_ERRORS: Final[tuple[type[Exception], ...]] = (
+    RequestValidationError,
+    SQLAlchemyError,
+    *STATUS,
+)
+
+TEMPLATES: Final = Environment(
+    loader=PackageLoader(__package__, "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= FILTERS
+TEMPLATES.globals |= {"plotly": PLOTLY_NAME, "ENDED": ENDED}
+
+
+class PageRoute(APIRoute):
+    """A route whose errors are pages, too."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def answer_with_page(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except SHOWN_ERRORS as error:
+                told = answer_error(request, error)
+                return render("error.html", told.status_code, problem=json.loads(bytes(told.body)))
+
+        return answer_with_page
+
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def add_pages(app: FastAPI) -> None:
+    """Add all pages, and the files that they load, to an application."""
+    app.include_router(router)
+    app.mount("/static", GZipMiddleware(_Static(directory=PLACE / "static")))
+
+
+def render(template: str, status: int = 200, **content: Any) -> Response:
+    """Return a page."""
+    return HTMLResponse(TEMPLATES.get_template(template).render(content), status, PAGE_HEADERS)
+
+
+class ListQuery(BaseModel):
+    """Selects experiments on the first page; what is empty selects all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field("", max_length=120)
+    state: Literal["", "queued", "running", "completed", "cancelled", "failed"] = ""
+    project: str = Field("", max_length=120)
+    cursor: str | None = Field(None, max_length=1000)
+
+
+@router.get("/")
+def show_experiments(service: TheService, query: Annotated[ListQuery, Query()]) -> Response:
+    """Return the list of experiments."""
+    asked = ExperimentQuery(
+        state=[query.state] if query.state else [],
+        name=query.name or None,
+        project=query.project or None,
+        cursor=query.cursor,
+        limit=25,
+    )
+    page = experiments.list_experiments(service, asked)
+    return render(
+        "experiments.html",
+        page=page,
+        query=query,
+        states=EXPERIMENT_STATES,
+        is_live=any(each.state not in ENDED for each in page.items),
+        mlflow=service.mlflow and service.mlflow.pages,
+    )
+
+
+@router.get("/experiments/{id}")
+def show_experiment(service: TheService, id: ExperimentId) -> Response:
+    """Return the page of one experiment."""
+    experiment = experiments.get_experiment(service, id)
+    failures = {
+        state: trials.list_trials(
+            service, id, TrialQuery(state=[state], sort="-number", limit=SHOWN)
+        ).items
+        for state in UNRANKED_ENDS
+        if getattr(experiment.progress, state)
+    }
+    return render(
+        "experiment.html",
+        experiment=experiment,
+        arms=overviews.get_arms(service, id).items,
+        published=overviews.get_published(service, id).items,
+        failures=failures,
+        trials=trials.list_trials(service, id, TrialQuery(sort="value", limit=SHOWN)).items,
+        spec_text=_write_yaml(experiment.spec),
+        is_live=experiment.state not in ENDED,
+    )
+
+
+class TrialsPageQuery(BaseModel):
+    """Selects trials; what is empty selects all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: Literal[
+        "",
+        "waiting",
+        "running",
+        "completed",
+        "pruned",
+        "diverged",
+        "failed",
+        "cancelled",
+        "reused",
+        "invalid",
+    ] = ""
+    arm: str = Field("", max_length=200)
+    sort: Literal["value", "number", "-number"] = "value"
+    cursor: str | None = Field(None, max_length=1000)
+
+
+@router.get("/experiments/{id}/trials")
+def show_trials(
+    service: TheService, id: ExperimentId, query: Annotated[TrialsPageQuery, Query()]
+) -> Response:
+    """Return the list of an experiment's trials."""
+    asked = TrialQuery(
+        state=[query.state] if query.state else [],
+        arm=query.arm or None,
+        sort=query.sort,
+        cursor=query.cursor,
+        limit=100,
+    )
+    experiment = experiments.get_experiment(service, id)
+    return render(
+        "trials.html",
+        experiment=experiment,
+        page=trials.list_trials(service, id, asked),
+        arms=[arm.name for arm in overviews.get_arms(service, id).items],
+        query=query,
+        states=TRIAL_STATES,
+        is_live=experiment.state not in ENDED,
+    )
+
+
+@router.get("/experiments/{id}/trials/{number}")
+def show_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> Response:
+    """Return the page of one trial."""
+    trial = trials.get_trial(service, id, number)
+    return render(
+        "trial.html",
+        experiment=experiments.get_experiment(service, id),
+        trial=trial,
+        checkpoints=overviews.get_checkpoints(service, id, number).items,
+        analyses=analyses.list_analyses(
+            service, analyses.AnalysisQuery(experiment=id, trial=number)
+        ).items,
+        log=_make_log(trial),
+        kinds=[each for each in analyses.list_kinds().items if each.of == "trial"],
+        is_live=trial.state in ("waiting", "running"),
+    )
+
+
+class FormQuery(BaseModel):
+    """What the form starts from: a preset, or an experiment's spec."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: str = Field("quickstart", max_length=200)
+    experiment: str | None = Field(None, max_length=32)
+
+
+@router.get("/new")
+def show_form(service: TheService, query: Annotated[FormQuery, Query()]) -> Response:
+    """Return the form that posts an experiment."""
+    if query.experiment is None:
+        spec = load_preset(query.preset).model_dump(mode="json", exclude_unset=True)
+    else:
+        spec = experiments.get_experiment(service, query.experiment).spec
+    return render(
+        "new.html",
+        text=_write_yaml(spec),
+        presets=catalogue.list_presets().items,
+        query=query,
+    )
+
+
+def _write_yaml(spec: Json) -> str:
+    return str(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=88))
+
+
+def _make_log(trial: TrialNow) -> list[tuple[datetime, str]]:
+    """Return what happened to a trial, in order: its attempts, its reports, its end."""
+    lines = []
+    for each in trial.attempts:
+        where = ", ".join(
+            words
+            for words in (
+                each.node,
+                each.pid and f"process {each.pid}",
+                each.device,
+                each.lanes and f"an engine of {each.lanes} lanes",
+            )
+            if words
+        )
+        began = f"attempt {each.attempt} began" + (f" on {where}" if where else "")
+        lines.append((each.started_at, began))
+        if each.ended_at is not None and each.reason:
+            lines.append((each.ended_at, f"attempt {each.attempt} ended: {each.reason}"))
+    for report in trial.reports:
+        scores = ", ".join(f"{name} {show_number(v)}" for name, v in report.metrics.items())
+        lines.append((report.at, f"step {report.step}: {scores}"))
+    if trial.ended_at is not None:
+        lines.append((trial.ended_at, trial.state))
+    return sorted(lines, key=lambda line: line[0])
+
+
+class _Static(StaticFiles):
+    """The stylesheet, the scripts, and plotly's script out of its own package."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        if path == PLOTLY_NAME:
+            return str(PLOTLY), PLOTLY.stat()
+        return super().lookup_path(path)
+
+    def file_response(self, full_path: Any, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(full_path, *args, **kwargs)
+        is_plotly = str(full_path) == str(PLOTLY)
+        response.headers["Cache-Control"] = A_YEAR if is_plotly else "no-cache"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response

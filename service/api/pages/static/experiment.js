@@ -1,0 +1,222 @@
+// The plots of one experiment: learning curves, parallel coordinates, slices.
+
+import { call } from "./page.js";
+import { axis, colour, digits, draw, fill, isWide, plain, scaleOf } from "./plots.js";
+
+const { id, metric, unit, better } = document.getElementById("experiment").dataset;
+const place = `/v1/experiments/${id}`;
+const named = `${metric}${unit ? ` (${unit})` : ""}`;
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+let arms = [];
+let points = [];
+
+const label = (params) =>
+  Object.entries(params)
+    .map(([path, value]) => `${path.split(".").at(-1)}=${digits(value)}`)
+    .join(" ");
+
+function colourArms() {
+  for (const swatch of document.querySelectorAll(".swatch[data-arm]")) {
+    swatch.className = `swatch c${Math.max(0, arms.indexOf(swatch.dataset.arm)) % 8}`;
+  }
+}
+
+async function drawCurves() {
+  const { items, baseline } = await call(`${place}/curves`);
+  const figure = document.getElementById("curves");
+  const curves = items.filter((each) => each.steps.length);
+  figure.parentElement.hidden = !curves.length;
+  if (!curves.length) return;
+  const values = curves.flatMap((each) => each.mean).concat(baseline ?? []);
+  const power = isWide(values);
+  const floor = power ? Math.min(...values) / 3 : -Infinity; // an interval may reach below zero
+  draw(figure.querySelector(".drawing"), () => {
+    const traces = [];
+    const seen = {};
+    for (const each of curves) {
+      const tone = colour(arms.indexOf(each.arm));
+      const dash = DASHES[(seen[each.arm] = (seen[each.arm] ?? -1) + 1) % DASHES.length];
+      const group = { legendgroup: each.arm, showlegend: false };
+      if (each.low.some((low) => low !== null)) {
+        const around = { x: each.steps, mode: "lines", line: { width: 0 }, hoverinfo: "skip", ...group };
+        traces.push({ ...around, y: each.low.map((low) => Math.max(low, floor)) });
+        traces.push({ ...around, y: each.high, fill: "tonexty", fillcolor: `${tone}2e` });
+      }
+      traces.push({
+        ...group,
+        x: each.steps,
+        y: each.mean,
+        mode: each.steps.length > 1 ? "lines" : "markers",
+        name: plain(each.arm),
+        line: { color: tone, dash, width: dash === "solid" ? 2.2 : 1.3 },
+        marker: { color: tone },
+        showlegend: dash === "solid",
+        hovertemplate: `${plain(each.arm)}, trial ${each.number}: %{y:.4g}<br>${plain(label(each.params))}<extra></extra>`,
+      });
+    }
+    const ink = colour(6);
+    return {
+      traces,
+      layout: {
+        hovermode: "closest",
+        xaxis: axis("training step"),
+        yaxis: axis(named, scaleOf(values, power)),
+        legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+        shapes: baseline === null ? [] : [
+          { type: "line", xref: "paper", x0: 0, x1: 1, y0: baseline, y1: baseline, line: { color: ink, width: 1.2, dash: "dash" } },
+        ],
+        annotations: baseline === null ? [] : [
+          { xref: "paper", x: 1, xanchor: "right", y: power ? Math.log10(baseline) : baseline, yanchor: "bottom", text: "memoryless baseline", showarrow: false, font: { color: ink, size: 11 } },
+        ],
+      },
+    };
+  });
+  const longest = curves.reduce((a, b) => (a.steps.length >= b.steps.length ? a : b)).steps;
+  const every = Math.ceil(longest.length / 12);
+  const steps = longest.filter((_, place) => place % every === 0 || place === longest.length - 1);
+  fill(
+    figure.querySelector("details div"),
+    ["step", ...curves.map((each) => `${each.arm}, trial ${each.number}`)],
+    steps.map((step) => [step, ...curves.map((each) => each.mean[each.steps.indexOf(step)])]),
+  );
+}
+
+function drawSpace() {
+  const arm = document.getElementById("space-arm").value;
+  const mine = points.filter((point) => point.arm === arm);
+  const varied = [...new Set(mine.flatMap((point) => Object.keys(point.params)))].filter(
+    (path) => new Set(mine.map((point) => point.params[path])).size > 1,
+  );
+  drawParallel(mine, varied);
+  drawSlices(mine, varied);
+}
+
+// Places from 0 to 1 for the values of one axis, and marks beside it.
+function scale(values) {
+  const known = values.filter((value) => value !== undefined);
+  if (known.every((value) => typeof value === "number")) {
+    const power = isWide(known);
+    const f = power ? Math.log10 : (value) => value;
+    const low = f(Math.min(...known));
+    const span = f(Math.max(...known)) - low || 1;
+    const marks = [0, 0.5, 1].map((at) => [at, power ? 10 ** (low + at * span) : low + at * span]);
+    return { at: (value) => (f(value) - low) / span, marks };
+  }
+  const names = [...new Set(known.map(String))].sort();
+  const at = (value) => (names.length > 1 ? names.indexOf(String(value)) / (names.length - 1) : 0.5);
+  return { at, marks: names.map((name) => [at(name), name]) };
+}
+
+// Plotly's own parallel coordinates need WebGL and compile scripts, which the pages forbid.
+function drawParallel(mine, varied) {
+  const figure = document.getElementById("parallel");
+  figure.hidden = !varied.length;
+  if (!varied.length) return;
+  const sign = better === "lower" ? 1 : -1;
+  const ranked = [...mine].sort((a, b) => sign * (a.value - b.value));
+  const columns = [...varied.map((path) => [path, (point) => point.params[path]]), [metric, (point) => point.value]];
+  const scales = columns.map(([, read]) => scale(mine.map(read)));
+  const shares = [[0.05, 1, 2.4], [0.2, 0.75, 1.6], [0.5, 0.4, 1], [1, 0.16, 0.8]];
+  draw(figure.querySelector(".drawing"), () => {
+    const tone = colour(arms.indexOf(mine[0].arm));
+    let first = 0;
+    const traces = shares.map(([share, opacity, width]) => {
+      const last = Math.max(first + (first === 0 ? 1 : 0), Math.round(share * ranked.length));
+      const group = ranked.slice(first, last);
+      first = Math.max(first, last);
+      const x = [];
+      const y = [];
+      for (const point of group) {
+        columns.forEach(([, read], place) => {
+          const value = read(point);
+          x.push(place);
+          y.push(value === undefined ? null : scales[place].at(value));
+        });
+        x.push(null);
+        y.push(null);
+      }
+      return { x, y, mode: "lines", opacity, line: { color: tone, width }, hoverinfo: "skip", showlegend: false };
+    });
+    const ink = getComputedStyle(document.documentElement).getPropertyValue("--quiet").trim();
+    return {
+      traces: traces.reverse(),
+      layout: {
+        xaxis: {
+          range: [-0.15, columns.length - 0.6],
+          tickvals: columns.map((_, place) => place),
+          ticktext: columns.map(([name]) => plain(name)),
+          zeroline: false,
+          showgrid: false,
+          side: "top",
+          automargin: true,
+          fixedrange: true,
+        },
+        yaxis: { range: [-0.06, 1.06], visible: false, fixedrange: true },
+        shapes: columns.map((_, place) => ({ type: "line", x0: place, x1: place, y0: 0, y1: 1, line: { color: ink, width: 1 }, layer: "below" })),
+        annotations: scales.flatMap(({ marks }, place) =>
+          marks.map(([at, value]) => ({ x: place, y: at, text: plain(digits(value)), xanchor: "left", xshift: 5, showarrow: false, font: { size: 11, color: ink }, bgcolor: getComputedStyle(document.documentElement).getPropertyValue("--paper").trim(), opacity: 0.9 })),
+        ),
+      },
+    };
+  });
+  fill(
+    figure.querySelector("details div"),
+    ["trial", ...varied, metric],
+    ranked.slice(0, 50).map((point) => [point.number, ...varied.map((path) => point.params[path]), point.value]),
+  );
+}
+
+function drawSlices(mine, varied) {
+  const holder = document.querySelector("#slices .slices");
+  document.getElementById("slices").hidden = !varied.length;
+  while (holder.children.length > varied.length) holder.lastChild.remove();
+  while (holder.children.length < varied.length) holder.append(document.createElement("div"));
+  varied.forEach((path, place) => {
+    const having = mine.filter((point) => point.params[path] !== undefined);
+    const x = having.map((point) => point.params[path]);
+    const element = holder.children[place];
+    element.setAttribute("role", "img");
+    element.setAttribute("aria-label", `${metric} against ${path}`);
+    draw(element, () => ({
+      traces: [
+        {
+          x: x.every((value) => typeof value === "number") ? x : x.map((value) => plain(value)),
+          y: having.map((point) => point.value),
+          text: having.map((point) => `trial ${point.number}`),
+          mode: "markers",
+          marker: { color: colour(arms.indexOf(mine[0].arm)), size: 7, opacity: Math.max(0.25, Math.min(0.85, 60 / having.length)) },
+          hovertemplate: "%{text}<br>%{x}: %{y:.4g}<extra></extra>",
+        },
+      ],
+      layout: {
+        xaxis: axis(plain(path), x.every((value) => typeof value === "number") ? scaleOf(x) : { type: "category" }),
+        yaxis: axis(named, scaleOf(having.map((point) => point.value))),
+        showlegend: false,
+      },
+    }));
+  });
+}
+
+async function loadSpace() {
+  const found = await call(`${place}/points`);
+  points = found.items;
+  const select = document.getElementById("space-arm");
+  const having = arms.filter((arm) => points.some((point) => point.arm === arm && Object.keys(point.params).length));
+  document.getElementById("space").hidden = !having.length;
+  if (!having.length) return;
+  const chosen = select.value;
+  select.replaceChildren(...having.map((arm) => new Option(arm, arm, false, arm === chosen)));
+  document.getElementById("space-count").textContent =
+    found.count > points.length ? `${points.length} of ${found.count} trials: the best ones, and an even sample of the others` : "";
+  drawSpace();
+}
+
+async function load() {
+  arms = (await call(`${place}/arms`)).items.map((arm) => arm.name);
+  colourArms();
+  await Promise.all([drawCurves(), loadSpace()]);
+}
+
+document.getElementById("space-arm").addEventListener("change", drawSpace);
+document.addEventListener("updated", load);
+load();

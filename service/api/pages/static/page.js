@@ -1,0 +1,59 @@
+// On every page: parts that change are fetched again, and buttons call the API.
+
+const refresh = Number(document.body.dataset.refresh || 0);
+
+// Fetch this page again and replace its live parts, but none in which somebody types or stands.
+async function update() {
+  if (document.hidden) return;
+  let text;
+  try {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (!answer.ok) return;
+    text = await answer.text();
+  } catch {
+    return; // the service is away: try again later
+  }
+  const fresh = new DOMParser().parseFromString(text, "text/html");
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const newer = fresh.getElementById(part.id);
+    const isInUse = part.contains(document.activeElement) && document.activeElement !== part;
+    if (newer && !isInUse && part.innerHTML !== newer.innerHTML) part.innerHTML = newer.innerHTML;
+  }
+  document.dispatchEvent(new CustomEvent("updated"));
+  if (!fresh.body.dataset.refresh) {
+    clearInterval(timer);
+    announce("It is over.");
+  }
+}
+
+export function announce(words) {
+  document.getElementById("announcement").textContent = words;
+}
+
+// Return an answer's JSON; throw its problem if it is one.
+export async function call(path, options = {}) {
+  const answer = await fetch(path, options);
+  const content = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(content.detail), { problem: content });
+  return content;
+}
+
+const timer = refresh ? setInterval(update, refresh * 1000) : 0;
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-post]");
+  if (!button || (button.dataset.ask && !confirm(button.dataset.ask))) return;
+  button.disabled = true;
+  const body = button.dataset.body;
+  try {
+    await call(button.dataset.post, {
+      method: "POST",
+      ...(body ? { body, headers: { "Content-Type": "application/json" } } : {}),
+    });
+    location.reload();
+  } catch (error) {
+    button.disabled = false;
+    announce(error.message);
+    alert(error.message);
+  }
+});

@@ -1,0 +1,80 @@
+// What all plots share: colours of the page, plotly's options, and the same numbers as a table.
+
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const drawn = new Map();
+
+export const colour = (place) => style(`--c${place % 8}`);
+export const words = (name) => name.replaceAll("_", " ");
+export const digits = (value) =>
+  typeof value === "number" ? String(Number(value.toPrecision(4))) : value ?? "–";
+
+// Whether a scale of powers shows numbers better: all are positive, and they span much.
+export const isWide = (values, span = 20) =>
+  values.length > 1 && values.every((v) => v > 0) && Math.max(...values) / Math.min(...values) > span;
+
+// The scale of an axis for these values: powers of ten where they span much.
+export function scaleOf(values, power = isWide(values)) {
+  if (!power) return { type: "linear" };
+  const span = Math.max(...values) / Math.min(...values);
+  return { type: "log", tickformat: "~g", dtick: span > 100 ? 1 : "D2" };
+}
+
+export function axis(title, extra = {}) {
+  return {
+    title: { text: title, font: { size: 13 } },
+    gridcolor: style("--line"),
+    linecolor: style("--line"),
+    zeroline: false,
+    automargin: true,
+    ...extra,
+  };
+}
+
+// Draw into an element; `make` returns traces and layout, and is called again in another light.
+export function draw(element, make) {
+  drawn.set(element, make);
+  const { traces, layout } = make();
+  return window.Plotly.react(
+    element,
+    traces,
+    {
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "system-ui, sans-serif", size: 12, color: style("--ink") },
+      hoverlabel: { font: { family: "system-ui, sans-serif" } },
+      margin: { l: 10, r: 10, t: 10, b: 10 },
+      uirevision: "keep", // what a person zoomed stays zoomed
+      ...layout,
+    },
+    { responsive: true, displaylogo: false, displayModeBar: false },
+  );
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const [element, make] of drawn) draw(element, make);
+});
+
+// Fill an element with a table. Everything is text: names come from people.
+export function fill(element, heads, rows) {
+  const table = document.createElement("table");
+  const add = (parent, tag, text) => {
+    const made = parent.appendChild(document.createElement(tag));
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const head = add(add(table, "thead"), "tr");
+  for (const words of heads) add(head, "th", words).scope = "col";
+  const body = add(table, "tbody");
+  for (const row of rows) {
+    const line = add(body, "tr");
+    row.forEach((cell, place) => {
+      const made = add(line, place ? "td" : "th", digits(cell));
+      if (place) made.className = "number";
+      else made.scope = "row";
+    });
+  }
+  element.replaceChildren(table);
+}
+
+// Text that plotly shows as it is: it reads a few tags.
+export const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");

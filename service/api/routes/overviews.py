@@ -1,0 +1,427 @@
+"""What an experiment's page shows: arms, curves, points of the space, paper against measured.
+
+Runs in the service's process. Curves and checkpoints are read from the store, all else from the
+record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+
+from eigensweep.search_spaces.parameters import Scalar
+from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.routes.experiments import ExperimentId
+from eigensweep.service.api.schemas import Answer
+from eigensweep.service.record.overviews import (
+    ArmRecord,
+    list_arms,
+    list_leaders,
+    list_points,
+    list_reports,
+)
+from eigensweep.service.record.tables import Experiment, Report, Trial
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, trial_key
+from eigensweep.workers.shared.states import TrialState
+from eigensweep.workers.shared.statistics import Summary, summarize
+
+router = APIRouter(tags=["overviews"])
+
+TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
+
+
+class SummaryNow(Answer):
+    """A mean over seeds, with its 95% interval by Student's t."""
+
+    mean: float
+    n: int = Field(description="How many seeds")
+    sd: float | None = Field(description="Standard deviation; null for one seed")
+    low: float | None = Field(description="Lower end of the interval; null for one seed")
+    high: float | None
+
+
+class ArmNow(Answer):
+    """An arm: how its trials ended, and its best trial, summed up over the trial's seeds."""
+
+    name: str
+    model: str | None = Field(description="The model of its best trial")
+    trials: int
+    states: dict[TrialState, int]
+    best: int | None = Field(description="Number of its best trial; null while none is ranked")
+    params: dict[str, Scalar] = Field(description="What the search chose for the best trial")
+    parameters: int | None = Field(description="Free parameters of the best trial's model")
+    seconds: float | None = Field(description="Training time of the best trial, all seeds together")
+    value: SummaryNow | None = Field(
+        description="Best validation value of the experiment's metric, over the best trial's seeds"
+    )
+    ratio: float | None = Field(description="Mean of `value` over the baseline; null if unknown")
+    valid: dict[str, SummaryNow] = Field(description="Validation metrics at the best step")
+    test: dict[str, SummaryNow] = Field(description="Test metrics at the best step")
+
+
+class Arms(Answer):
+    """All arms that have trials."""
+
+    items: list[ArmNow]
+
+
+class PublishedNow(Answer):
+    """A number of the paper beside the measured one."""
+
+    metric: str
+    paper: float
+    spread: float | None
+    step: int | None
+    model: str | None
+    hidden: str | None
+    parameters: str | None
+    place: str | None = Field(description="Where it stands in the paper")
+    read_off: bool = Field(description="Whether it was read off a figure by eye")
+    note: str | None
+    arm: str | None = Field(description="The arm that measures the same")
+    measured: SummaryNow | None = Field(description="From the arm's best trial")
+    gap: float | None = Field(description="Measured minus published")
+    reason: str | None = Field(description="Why nothing stands beside it; null if something does")
+
+
+class PublishedNumbers(Answer):
+    """The paper's numbers, as the spec gives them."""
+
+    items: list[PublishedNow]
+
+
+class CurveNow(Answer):
+    """The curve of one trial: at each step the mean over its seeds, and the 95% interval."""
+
+    number: int
+    arm: str
+    state: TrialState
+    params: dict[str, Scalar]
+    value: float | None
+    steps: list[int]
+    mean: list[float]
+    low: list[float | None]
+    high: list[float | None]
+
+
+class Curves(Answer):
+    """Learning curves of the best trials of each arm, and of trials that train now."""
+
+    metric: str
+    unit: str
+    baseline: float | None = Field(description="Of the experiment's metric; null for another one")
+    items: list[CurveNow]
+
+
+class SeedCurve(Answer):
+    """The curve of one metric in one replicate."""
+
+    seed: int
+    metric: str
+    steps: list[int]
+    values: list[float]
+
+
+class TrialCurves(Answer):
+    """All that was logged of a trial's training, thinned out."""
+
+    items: list[SeedCurve]
+
+
+class CheckpointNow(Answer):
+    """A checkpoint in the store."""
+
+    seed: int
+    step: int
+    bytes: int
+    place: str = Field(description="Its path below the folder of checkpoints and curves")
+
+
+class Checkpoints(Answer):
+    """The checkpoints of a trial, the newest of each seed first."""
+
+    items: list[CheckpointNow]
+
+
+class PointNow(Answer):
+    """A trial as a point of its arm's space."""
+
+    number: int
+    arm: str
+    state: TrialState
+    value: float
+    params: dict[str, Scalar]
+
+
+class Points(Answer):
+    """Trials that ended with a value."""
+
+    count: int = Field(description="How many there are; `items` may hold fewer")
+    items: list[PointNow] = Field(
+        description="Where there are more than asked for: the best ones, and an even sample of "
+        "the others"
+    )
+
+
+@router.get(
+    "/experiments/{id}/arms",
+    summary="Sum up each arm",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_arms(service: TheService, id: ExperimentId) -> Arms:
+    """Return each arm's counts and best trial, with mean, spread and interval over its seeds.
+
+    The best trial is chosen by its validation value. Test values were not looked at for that.
+    """
+    experiment, arms = list_arms(service.record, id)
+    return Arms(items=[_make_arm(experiment, arm) for arm in arms])
+
+
+@router.get(
+    "/experiments/{id}/published",
+    summary="Paper against measured",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_published(service: TheService, id: ExperimentId) -> PublishedNumbers:
+    """Return the numbers in the spec's `published`, each beside what the best trial measured."""
+    experiment, arms = list_arms(service.record, id)
+    best = {arm.name: arm.best for arm in arms}
+    rows = experiment.spec.get("published") or []
+    return PublishedNumbers(items=[_make_published(experiment, best, row) for row in rows])
+
+
+@router.get(
+    "/experiments/{id}/curves",
+    summary="Learning curves of all arms",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_curves(
+    service: TheService,
+    id: ExperimentId,
+    metric: Annotated[
+        str | None,
+        Query(
+            max_length=120,
+            description="As in the curve, such as `valid/cross_entropy`; "
+            "default: the experiment's metric on validation data",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, Query(ge=1, le=20, description="How many of the best trials of each arm")
+    ] = 3,
+    points: Annotated[int, Query(ge=2, le=1000, description="Most points of a curve")] = 200,
+) -> Curves:
+    """Return the curves of each arm's best trials, and of as many that train now.
+
+    Where the store has no curve of a trial, the rungs that it reported are its curve.
+    """
+    experiment = service.record.row(id)
+    name = f"valid/{experiment.metric}" if metric is None else metric
+    leaders = list_leaders(service.record, id, trials)
+    reports = list_reports(service.record, id, [trial.number for trial in leaders])
+    is_own = name == f"valid/{experiment.metric}"
+    return Curves(
+        metric=name,
+        unit=experiment.unit if is_own else "",
+        baseline=experiment.baseline if is_own else None,
+        items=[
+            _make_curve(_store(service), trial, reports[trial.number], name, points)
+            for trial in leaders
+        ],
+    )
+
+
+@router.get(
+    "/experiments/{id}/points",
+    summary="Trials as points of the space",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_points(
+    service: TheService,
+    id: ExperimentId,
+    most: Annotated[int, Query(ge=10, le=5000, description="About how many points")] = 1000,
+) -> Points:
+    """Return settings and values of the trials that ended with a value."""
+    count, found = list_points(service.record, id, most)
+    return Points(count=count, items=[PointNow(**vars(point)) for point in found])
+
+
+@router.get(
+    "/experiments/{id}/trials/{number}/curves",
+    summary="Curves of a trial",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_trial_curves(
+    service: TheService,
+    id: ExperimentId,
+    number: TrialNumber,
+    points: Annotated[int, Query(ge=2, le=5000, description="Most points of a curve")] = 400,
+) -> TrialCurves:
+    """Return every metric of the trial's committed curve, one curve for each of its seeds."""
+    trial = service.record.trial(id, number).trial
+    curves = []
+    for seed, key in _find_keys(trial):
+        columns: dict[str, tuple[list[int], list[float]]] = {}
+        for point in _store(service).points(key):
+            for name, value in point.metrics.items():
+                steps, values = columns.setdefault(name, ([], []))
+                steps.append(point.step)
+                values.append(value)
+        for name, (steps, values) in sorted(columns.items()):
+            every = -(-len(steps) // points)
+            curves.append(
+                SeedCurve(seed=seed, metric=name, steps=steps[::every], values=values[::every])
+            )
+    return TrialCurves(items=curves)
+
+
+@router.get(
+    "/experiments/{id}/trials/{number}/checkpoints",
+    summary="Checkpoints of a trial",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) -> Checkpoints:
+    """Return the checkpoints that the store has of a trial."""
+    trial = service.record.trial(id, number).trial
+    return Checkpoints(
+        items=[
+            CheckpointNow(seed=seed, step=each.step, bytes=each.bytes, place=f"{key}/{each.file}")
+            for seed, key in _find_keys(trial)
+            for each in _store(service).list_checkpoints(key)
+        ]
+    )
+
+
+def _store(service: Service) -> Store:
+    return Store(service.settings.storage_folder)
+
+
+def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
+    best = arm.best
+    value = None if best is None else _summarize_values(_read_seeds(best, "value"))
+    return ArmNow(
+        name=arm.name,
+        model=((best and best.config) or {}).get("model", {}).get("name"),
+        trials=sum(arm.states.values()),
+        states=arm.states,
+        best=None if best is None else best.number,
+        params={} if best is None else best.params,
+        parameters=None if best is None else (best.scores.get("parameters") or {}).get("free"),
+        seconds=None if best is None else best.scores.get("seconds"),
+        value=value,
+        ratio=value.mean / experiment.baseline if value and experiment.baseline else None,
+        valid={} if best is None else _summarize_metrics(best, "valid"),
+        test={} if best is None else _summarize_metrics(best, "test"),
+    )
+
+
+def _read_seeds(trial: Trial, part: str) -> list[Any]:
+    """Return a part of the result of each seed; of the whole trial, where seeds are not known."""
+    result: Mapping[str, Any] = trial.scores
+    return [each.get(part) for each in result.get("by_replicate") or [result]]
+
+
+def _summarize_metrics(trial: Trial, part: str) -> dict[str, SummaryNow]:
+    seeds = [scores or {} for scores in _read_seeds(trial, part)]
+    names = dict.fromkeys(name for scores in seeds for name in scores)
+    found = {name: _summarize_values([scores.get(name) for scores in seeds]) for name in names}
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def _summarize_values(values: Iterable[Any]) -> SummaryNow | None:
+    """Return the summary of the finite numbers; None if there is none."""
+    known = [float(v) for v in values if isinstance(v, int | float) and isfinite(v)]
+    return _make_summary(summarize(known)) if known else None
+
+
+def _make_summary(summary: Summary) -> SummaryNow:
+    return SummaryNow(
+        mean=summary.mean, n=summary.n, sd=summary.sd, low=summary.low, high=summary.high
+    )
+
+
+def _make_published(
+    experiment: Experiment, best: Mapping[str, Trial | None], row: Mapping[str, Any]
+) -> PublishedNow:
+    measured, reason = _measure(experiment, best, row)
+    return PublishedNow(
+        **{key: row.get(key) for key in ("metric", "spread", "step", "model", "hidden", "note")},
+        parameters=row.get("parameters"),
+        place=_find_place(experiment, row),
+        paper=row["value"],
+        read_off=bool(row.get("read_off")),
+        arm=row.get("arm"),
+        measured=measured,
+        gap=None if measured is None else measured.mean - row["value"],
+        reason=reason,
+    )
+
+
+def _find_place(experiment: Experiment, row: Mapping[str, Any]) -> str | None:
+    page = row.get("page")
+    words = [row.get("place"), f"page {page}" if page else None]
+    return ", ".join(word for word in words if word) or None
+
+
+def _measure(
+    experiment: Experiment, best: Mapping[str, Trial | None], row: Mapping[str, Any]
+) -> tuple[SummaryNow | None, str | None]:
+    """Return what this experiment measured of a published number; or None, and why."""
+    metric, arm = str(row["metric"]), row.get("arm")
+    if metric == "baseline":
+        found = _summarize_values([experiment.baseline])
+        return found, None if found else "the baseline of this experiment is not known"
+    if arm is None:
+        return None, "no arm of this experiment measures it"
+    trial = best.get(arm)
+    if trial is None:
+        return None, f"arm '{arm}' has no ranked trial yet"
+    if row.get("step") is not None:
+        return None, f"a point of a curve, at step {row['step']}"
+    part, _, name = metric.partition("/")
+    if metric == "parameters":
+        found = _summarize_values([(trial.scores.get("parameters") or {}).get("free")])
+    else:
+        found = _summarize_metrics(trial, part).get(name)
+    return found, None if found else f"the best trial of '{arm}' has no '{metric}'"
+
+
+def _find_keys(trial: Trial) -> list[tuple[int, str]]:
+    """Return each seed of a trial, with the key under which the store keeps its training."""
+    source = trial.scores.get("reused_from")
+    place = (
+        trial_key(trial.experiment_id, trial.number)
+        if source is None
+        else trial_key(source["experiment"], source["number"])
+    )
+    first = trial.seed or 0
+    return [(seed, f"{place}/{seed}") for seed in range(first, first + (trial.replicates or 1))]
+
+
+def _make_curve(
+    store: Store, trial: Trial, reports: Sequence[Report], metric: str, points: int
+) -> CurveNow:
+    seeds = [store.sample(key, metric, points) for _, key in _find_keys(trial)]
+    if not any(seeds):
+        seeds = [[CurvePoint(r.step, r.metrics, 0) for r in reports if metric in r.metrics]]
+    values: dict[int, list[float]] = {}
+    for curve in seeds:
+        for point in curve:
+            values.setdefault(point.step, []).append(point.metrics[metric])
+    whole = {step: summarize(v) for step, v in sorted(values.items()) if len(v) == len(seeds)}
+    return CurveNow(
+        number=trial.number,
+        arm=trial.arm,
+        state=trial.state,
+        params=trial.params,
+        value=trial.value,
+        steps=list(whole),
+        mean=[summary.mean for summary in whole.values()],
+        low=[summary.low for summary in whole.values()],
+        high=[summary.high for summary in whole.values()],
+    )

@@ -1,0 +1,143 @@
+"""What there is to see of many trials at once: arm by arm, and as points of a space.
+
+Runs in the service's process. Every answer is small, whatever the number of trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from eigensweep.service.record import database
+from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
+from eigensweep.workers.shared.messages import Params
+from eigensweep.workers.shared.states import OUTCOMES
+
+
+@dataclass
+class ArmRecord:
+    """The trials of one arm."""
+
+    name: str
+    states: dict[str, int] = field(default_factory=dict)
+    """How many trials are in each state."""
+    best: Trial | None = None
+    """The first in the ranking; None while none is ranked."""
+
+
+@dataclass(frozen=True)
+class PointRecord:
+    """A trial as a point of its arm's space."""
+
+    number: int
+    arm: str
+    state: str
+    value: float | None
+    params: Params
+
+
+def list_arms(queries: Queries, id: str) -> tuple[Experiment, list[ArmRecord]]:
+    """Return an experiment and its arms, in the order of their first trials.
+
+    Raises:
+        ExperimentNotFoundError: if there is none of this id.
+    """
+    experiment = queries.row(id)
+    counted = (
+        select(Trial.arm, Trial.state, func.count(), func.min(Trial.number))
+        .where(Trial.experiment_id == id)
+        .group_by(Trial.arm, Trial.state)
+    )
+
+    def work(session: Session) -> list[ArmRecord]:
+        arms: dict[str, ArmRecord] = {}
+        for arm, state, trials, _ in sorted(session.execute(counted), key=lambda row: row[3]):
+            arms.setdefault(arm, ArmRecord(arm)).states[state] = trials
+        for trial in _find_leaders(session, id, 1):
+            arms[trial.arm].best = trial
+        return list(arms.values())
+
+    return experiment, database.read(queries.url, work)
+
+
+def list_leaders(queries: Queries, id: str, each: int) -> list[Trial]:
+    """Return the best trials of every arm, and of those that train the first ones of every arm.
+
+    There are up to `each` of both.
+    """
+
+    def work(session: Session) -> list[Trial]:
+        training = select(Trial).where(Trial.experiment_id == id, Trial.state == "running")
+        seen: dict[str, list[Trial]] = {}
+        for trial in session.scalars(training.order_by(Trial.number).limit(50 * each)):
+            seen.setdefault(trial.arm, []).append(trial)
+        return [
+            *_find_leaders(session, id, each),
+            *(trial for trials in seen.values() for trial in trials[:each]),
+        ]
+
+    return database.read(queries.url, work)
+
+
+def list_reports(queries: Queries, id: str, numbers: Sequence[int]) -> dict[int, list[Report]]:
+    """Return the rung reports of some trials, in order of their steps."""
+    query = (
+        select(Report)
+        .where(Report.experiment_id == id, Report.number.in_(numbers))
+        .order_by(Report.number, Report.step)
+    )
+
+    def work(session: Session) -> dict[int, list[Report]]:
+        found: dict[int, list[Report]] = {number: [] for number in numbers}
+        for report in session.scalars(query):
+            found[report.number].append(report)
+        return found
+
+    return database.read(queries.url, work)
+
+
+def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRecord]]:
+    """Return how many trials have ended with a value, and about `most` of them.
+
+    Half of those are the best ones, the others are spread evenly over the rest.
+    """
+    ended = (
+        Trial.experiment_id == id,
+        Trial.state.in_(OUTCOMES),
+        Trial.value.is_not(None),
+    )
+
+    def work(session: Session) -> tuple[int, list[PointRecord]]:
+        count = session.scalars(select(func.count()).where(*ended)).one()
+        chosen = select(Trial.number, Trial.arm, Trial.state, Trial.value, Trial.params)
+        chosen = chosen.where(*ended).order_by(Trial.number)
+        if count > most:
+            best = select(Trial.number).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+            best = best.order_by(Trial.rank, Trial.number).limit(most // 2)
+            stride = -(-2 * count // most)
+            chosen = chosen.where(or_(Trial.number % stride == 0, Trial.number.in_(best)))
+        return count, [PointRecord(*row) for row in session.execute(chosen)]
+
+    queries.row(id)
+    return database.read(queries.url, work)
+
+
+def _find_leaders(session: Session, id: str, each: int) -> list[Trial]:
+    place = func.row_number().over(partition_by=Trial.arm, order_by=(Trial.rank, Trial.number))
+    ranked = (
+        select(Trial.number, place.label("place"))
+        .where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+        .subquery()
+    )
+    leader = aliased(Trial)
+    query = (
+        select(leader)
+        .join(ranked, ranked.c.number == leader.number)
+        .where(leader.experiment_id == id, ranked.c.place <= each)
+        .order_by(leader.rank, leader.number)
+    )
+    return list(session.scalars(query))

@@ -1,0 +1,302 @@
+"""The pages under `/`: what they show, that they run nothing, and who gets them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.routing import APIRoute
+from played import SPEC, complete, play, seed_result
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from eigensweep.service.api.app import create_app
+from eigensweep.workers.shared.messages import Source
+from eigensweep.workers.shared.results import summarise
+
+OPEN = {"/healthz", "/readyz", "/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"}
+
+
+@pytest.fixture
+def ledger(client, record, settings) -> Any:
+    return play(client, record, Path(settings.storage_folder))
+
+
+def read(client: TestClient, path: str, status: int = 200) -> str:
+    """Return the text of a page as a person reads it."""
+    answer = client.get(path, headers={"Accept": "text/html"})
+    assert answer.status_code == status, answer.text
+    assert answer.headers["Content-Type"].startswith("text/html")
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", answer.text)).split())
+
+
+class Tags(HTMLParser):
+    """The tags of a page, with their attributes, and what stands inside of scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.in_scripts = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.in_scripts += data
+
+    def count(self, tag: str) -> int:
+        return [name for name, _ in self.found].count(tag)
+
+
+def pages_of(id: str) -> list[str]:
+    here = f"/experiments/{id}"
+    trials = [f"{here}/trials/{number}" for number in range(8)]
+    return ["/", here, f"{here}/trials", *trials, "/new", f"/new?experiment={id}"]
+
+
+class TestList:
+    def test_it_shows_state_progress_and_best_and_finds_by_name_and_state(
+        self, client, ledger, spec
+    ):
+        client.post("/v1/experiments", json=spec(name="another"))
+        words = read(client, "/")
+        assert re.search(
+            r"who .*running 92 % 7 of 8 trials .* 0\.105 0\.\d+ of the baseline", words
+        )
+        assert "another queued" in words
+        assert "another" not in read(client, "/?name=WHO&state=")
+        assert "who" not in read(client, "/?state=queued")
+        assert "No experiment matches" in read(client, "/?state=failed")
+
+    def test_pages_lead_through_all_of_them(self, client, spec):
+        for number in range(30):
+            client.post("/v1/experiments", json=spec(name=f"n{number:02d}"))
+        first = client.get("/?name=n").text
+        assert "n29" in first
+        assert "n04" not in first
+        older = unescape(re.search(r'rel="next" href="([^"]+)"', first)[1])
+        second = client.get(older).text
+        assert re.findall(r">(n\d\d)<", second) == ["n04", "n03", "n02", "n01", "n00"]
+        assert 'rel="next"' not in second
+
+
+class TestExperiment:
+    def test_it_shows_what_a_person_asks_first(self, client, ledger):
+        words = read(client, f"/experiments/{ledger.experiment_id}")
+        scornn = client.get(f"/v1/experiments/{ledger.experiment_id}/arms").json()["items"][0]
+        value, test = scornn["value"], scornn["test"]["cross_entropy"]
+        assert (value["n"], value["mean"]) == (2, pytest.approx(0.105))
+        assert value["low"] < 0.1 < 0.11 < value["high"]
+        for data, found in (("validation", value), ("test", test)):
+            row = (
+                f"{data} cross entropy {found['mean']:.4g} {found['sd']:.4g} {found['low']:.4g} to"
+            )
+            assert row in words
+        assert "1 failed Trial 4 , scornn lr=0.01 : KeyError: " in words
+        assert "1 diverged Trial 5 , lstm lr=0.1 : diverged at step 100 of 100" in words
+        assert "negative_ones is over hidden_size" in words
+        assert "0.25 0.21 " in words  # paper, measured
+        assert "no arm of this experiment measures it" in words
+        assert "Cancel" in words
+        ledger.end("completed")
+        assert "Cancel" not in read(client, f"/experiments/{ledger.experiment_id}")
+
+    def test_the_list_of_trials_is_filtered_sorted_and_paged(self, client, ledger):
+        here = f"/experiments/{ledger.experiment_id}/trials"
+        order = re.findall(r"/trials/(\d+)\"", client.get(here).text)
+        assert order == ["0", "1", "2", "3", "4", "5", "6", "7"]
+        found = re.findall(r"/trials/(\d+)\"", client.get(f"{here}?arm=lstm&sort=-number").text)
+        assert found == ["7", "5", "3", "2"]
+        assert re.findall(r"/trials/(\d+)\"", client.get(f"{here}?state=failed").text) == ["4"]
+
+    def test_a_trial_shows_settings_checkpoints_log_and_traceback(self, client, ledger):
+        here = f"/experiments/{ledger.experiment_id}/trials"
+        words = read(client, f"{here}/0")
+        assert "optimizer.lr 0.0001 chosen" in words
+        assert f"{ledger.experiment_id}/00000/1/step-000000100-1.pt" in words
+        assert "attempt 1 began on here, process 7, cpu" in words
+        assert "step 100: valid/cross_entropy 0.1" in words
+        assert "spectra" in words
+        failed = read(client, f"{here}/4")
+        assert "Why it is failed KeyError: " in failed
+        assert "Traceback (most recent call last): File x" in failed
+
+    def test_the_form_starts_from_a_preset_or_an_experiment(self, client, ledger):
+        for query, name in (
+            ("?preset=quickstart", "quickstart"),
+            (f"?experiment={ledger.experiment_id}", SPEC["name"]),
+        ):
+            page = client.get(f"/new{query}").text
+            text = unescape(re.search(r"<textarea[^>]*>(.*)</textarea>", page, re.S)[1])
+            assert yaml.safe_load(text)["name"] == name
+            sent = client.post(
+                "/v1/experiments", content=text, headers={"Content-Type": "application/yaml"}
+            )
+            assert sent.status_code == 201, sent.text
+
+    @pytest.mark.parametrize(
+        ("path", "status", "words"),
+        [
+            ("/experiments/none", 404, "no experiment 'none'"),
+            ("/experiments/none/trials/3", 404, "no experiment"),
+            ("/?state=lost", 422, "queued"),
+            ("/?cursor=x", 422, "next_cursor"),
+            ("/new?preset=quikstart", 404, "quickstart"),
+        ],
+    )
+    def test_an_error_is_a_page_that_says_what_there_is(self, client, path, status, words):
+        assert words in read(client, path, status)
+
+
+class TestSafety:
+    def test_nothing_that_a_person_wrote_runs_on_any_page(self, client, ledger):
+        for path in pages_of(ledger.experiment_id):
+            answer = client.get(path)
+            assert answer.status_code == 200, answer.text
+            tags = Tags(answer.text)
+            assert tags.count("img") == tags.count("style") == 0
+            for tag, attributes in tags.found:
+                assert not [name for name in attributes if name == "style" or name[:2] == "on"]
+                if tag == "script":
+                    assert attributes["src"].startswith("/static/")
+            assert tags.in_scripts == ""
+            policy = answer.headers["Content-Security-Policy"].split("; ")
+            rules = dict(rule.split(" ", 1) for rule in policy)
+            assert rules["default-src"] == rules["frame-ancestors"] == "'none'"
+            assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
+
+    def test_every_file_of_a_page_comes_from_the_service(self, client, ledger):
+        page = client.get(f"/experiments/{ledger.experiment_id}").text
+        files = re.findall(r'<(?:script|link)[^>]+(?:src|href)="([^"]+)"', page)
+        assert any("plotly" in name for name in files)
+        for name in files:
+            assert name.startswith("/static/")
+            assert client.get(name).status_code == 200
+        assert client.get("/static/../routes.py").status_code == 404
+        assert client.get("/static/%2e%2e/routes.py").status_code == 404
+
+    def test_with_a_token_strangers_are_asked_to_sign_in_and_come_back(
+        self, settings, record, dispatcher, client, ledger
+    ):
+        own = settings.model_copy(update={"token": SecretStr("let-me-in")})
+        app = create_app(own, record, dispatcher)
+        guarded = TestClient(app, base_url="http://localhost:8642", follow_redirects=False)
+        for path in pages_of(ledger.experiment_id):
+            answer = guarded.get(path, headers={"Accept": "text/html"})
+            assert answer.status_code == 401, path
+            assert 'action="/session"' in answer.text
+            assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+            assert "<script>" not in answer.text
+        for route in app.routes:
+            if isinstance(route, APIRoute) and route.path not in OPEN:
+                path = re.sub(r"\{[^}]+\}", "0", route.path)
+                (method, *_) = route.methods
+                assert guarded.request(method, path).status_code == 401, path
+        assert guarded.get("/static/sign-in.js").status_code == 200
+        sent = guarded.post("/session", data={"token": "let-me-in", "place": "/new?preset=x"})
+        assert sent.headers["location"] == "/new?preset=x"
+        assert guarded.get("/").status_code == 200
+        assert guarded.get(f"/v1/experiments/{ledger.experiment_id}/curves").status_code == 200
+
+
+class TestOverviews:
+    def test_curves_are_means_over_seeds_of_the_best_and_of_running_trials(
+        self, client, ledger, settings
+    ):
+        here = f"/v1/experiments/{ledger.experiment_id}/curves"
+        found = client.get(here).json()
+        assert found["metric"] == "valid/cross_entropy"
+        assert found["baseline"] == pytest.approx(2 * 2.0794415 / 9)
+        assert [(each["arm"], each["number"]) for each in found["items"]] == [
+            ("scornn", 0), ("scornn", 1), ("lstm", 2), ("lstm", 3), ("lstm", 7),
+        ]  # fmt: skip
+        best = found["items"][0]
+        assert best["steps"] == list(range(0, 101, 10))
+        assert best["mean"][0] == pytest.approx(0.1 + 1 + 0.005)
+        assert best["low"][0] < best["mean"][0] < best["high"][0]
+        assert found["items"][-1]["steps"] == [50]  # the store has nothing of it: its rungs
+        assert found["items"][-1]["low"] == [None]
+        thin = client.get(f"{here}?points=4&trials=1").json()["items"]
+        assert thin[0]["steps"] == [0, 40, 80, 100]
+        assert len(thin) == 3
+        assert client.get(f"{here}?metric=valid/none").json()["items"][0]["steps"] == []
+
+    def test_a_reused_trial_shows_the_curve_it_was_taken_from(
+        self, client, record, ledger, settings
+    ):
+        again = play(client, record, Path(settings.storage_folder) / "elsewhere")
+        source = Source(ledger.experiment_id, 0)
+        result = replace(summarise([seed_result(0, 0.1, "completed")]), reused_from=source)
+        again.open(8, "scornn", {}, {"seed": 0, "replicates": 2}, "h8")
+        again.finish(8, 0, "reused", result)
+        found = client.get(f"/v1/experiments/{again.experiment_id}/trials/8/curves").json()["items"]
+        assert {curve["seed"] for curve in found} == {0, 1}
+
+    def test_a_trial_has_all_its_curves_and_checkpoints(self, client, ledger):
+        here = f"/v1/experiments/{ledger.experiment_id}/trials/0"
+        curves = client.get(f"{here}/curves").json()["items"]
+        assert [(c["seed"], c["metric"], len(c["steps"])) for c in curves] == [
+            (0, "valid/cross_entropy", 11),
+            (1, "valid/cross_entropy", 11),
+        ]
+        (first, _) = client.get(f"{here}/checkpoints").json()["items"]
+        assert (first["seed"], first["step"]) == (0, 100)
+        assert first["bytes"] > 0
+
+    def test_points_of_a_large_search_are_the_best_and_an_even_sample(
+        self, client, ledger, settings
+    ):
+        for number in range(8, 40):
+            complete(ledger, Path(settings.storage_folder), number, "lstm", 1 / number, points=2)
+        here = f"/v1/experiments/{ledger.experiment_id}/points"
+        whole = client.get(here).json()
+        assert whole["count"] == len(whole["items"]) == 37
+        some = client.get(f"{here}?most=10").json()
+        assert some["count"] == 37
+        numbers = [point["number"] for point in some["items"]]
+        assert set(numbers) >= {39, 38, 37, 36, 35}
+        assert 10 <= len(numbers) <= 12
+        assert numbers == sorted(numbers)
+
+    def test_paper_and_measured_stand_side_by_side(self, client, ledger):
+        items = client.get(f"/v1/experiments/{ledger.experiment_id}/published").json()["items"]
+        assert items[0]["measured"]["mean"] == pytest.approx(0.21)
+        assert items[0]["gap"] == pytest.approx(-0.04)
+        assert items[0]["place"] == "table 1"
+        assert items[1]["measured"]["mean"] == 90
+        assert items[2]["measured"] is None
+        assert items[2]["reason"] == "no arm of this experiment measures it"
+
+
+YAML = {"Content-Type": "application/yaml; charset=utf-8"}
+
+
+class TestYaml:
+    def test_a_spec_is_posted_as_yaml(self, client, spec):
+        text = yaml.safe_dump(spec()).replace("0.001", "1e-3")
+        answer = client.post("/v1/experiments", content=text, headers=YAML)
+        assert answer.status_code == 201
+        assert answer.json()["spec"]["search"]["space"]["optimizer.lr"] == [1e-3, 1e-2]
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("name: x\n  y: [", "line 2"),
+            ("a: &a [1]\n" + "b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\n" * 9, "YAML"),
+            (b"\xff\xfe\x00", "utf-8"),
+            ("just words", "object"),
+            ("", "empty"),
+        ],
+    )
+    def test_what_is_no_spec_is_refused_in_words(self, client, text, words):
+        answer = client.post("/v1/experiments", content=text, headers=YAML)
+        assert answer.status_code in (415, 422)
+        assert words in answer.text
