@@ -7,7 +7,7 @@ least one of the extreme points of each arm keeps the rules about several fields
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from eigensweep.search_spaces.errors import (
 from eigensweep.search_spaces.fitting import find_misfits, place_of
 from eigensweep.search_spaces.parameters import Choice
 from eigensweep.search_spaces.search_words import find_method_errors
-from eigensweep.search_spaces.sections import Arm
+from eigensweep.search_spaces.sections import COSTS, Arm
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
@@ -93,6 +93,26 @@ def _check_task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecEr
             got=shorten(metric),
             available=names,
         )
+        return
+    yield from check_against(spec, spec.objective.against)
+
+
+def check_against(
+    spec: ExperimentSpec, against: Sequence[str], place: str = "objective.against"
+) -> Iterator[SpecError]:
+    """Yield what is wrong with a list of what the objective is weighed against."""
+    known = [*COSTS, *(n for n in spec.task.objectives if n != spec.objective_metric.name)]
+    for name in dict.fromkeys(against):
+        if name not in known or against.count(name) > 1:
+            times = "stands twice" if name in known else "is none of them"
+            yield UnknownMetricError(
+                place,
+                f"{spec.objective_metric.name} is weighed against {', '.join(known)}; "
+                f"'{shorten(name)}' {times}{did_you_mean(name, known)}",
+                expected="costs, or other metrics of the task, each once",
+                got=shorten(name),
+                available=known,
+            )
 
 
 def _check_conditions(spec: ExperimentSpec) -> Iterator[SpecError]:

@@ -26,6 +26,11 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
         )
     elif method in ("qmc", *JOINT) and len(arms) > 1:
         words.append("The arms take turns, so each gets the same number of trials")
+    if spec.objective.against:
+        words.append(
+            f"Several objectives: {', '.join(goal.name for goal in spec.goals())}; a Pareto table "
+            "shows the trials that no other one beats in all of them"
+        )
     if spec.scheduler.name == "hyperband":
         words.append(_explain_brackets(spec))
     if spec.population is not None:
@@ -59,8 +64,24 @@ def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
             expected="no population",
             got=search.population,
         )
+    if spec.objective.against and spec.scheduler.name != "none":
+        yield SpecError(
+            "scheduler.name",
+            f"{spec.scheduler.name} would stop trials for one objective, and 'objective.against' "
+            "names more; let every trial train to its end, with 'none'",
+            expected="none",
+            got=spec.scheduler.name,
+        )
     if search.method != "cmaes":
         return
+    if spec.objective.against:
+        yield SpecError(
+            "search.method",
+            "cmaes looks for one best value, and 'objective.against' names more; search by "
+            "'nsga2', 'tpe' or 'gp'",
+            expected="nsga2, tpe, gp, random, qmc or grid",
+            got="cmaes",
+        )
     for index, arm in enumerate(spec.arms_):
         ranges = [path for path, axis in arm.space.items() if _is_joint("cmaes", axis)]
         if arm.space and len(ranges) < FEWEST_RANGES:

@@ -15,9 +15,9 @@ from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.registry import Registry
 from eigensweep.search_spaces.parameters import Parameter
-from eigensweep.search_spaces.trial import OptimizerConfig, Strict
+from eigensweep.search_spaces.trial import ObjectiveConfig, OptimizerConfig, Strict
 from eigensweep.tasks import TASKS
-from eigensweep.tasks.base import TaskConfig
+from eigensweep.tasks.base import Metric, TaskConfig
 
 UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """Control characters, and those that change the direction of a text or cannot be seen in it."""
@@ -153,6 +153,22 @@ class SchedulerConfig(Strict):
         ge=1,
         description="`median`: other trials that must have reached a rung before a trial may be "
         "stopped there",
+    )
+
+
+COSTS = {"parameters": Metric("parameters", ""), "seconds": Metric("seconds", "s")}
+"""What the objective may be weighed against beside metrics of the task; lower is better."""
+
+
+class Objectives(ObjectiveConfig):
+    """What trials are ranked by, and what that is weighed against."""
+
+    against: list[Line] = Field(
+        [],
+        max_length=2,
+        description="What else should be good: `parameters` (trainable ones), `seconds` (of "
+        "training), or another metric of the task. Methods that learn then look for all trials "
+        "that no other one beats in everything; trials are still ranked by `metric`",
     )
 
 

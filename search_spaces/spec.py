@@ -7,7 +7,7 @@ field is refused by `checks.check_spec`, before anything is queued.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
@@ -18,11 +18,13 @@ from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.hashing import drop_removed_fields
 from eigensweep.search_spaces.sections import (
+    COSTS,
     AnyModel,
     AnyTask,
     Arm,
     LimitsConfig,
     Name,
+    Objectives,
     PublishedNumber,
     ResourcesConfig,
     SchedulerConfig,
@@ -140,7 +142,9 @@ class ExperimentSpec(Strict):
     seed: int = Field(
         0, ge=0, lt=2**30, description="Seed of the first replicate; each further replicate adds 1"
     )
-    objective: ObjectiveConfig = Field(ObjectiveConfig(), description="What trials are ranked by")
+    objective: Objectives = Field(
+        Objectives(), description="What trials are ranked by, and what that is weighed against"
+    )
     divergence: DivergenceConfig = Field(
         DivergenceConfig(), description="When a trial counts as diverged"
     )
@@ -194,6 +198,18 @@ class ExperimentSpec(Strict):
             ValueError: if the task has no such metric, or has it on test data alone.
         """
         return self.task.objective_metric(self.objective.metric)
+
+    def goals(self, against: Sequence[str] | None = None) -> list[Metric]:
+        """Return all that should be good, the metric that ranks first; `against` is the rest.
+
+        Raises:
+            ValueError: if one of them is neither a cost nor a metric of the task.
+        """
+        others = self.objective.against if against is None else against
+        return [
+            self.objective_metric,
+            *(COSTS.get(name) or self.task.objective_metric(name) for name in others),
+        ]
 
     @property
     def baseline(self) -> float | None:
@@ -268,7 +284,7 @@ class ExperimentSpec(Strict):
                 optimizer=_change(arm.optimizer or self.optimizer, changes.get("optimizer")),
                 training=_change(self.training, changes.get("training")),
                 divergence=self.divergence,
-                objective=self.objective,
+                objective=ObjectiveConfig(metric=self.objective.metric),
                 seed=self.seed,
                 replicates=self.replicates,
             ).resolve()

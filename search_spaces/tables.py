@@ -22,6 +22,7 @@ from eigensweep.search_spaces.parameters import Choice, Integer, Real
 from eigensweep.search_spaces.sections import (
     Arm,
     LimitsConfig,
+    Objectives,
     PublishedNumber,
     ResourcesConfig,
     SchedulerConfig,
@@ -30,7 +31,6 @@ from eigensweep.search_spaces.sections import (
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import (
     DivergenceConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     TrainingConfig,
 )
@@ -47,7 +47,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "training": TrainingConfig,
     "search": SearchConfig,
     "scheduler": SchedulerConfig,
-    "objective": ObjectiveConfig,
+    "objective": Objectives,
     "divergence": DivergenceConfig,
     "resources": ResourcesConfig,
     "limits": LimitsConfig,

@@ -23,6 +23,7 @@ from eigensweep.service.api.routes import (
     experiments,
     health,
     overviews,
+    pareto,
     reproductions,
     streams,
     trials,
@@ -86,7 +87,7 @@ def create_app(
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
     _include_previews(app, guard)  # before `/experiments/{id}`
-    for routes in (experiments, trials, overviews, streams, analyses, reproductions):
+    for routes in (experiments, trials, overviews, pareto, streams, analyses, reproductions):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
     add_pages(app)

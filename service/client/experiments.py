@@ -75,6 +75,14 @@ class Experiment(Remote):
         """Return all that is known of one trial: config, reports, attempts, test scores."""
         return self.connection.get(f"{self.path}/trials/{number}")
 
+    def pareto(self, *against: str) -> JsonObject:
+        """Return the trials that no other one beats in everything.
+
+        The metric is weighed against `parameters`, `seconds` or other metrics; by default against
+        what the spec says, else against `parameters`.
+        """
+        return self.connection.get(f"{self.path}/pareto", against=list(against) or None)
+
     def export(self, path: Path | str) -> Path:
         """Write all trials to a file, CSV or Parquet by its name, and return its path.
 

@@ -254,6 +254,25 @@ def trials(
 
 
 @app.command()
+def pareto(
+    experiment: Id,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the metric is weighed against: parameters, seconds, or another metric of "
+            "the task; repeatable. Default: what the spec says, else parameters."
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the trials that no other one beats: a small loss against few parameters, or seconds."""
+    with connect(url, as_json) as client:
+        found = client.experiment(experiment).pareto(*(against or []))
+        _print(found, summaries.format_pareto, as_json)
+
+
+@app.command()
 def watch(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Watch an experiment until it is over: live bars on a terminal, else a line for each event."""
     with connect(url, as_json) as client:

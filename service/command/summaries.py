@@ -104,6 +104,25 @@ def format_preview(content: JsonObject) -> str:
     return "\n".join(lines)
 
 
+def format_pareto(content: JsonObject) -> str:
+    """Return the trials that no other one beats, the best by the first objective first."""
+    names = [objective["name"] for objective in content["objectives"]]
+    rows = [
+        (
+            str(trial["number"]),
+            trial["arm"],
+            format_cell("settings", trial["params"]),
+            *(format_cell(name, trial["values"][name]) for name in names),
+        )
+        for trial in content["front"]
+    ]
+    lines = [align_columns(("trial", "arm", "settings", *names), rows)] if rows else []
+    lines.append(f"{_count(content['beaten'], 'other trial')} beaten in everything by one of these")
+    if content["unknown"]:
+        lines.append(f"{_count(content['unknown'], 'trial')} without a value of some objective")
+    return "\n".join(lines)
+
+
 def _format_side_by_side(side: JsonObject) -> list[str]:
     """Return lines on how trials share the nodes; none where there is nothing to say."""
     lines, lanes = [], side.get("lanes")

@@ -159,6 +159,16 @@ class Queries:
 
         return database.read(self.url, work)
 
+    def ranked(self, id: str) -> list[Trial]:
+        """Return all trials of an experiment whose value counts, the best first."""
+
+        def work(session: Session) -> list[Trial]:
+            _get_experiment(session, id)
+            mine = select(Trial).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+            return list(session.scalars(mine.order_by(Trial.rank, Trial.number)))
+
+        return database.read(self.url, work)
+
     def trial(self, id: str, number: int) -> TrialRecord:
         """Return one trial with its reports and attempts.
 

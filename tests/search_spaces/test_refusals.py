@@ -150,6 +150,9 @@ def test_an_invalid_spec_is_refused_with_the_place_and_what_would_work(changes, 
     assert re.search(words, hit[0]["message"]), hit[0]["message"]
 
 
+RANGE = {"low": 0.1, "high": 0.9}
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "path", "words"),
     [
@@ -252,6 +255,37 @@ def test_an_invalid_spec_is_refused_with_the_place_and_what_would_work(changes, 
             SpecError,
             "search.space.optimizer.lr",
             "ranges of numbers; arm 'scornn' has 1 .* needs 2.*in place of a list, or .* 'gp'",
+        ),
+        (
+            {"objective": {"against": ["parameter"]}},
+            UnknownMetricError,
+            "objective.against",
+            "weighed against parameters, seconds, .*accuracy.*did you mean 'parameters'",
+        ),
+        (
+            {"objective": {"against": ["seconds", "seconds"]}},
+            UnknownMetricError,
+            "objective.against",
+            "'seconds' stands twice",
+        ),
+        (
+            {"objective": {"against": ["seconds"]}, "scheduler": {"name": "asha"}},
+            SpecError,
+            "scheduler.name",
+            "asha would stop trials for one objective.*with 'none'",
+        ),
+        (
+            {
+                "objective": {"against": ["seconds"]},
+                "search": {
+                    "method": "cmaes",
+                    "trials": 9,
+                    **grid(optimizer__lr={"low": 0.1, "high": 1}, optimizer__alpha=RANGE),
+                },
+            },
+            SpecError,
+            "search.method",
+            "cmaes looks for one best value.*'nsga2', 'tpe' or 'gp'",
         ),
         (
             {"search": {"population": 8, **grid(optimizer__lr=[0.1])}},

@@ -389,6 +389,41 @@ def test_trials_are_exported_with_a_column_for_each_parameter_and_metric(
     assert (refused.exit_code, "*.csv or *.parquet" in refused.stderr) == (2, True)
 
 
+def test_a_pareto_table_weighs_the_metric_against_parameters_or_seconds(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "spec.yaml"
+    small = {"model": {"name": "lstm", "hidden_size": 4}, "name": "small"}
+    large = {"model": {"name": "lstm", "hidden_size": 8}, "name": "large"}
+    space = {"optimizer.lr": [0.1, 0.01]}
+    content = yaml.safe_load(SPEC) | {"arms": [small, large], "search": {"space": space}}
+    file.write_text(yaml.safe_dump(content | {"objective": {"against": ["seconds"]}}))
+    id = json.loads(cli("submit", str(file), "--json").stdout)["id"]
+    cli("watch", id)
+
+    found = json.loads(cli("pareto", id, "--against", "parameters", "--json").stdout)
+
+    ranked = json.loads(cli("trials", id, "--json").stdout)
+    least = {}
+    for trial in ranked:
+        least.setdefault(trial["arm"], trial["value"])
+    best = ranked[0]["value"]
+    expected = {
+        arm: value for arm, value in least.items() if arm == "small" or value < least["small"]
+    }
+    assert {each["arm"]: each["values"]["cross_entropy"] for each in found["front"]} == expected
+    assert [each["name"] for each in found["objectives"]] == ["cross_entropy", "parameters"]
+    assert found["beaten"] == 4 - len(expected)
+    by_default = json.loads(cli("pareto", id, "--json").stdout)
+    assert [each["values"] for each in by_default["front"]] == [
+        {"cross_entropy": best, "seconds": 1.5}
+    ]
+    table = cli("pareto", id, "--against", "parameters").stdout.splitlines()
+    assert table[0].split() == ["trial", "arm", "settings", "cross_entropy", "parameters"]
+    refused = cli("pareto", id, "--against", "size")
+    assert (refused.exit_code, "parameters, seconds" in refused.stderr) == (2, True)
+
+
 def test_a_spec_may_be_toml(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(

@@ -83,7 +83,9 @@ class Bench:
         return self.ask() is None and self.search.is_finished()
 
     def run(
-        self, value: Callable[[dict[str, Any]], float] = lambda params: 1.0, most: int = 10_000
+        self,
+        value: Callable[[dict[str, Any]], float | Result] = lambda params: 1.0,
+        most: int = 10_000,
     ) -> list[dict[str, Any]]:
         """Run trials one by one; `value` makes the result, diverged where that is infinite."""
         points: list[dict[str, Any]] = []
@@ -91,7 +93,9 @@ class Bench:
             points.append(job.entry.params)
             self.sweep.begin(job.entry.number, job.attempt)
             result = value(job.entry.params)
-            if math.isfinite(result):
+            if isinstance(result, Result):
+                self.sweep.end(job.entry.number, "completed", result)
+            elif math.isfinite(result):
                 self.sweep.report(job.entry.number, 20, {"objective": result}, None)
                 self.sweep.end(job.entry.number, "completed", Result(value=result, step=20))
             else:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.workers.shared.messages import ParameterCount, Result
+
 TWO = {
     "optimizer.lr": {"low": 1e-5, "high": 1e-1, "log": True},
     "optimizer.alpha": {"low": 0.0, "high": 0.99},
@@ -25,6 +27,7 @@ MIXED = {
     "optimizer.name": ["adam", "rmsprop"],
     "optimizer.momentum": {"low": 0.0, "high": 0.9, "when": {"optimizer.name": ["rmsprop"]}},
 }
+SLOW = pytest.mark.slow
 LEARNING = {"gp": 20, "cmaes": 60, "nsga2": 40}
 """Methods, and trials after which they are close; a fit of GP takes a second."""
 
@@ -95,7 +98,7 @@ class TestSequences:
 
 
 class TestSamplersThatLearn:
-    @pytest.mark.parametrize("method", LEARNING)
+    @pytest.mark.parametrize("method", [pytest.param("gp", marks=SLOW), "cmaes", "nsga2"])
     def test_it_comes_close_also_where_optunas_memory_is_lost_on_the_way(self, tmp_path, method):
         b = bench(tmp_path, method, TWO, LEARNING[method])
         values = [loss(params) for params in b.run(loss, most=LEARNING[method] - 8)]
@@ -126,3 +129,44 @@ class TestSamplersThatLearn:
         b = bench(tmp_path, method, space, 20)
         assert len(b.run(loss)) == 9
         assert b.ends()
+
+
+SIZED = {**TWO, "model.hidden_size": {"low": 4, "high": 60}}
+
+
+class TestSeveralObjectives:
+    def value(self, params: dict[str, Any]) -> float | Result:
+        found = loss(params)
+        if math.isinf(found):
+            return found
+        size = params["model.hidden_size"]
+        counted = ParameterCount(free=size, stored=size)
+        return Result(value=found + 1 / size, step=20, parameters=counted, seconds=2.0)
+
+    @pytest.mark.parametrize(
+        ("method", "trials"), [("tpe", 40), pytest.param("gp", 20, marks=SLOW), ("nsga2", 40)]
+    )
+    def test_the_whole_front_comes_closer_also_after_optunas_memory_is_lost(
+        self, tmp_path, method, trials
+    ):
+        goals = {"objective": {"against": ["parameters"]}}
+        b = bench(tmp_path, method, SIZED, trials, **goals)
+        points = b.run(self.value, most=trials - 10)
+        (tmp_path / "e1.journal").unlink()
+        b.start()
+        later = b.run(self.value)
+        assert mean(list(map(loss, later))) < mean(list(map(loss, points[:10]))) / 1.5
+        assert len({params["model.hidden_size"] // 15 for params in later}) > 1
+        told = b.in_optuna()
+        for entry in b.ledger.load():
+            known = [entry.result.value, entry.params["model.hidden_size"]]
+            worst = [math.inf, math.inf]
+            assert told[entry.number].values == (worst if entry.state == "diverged" else known)
+
+    def test_seconds_and_other_metrics_are_read_from_the_result(self, tmp_path):
+        against = {"against": ["seconds", "accuracy"]}
+        b = bench(tmp_path, "random", TWO, 1, objective=against)
+        b.run(lambda params: Result(value=0.5, seconds=3.0, valid={"accuracy": 0.25}, step=20))
+        assert b.in_optuna()[0].values == [0.5, 3.0, 0.25]
+        directions = [goal.better for goal in b.spec.goals()]
+        assert directions == ["lower", "lower", "higher"]

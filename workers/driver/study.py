@@ -44,6 +44,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.samplers import make_sampler, mark_generation, quiet
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, Json
+from eigensweep.workers.shared.objectives import read_goals
 from eigensweep.workers.shared.states import Outcome
 
 logger = logging.getLogger(__name__)
@@ -217,17 +218,17 @@ class _Part:
     """An Optuna study, of all arms or of one."""
 
     def __init__(self, storage: BaseStorage, name: str, spec: ExperimentSpec, space: Space) -> None:
-        better = spec.objective_metric.better
+        self._goals = spec.goals()
         self._space, self._storage, self._search = space, storage, spec.search
         self._population = spec.population
         self._study = optuna.create_study(
             study_name=name,
             storage=storage,
-            direction=DIRECTIONS[better],
+            directions=[DIRECTIONS[goal.better] for goal in self._goals],
             load_if_exists=True,
         )
         self._study_id = storage.get_study_id_from_name(name)
-        self._worst = worst_value(better)
+        self._worst = [worst_value(goal.better) for goal in self._goals]
         # Never the same random stream twice: a new driver would draw its predecessor's points.
         self._seed = spec.search.seed + len(self.trials())
         self._random = optuna.samplers.RandomSampler(seed=self._seed)
@@ -313,20 +314,28 @@ class _Part:
         trial = self._storage.get_trial(trial_id)
         if trial.state.is_finished():
             return
-        state = STATES[entry.state]
-        value = entry.result.value if entry.result else None
-        if state == TrialState.COMPLETE and (value is None or not math.isfinite(value)):
+        state, values = STATES[entry.state], self._read_values(entry)
+        if state == TrialState.COMPLETE and any(map(math.isinf, values)):
             state = TrialState.FAIL
-        if entry.state == "diverged" and self._search.method in JOINT:
-            state, value = TrialState.COMPLETE, self._worst
+        if entry.state == "diverged" and (self._search.method in JOINT or len(values) > 1):
+            state, values[0] = TrialState.COMPLETE, self._worst[0]
         elif entry.state == "diverged":
-            self._storage.set_trial_intermediate_value(trial_id, 0, self._worst)
+            self._storage.set_trial_intermediate_value(trial_id, 0, self._worst[0])
         elif entry.state == "pruned":
             for step, metrics in entry.reports.items():
                 if OBJECTIVE in metrics:
                     self._storage.set_trial_intermediate_value(trial_id, step, metrics[OBJECTIVE])
-        values = value if state == TrialState.COMPLETE else None
-        self._study.tell(trial.number, values, state=state, skip_if_finished=True)
+        told = values if state == TrialState.COMPLETE else None
+        self._study.tell(trial.number, told, state=state, skip_if_finished=True)
+
+    def _read_values(self, entry: TrialEntry) -> list[float]:
+        """Return the value of each goal, the worst one where it is not known or not finite."""
+        names = [goal.name for goal in self._goals]
+        read = read_goals(names, entry.result) if entry.result else [None] * len(names)
+        return [
+            value if value is not None and math.isfinite(value) else worst
+            for value, worst in zip(read, self._worst, strict=True)
+        ]
 
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)

@@ -1,0 +1,84 @@
+"""The trials of an experiment that no other one beats in all of several objectives."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from eigensweep.direction import sign
+from eigensweep.search_spaces.checks import check_against
+from eigensweep.search_spaces.parameters import Scalar
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.routes.experiments import ExperimentId
+from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.workers.shared.messages import Result
+from eigensweep.workers.shared.objectives import find_front, read_goals
+
+router = APIRouter(tags=["trials"])
+
+
+class FrontTrial(Answer):
+    """A trial that no other one beats in everything."""
+
+    number: int
+    arm: str
+    params: dict[str, Scalar] = Field(description="What the search chose, by dotted path")
+    values: dict[str, float] = Field(description="Its value of each objective, by name")
+
+
+class ParetoTable(Answer):
+    """The trials of an experiment that no other one beats in all objectives."""
+
+    objectives: list[Metric] = Field(description="The metric that ranks trials comes first")
+    front: list[FrontTrial] = Field(description="The best by the first objective comes first")
+    beaten: int = Field(description="Finished trials that another one beats in everything")
+    unknown: int = Field(description="Finished trials without a value of some objective")
+
+
+@router.get(
+    "/experiments/{id}/pareto",
+    summary="List trials that none beats",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_pareto(
+    service: TheService,
+    id: ExperimentId,
+    against: Annotated[
+        list[str],
+        Query(
+            max_length=2,
+            description="What the metric is weighed against: `parameters`, `seconds`, or another "
+            "metric of the task; default: what the spec says, else `parameters`",
+        ),
+    ] = [],  # noqa: B006  (FastAPI copies it)
+) -> ParetoTable:
+    """Return the Pareto front: a small loss against few parameters, or against little time."""
+    spec = ExperimentSpec.from_stored(service.record.row(id).spec)
+    others = against or spec.objective.against or ["parameters"]
+    for error in check_against(spec, others, "against"):
+        raise error
+    goals = spec.goals(others)
+    names = [goal.name for goal in goals]
+    found, points, unknown = [], [], 0
+    for trial in service.record.ranked(id):
+        values = read_goals(names, Result.from_dict(trial.result or {}))
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            unknown += 1
+            continue
+        found.append((trial, dict(zip(names, known, strict=True))))
+        points.append([sign(g.better) * v for g, v in zip(goals, known, strict=True)])
+    front = [
+        FrontTrial(number=trial.number, arm=trial.arm, params=trial.params, values=values)
+        for trial, values in (found[place] for place in find_front(points))
+    ]
+    return ParetoTable(
+        objectives=[Metric(name=g.name, unit=g.unit, better=g.better) for g in goals],
+        front=front,
+        beaten=len(found) - len(front),
+        unknown=unknown,
+    )
