@@ -53,12 +53,16 @@ SHARES = {
     "every_model": 45,
 }
 """The sections, the most important first, and how they share the time. What one leaves unused is
-shared by those after it."""
+shared by those after it. A section knows its share, and leaves out what does not fit."""
 
 NUMBERS = "numbers.json"
 
 START_SECONDS = 8.0
 """About so long a process takes to start, and to end after its time."""
+
+QUICK_ROUNDS = 2
+QUICK_GRACE = 120.0
+"""So long after its time a section is ended in a quick run, whose machine may have much to do."""
 
 FALLS = 4
 """A section is begun anew at most so often after it ended early; what ended it is left out."""
@@ -76,7 +80,7 @@ class Runner:
             device=arguments.device,
             quick=arguments.quick,
             patience=600.0 if arguments.quick else Plan.patience,
-            rounds=arguments.rounds,
+            rounds=min(arguments.rounds, QUICK_ROUNDS) if arguments.quick else arguments.rounds,
             trial_steps=arguments.trial_steps,
             price=arguments.price,
             earlier=str((arguments.out / NUMBERS).resolve()),
@@ -94,9 +98,10 @@ class Runner:
         notes = Notes(self._folder / f"{name}.json", self._plan_for(seconds))
         notes.write()
         end, began = time.monotonic() + seconds, time.monotonic()
+        last = end + QUICK_GRACE if self.plan.quick else min(end + START_SECONDS, self._end)
         for _ in range(FALLS):
             known = set(notes.failed)
-            status = self._start(name, notes.path, min(end + START_SECONDS, self._end))
+            status = self._start(name, notes.path, last)
             notes = Notes.read(notes.path)
             if status == 0:
                 break
@@ -105,6 +110,7 @@ class Runner:
             if culprit is not None:
                 notes.running = None
                 notes.fail(culprit, f"the process of section {name} {words}")
+                self.say(f"{name} had reached, and keeps: {', '.join(notes.parts) or 'nothing'}")
             if status is None or name in notes.failed or end - time.monotonic() < START_SECONDS:
                 break
             notes.plan = self._plan_for(end - time.monotonic())
@@ -118,7 +124,8 @@ class Runner:
         self._keep(text.encode() + b"\n")
 
     def _plan_for(self, seconds: float) -> Plan:
-        return replace(self.plan, seconds=max(1.0, seconds - START_SECONDS))
+        seconds = max(1.0, seconds - START_SECONDS)
+        return replace(self.plan, seconds=seconds, begun=time.monotonic())
 
     def _start(self, name: str, path: Path, end: float) -> int | None:
         """Run the process of a section; return its exit status, None if it had to be ended."""

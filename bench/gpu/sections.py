@@ -39,7 +39,9 @@ class Plan:
     quick: bool = False
     """Small sizes, to see whether everything works."""
     seconds: float = 60.0
-    """About so long the section may take."""
+    """About so long the section may take, with the start of its process."""
+    begun: float = field(default_factory=time.monotonic)
+    """When the section was asked for, on the clock that all processes of the machine share."""
     patience: float = 60.0
     """One piece of work that takes longer counts as hanging, and ends the process."""
     rounds: int = 9
@@ -75,7 +77,6 @@ class Notes:
     """Measured values that a floor is set for, by the goal's name."""
     running: str | None = None
     """The piece of work that runs now; in a process that ended, the one that ended it."""
-    began: float = field(default_factory=time.perf_counter)
 
     @classmethod
     def read(cls, path: Path) -> Notes:
@@ -113,7 +114,7 @@ class Notes:
     @property
     def seconds_left(self) -> float:
         """How much is left of the time of this section."""
-        return self.plan.seconds - (time.perf_counter() - self.began)
+        return self.plan.begun + self.plan.seconds - time.monotonic()
 
     def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
         """Return what `work` returns, or None if it fails or failed before.

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,7 +107,10 @@ def measure(plan: Plan, notes: Notes) -> None:
             work = notes.attempt(
                 "lanes", lambda: Lanes(get_workload(plan), MODEL, lanes, plan.device)
             )
-            wait_for_answers([pool.submit(each.answer) for each in trainers], notes.seconds_left)
+            starting = [pool.submit(each.answer) for each in trainers]
+            longest = plan.patience if plan.quick else notes.seconds_left
+            if not notes.attempt("processes start", partial(wait_for_answers, starting, longest)):
+                counts = ()
             spent = plan.seconds - notes.seconds_left
             say(f"{len(trainers)} processes started within {spent:.0f} s")
             seconds = min(5.0, max(0.5, notes.seconds_left / (2 * len(counts) + 3) - 1.5))
@@ -114,11 +118,15 @@ def measure(plan: Plan, notes: Notes) -> None:
                 if work is not None:
                     rows += run_lanes(work, lanes, seconds, notes)
                 for count in counts:
+                    name = f"{kind}, {count} processes"
                     if notes.seconds_left < 2 * seconds:
-                        say(f"{kind}, {count} processes: left out, there is no time")
+                        say(f"{name}: left out, there is no time")
                         continue
-                    rows.append(row := run_window(trainers[:count], kind, seconds, pool, plan))
-                    say(f"{kind}, {count} processes: {row['trials']:.4g} trials an hour")
+                    window = partial(run_window, trainers[:count], kind, seconds, pool, plan)
+                    if (row := notes.attempt(name, window)) is None:
+                        break  # an answer is missing, so later ones would be taken for others
+                    rows.append(row)
+                    say(f"{name}: {row['trials']:.4g} trials an hour")
                     notes.keep("processes", {"rows": rows, "window_seconds": seconds})
         finally:
             for each in trainers:

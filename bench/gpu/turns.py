@@ -17,6 +17,9 @@ Work = Callable[[float], int]
 TURN_SECONDS = 0.15
 """About so long a piece of work runs in each round."""
 
+QUICK_SECONDS = 0.02
+"""The same in a quick run."""
+
 LEAST_ROUNDS = 2
 """So many rounds are measured, however long they take."""
 
@@ -72,18 +75,22 @@ def time_in_turns(
 ) -> dict[str, list[float]]:
     """Return milliseconds of a step of each piece of work in each round, by its name.
 
-    Two rounds before the first are not counted: in one of them kernels are compiled and graphs are
-    captured. No round begins after `seconds`. Work that fails once is left out of the result.
+    Two rounds before the first are not counted, in a quick run one: in one of them kernels are
+    compiled and graphs are captured. No round begins after `seconds`. Work that fails once is left
+    out of the result.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
     order, began = random.Random(0), time.perf_counter()
     device, rounds = notes.plan.device, min(rounds or notes.plan.rounds, notes.plan.rounds)
-    for number in range(-2, rounds):
+    turn, uncounted = (QUICK_SECONDS, 1) if notes.plan.quick else (TURN_SECONDS, 2)
+    for number in range(-uncounted, rounds):
         if number >= LEAST_ROUNDS and time.perf_counter() - began > seconds:
             break
         for name in order.sample(list(works), len(works)):
             wait_for(device)
-            milliseconds = notes.attempt(f"{part}: {name}", partial(_time, works[name], device))
+            milliseconds = notes.attempt(
+                f"{part}: {name}", partial(_time, works[name], turn, device)
+            )
             if milliseconds is None:
                 times.pop(name, None)
             elif number >= 0:
@@ -91,9 +98,9 @@ def time_in_turns(
     return times
 
 
-def _time(work: Work, device: str) -> float:
+def _time(work: Work, seconds: float, device: str) -> float:
     began = time.perf_counter()
-    steps = work(TURN_SECONDS)
+    steps = work(seconds)
     wait_for(device)
     return 1e3 * (time.perf_counter() - began) / steps
 

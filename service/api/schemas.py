@@ -135,7 +135,9 @@ class TrialSummary(Answer):
     parameters: dict[str, int] | None = Field(
         description="How many parameters the model has: `free` and `stored`"
     )
-    seconds: float | None
+    seconds: float | None = Field(
+        description="Seconds of training, summed over replicates; lanes share the time that passes"
+    )
     error: str | None = Field(description="Traceback of a failed trial, or why a point is invalid")
     started_at: datetime | None
     ended_at: datetime | None

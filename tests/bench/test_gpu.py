@@ -29,7 +29,7 @@ from bench.workloads import trainable_models
 from eigensweep.workers.engine.occupancy import Span
 
 ROOT = Path(__file__).parents[2]
-SMALL = Plan(device="cpu", quick=True, rounds=2, seconds=300)
+SMALL = Plan(device="cpu", quick=True, rounds=2, seconds=10_000)
 
 
 @pytest.fixture
@@ -86,6 +86,26 @@ class TestARun:
         found = runner.sections["section"]
         assert found["parts"] == {"first": 1, "third": 3}
         assert found["failed"] == {"second": "the process of section section ended with 9"}
+
+    def test_a_section_whose_time_is_over_keeps_and_tells_what_it_had_reached(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        def start(name, path, end):
+            notes = Notes.read(path)
+            assert 0 < notes.seconds_left < 60
+            notes.running = "endless"
+            notes.keep("first", 1)
+
+        arguments = command.read_arguments(["--device", "cpu", "--quick", "--out", str(tmp_path)])
+        runner = command.Runner(arguments, tmp_path)
+        monkeypatch.setattr(runner, "_start", start)
+
+        runner.run("lanes", 0.1)
+
+        found = runner.sections["lanes"]
+        words = "the process of section lanes was ended: its time was over"
+        assert (found["parts"], found["failed"]) == ({"first": 1}, {"endless": words})
+        assert "lanes had reached, and keeps: first" in capsys.readouterr().out
 
     def test_what_hangs_is_ended(self, tmp_path):
         notes = Notes(tmp_path / "notes.json", Plan(device="cpu", patience=0.5))

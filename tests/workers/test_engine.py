@@ -25,6 +25,7 @@ from eigensweep.workers.shared.checkpoints import (
     replicate_key,
 )
 from eigensweep.workers.shared.durable_files import storage_error
+from eigensweep.workers.shared.messages import EngineNeed
 from eigensweep.workers.trial import attempt
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -163,6 +164,21 @@ class TestLanes:
         groups = bench.engine.status()["groups"]
         steps = {len(g["aboard"]): g["aboard"][0]["step"] for g in groups}
         assert steps == {3: 150, 1: 50}  # of 200 steps, each lane's equal share
+
+    def test_experiments_that_ask_for_other_numbers_of_lanes_each_have_theirs(self, bench):
+        orders = [
+            replace(bench.order(n, training={"steps": 10**6}), engine=EngineNeed(lanes, 9, 1, 0))
+            for n, lanes in enumerate((2, 2, 2, 3, 3))
+        ]
+        for order in orders:
+            bench.engine.ask(order, 0)
+        bench.engine.turn()
+        groups = bench.engine.status()["groups"]
+        assert {g["lanes"]: [lane["trial"] for lane in g["aboard"]] for g in groups} == {
+            2: [0, 1],
+            3: [3, 4],
+        }
+        assert [lane["trial"] for lane in bench.engine.status()["waiting"]] == [2]
 
     def test_one_that_cannot_share_trains_alone_in_the_same_engine(self, bench, tmp_path, caplog):
         orders = [bench.order(0), bench.order(1, seed=901), bench.order(2, seed=902)]

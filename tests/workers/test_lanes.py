@@ -5,6 +5,7 @@ whatever their neighbours do.
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from lanes import Precise, assert_equal, build, config_of, train_lanes
 from toys import Text, to_exact
 
 from eigensweep.models import MODELS
-from eigensweep.tasks import TASKS
+from eigensweep.tasks import TASKS, mnist, speech_frames, treebank
 from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.turns import LaneError
 
@@ -249,6 +250,29 @@ def test_a_batch_is_drawn_once_for_all_lanes_with_its_seed_also_for_one_that_com
     train_lanes(lanes, group=group)
     assert [training.step for training in lanes] == [50, 50, 50]
     assert sorted(task.drawn) == [(0, step) for step in range(50)]
+
+
+def test_the_seconds_of_all_lanes_together_are_those_that_passed():
+    lanes = [build(config_of("scornn"), seed, precise=False) for seed in range(4)]
+    began = time.perf_counter()
+    train_lanes(lanes)
+    assert 0 < sum(training.seconds for training in lanes) <= time.perf_counter() - began
+
+
+@pytest.mark.parametrize(
+    ("task", "read"),
+    [
+        ("pixel_mnist", mnist.read_images),
+        ("ptb_chars", treebank.read_streams),
+        ("speech_frames", speech_frames.read_speech),
+    ],
+    ids=["pixel_mnist", "ptb_chars", "speech_frames"],
+)
+def test_lanes_share_one_copy_of_a_corpus(small_corpora, task, read):
+    read.cache_clear()
+    config = config_of("tanh_rnn", task, training={"steps": 1})
+    train_lanes([build(config, seed, data_root=small_corpora) for seed in range(3)])
+    assert read.cache_info().misses == 1
 
 
 @pytest.mark.data

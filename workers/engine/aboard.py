@@ -30,6 +30,7 @@ class TrialAboard:
     lanes: list[LaneAboard] = field(default_factory=list)
     lanes_of_group: int = 1
     shape: str = ""
+    """Trials of one shape that ask for equally many lanes share a group, and this name."""
     alone: str | None = None
     """Why it cannot share."""
     probe: Probe | None = None

@@ -294,8 +294,9 @@ class Engine:
                     self._settle(trial, error)
             return
         with self._changed:
-            trial.attempt, trial.alone, trial.shape = attempt, alone, shape
+            trial.attempt, trial.alone = attempt, alone
             trial.lanes_of_group = max(1, lanes)
+            trial.shape = f"{shape}-x{trial.lanes_of_group}"
             trial.lanes = [LaneAboard(trial, replicate) for replicate in attempt.replicates]
 
     def _start(self) -> None:

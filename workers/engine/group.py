@@ -87,14 +87,15 @@ class Group:
     def advance(self, seconds: float) -> None:
         """Train all lanes side by side, and keep their books.
 
-        It takes at least a step, and returns when about `seconds` have passed, when a training
-        passed an evaluation or ended, and at once if there is nothing to train.
+        Each training is given an equal part of the time. It takes at least a step, and returns when
+        about `seconds` have passed, when a training passed an evaluation or ended, and at once if
+        there is nothing to train.
 
         Raises:
             LaneError: if a training's batch could not be drawn. The others can go on without it.
         """
         torch.set_flush_denormal(True)
-        began = time.perf_counter()
+        began, aboard = time.perf_counter(), self.trainings
         rest = seconds
         while self._running() and not self._evaluate_due():
             self._run_segment(rest)
@@ -103,8 +104,8 @@ class Group:
                 self._evaluate_due()
                 break
         spent = time.perf_counter() - began
-        for training in self._aboard.values():
-            training.add_seconds(spent)
+        for training in aboard:
+            training.add_seconds(spent / len(aboard))
 
     def update(self, training: Training) -> None:
         """Copy a lane's tensors back, so that the training's `state_dict` is current."""

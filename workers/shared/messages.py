@@ -207,7 +207,8 @@ class ReplicateResult(Measures):
 class Result(Measures):
     """The result of a trial: means over its replicates, with their spread.
 
-    `seconds` is the sum over the replicates, and `step` the least.
+    `seconds` is the sum over the replicates, and `step` the least. Trainings side by side in lanes
+    share the time that passes among them, so the sum over all is the time of the device.
     """
 
     replicates: int = 1

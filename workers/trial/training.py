@@ -109,7 +109,7 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Time spent in `run`, over all resumes."""
+        """Time spent in `run`, over all resumes; in lanes, this one's part of their time."""
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._seconds + running
 
@@ -235,7 +235,7 @@ class Training:
         self.carried = carried
 
     def add_seconds(self, seconds: float) -> None:
-        """Count time that a lane trained in this one's place."""
+        """Count the part of a group's time that is this training's."""
         self._seconds += seconds
 
     def _advance(self) -> bool:
