@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from eigensweep.models import MODELS
+from eigensweep.models.recurrence.cuda import compiler, scan
+from eigensweep.models.recurrence.native import ungated
+from eigensweep.models.recurrence.native.library import load_library
 
 REQUIRED = {
     "scornn": {"negative_ones": 3},
@@ -63,3 +66,22 @@ def nets():
         build=build,
         generic=build_generic,
     )
+
+
+@pytest.fixture(scope="module")
+def kernels_folder(tmp_path_factory):
+    """A folder for kernels that are compiled for the CPU."""
+    if load_library(ungated.SOURCE) is None:
+        pytest.skip("no C++ compiler here")
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
+def nvrtc():
+    """Skip where kernels cannot be compiled for a GPU."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    smallest = scan.ScanShape(8, 1, 1, False, "tanh")
+    try:
+        compiler.compile_kernel(scan.SOURCE, dict(smallest.definitions), "sm_90")
+    except compiler.CompileError as error:
+        pytest.skip(f"no NVRTC here: {error}")

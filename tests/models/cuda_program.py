@@ -33,3 +33,20 @@ def compile_for_cpu(source, definitions, parameters, types, folder):
     run = ctypes.CDLL(str(library)).run
     run.argtypes, run.restype = [*types, ctypes.c_int], None
     return run
+
+
+class OnCpu:
+    """The kernels of one source as functions on a CPU; a subclass has what stands for `launch`."""
+
+    def __init__(self, folder, source, parameters, types):
+        self.folder, self.source, self.parameters, self.types = folder, source, parameters, types
+        self.shapes, self._programs = [], {}
+
+    def program(self, shape, definitions):
+        """Return the kernel for a shape, and note that it was asked for."""
+        self.shapes.append(shape)
+        if shape not in self._programs:
+            self._programs[shape] = compile_for_cpu(
+                self.source, definitions, self.parameters, self.types, self.folder
+            )
+        return self._programs[shape]

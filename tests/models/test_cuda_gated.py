@@ -8,7 +8,7 @@ import pytest
 import test_gated
 import torch
 from agreement import assert_close
-from cuda_program import compile_for_cpu
+from cuda_program import OnCpu
 from test_gated import CELLS, draw, outcome
 from torch.nn.functional import linear
 
@@ -19,9 +19,7 @@ from eigensweep.models.recurrence.gated import lstm
 from eigensweep.models.recurrence.gated_steps import LSTMSteps
 from eigensweep.models.recurrence.goru import goru
 from eigensweep.models.recurrence.goru_reference import goru_states
-from eigensweep.models.recurrence.native import ungated
 from eigensweep.models.recurrence.native.gated import Cell
-from eigensweep.models.recurrence.native.library import load_library
 
 PARAMETERS = (
     "float* S, float* A, float* G, float* carry, const float* D, const float* R, "
@@ -54,28 +52,18 @@ def readable(cell, x, leaves, readout="all"):
     return linear(H if readout == "all" else H[-1], V, c), H[-1]
 
 
-class OnCpu:
-    """The kernel as a function of tensors on a CPU, in place of `gated.launch`."""
-
-    def __init__(self, folder):
-        self.folder, self.shapes, self.programs = folder, [], {}
+class Gated(OnCpu):
+    """The kernel in place of `gated.launch`."""
 
     def launch(self, shape, S, *tensors):
-        self.shapes.append(shape)
-        if shape not in self.programs:
-            definitions = shape.definitions(SHARED_BYTES["sm_90"])
-            self.programs[shape] = compile_for_cpu(
-                SOURCE, definitions, PARAMETERS, cuda_gated.ARGUMENT_TYPES, self.folder
-            )
+        run = self.program(shape, shape.definitions(SHARED_BYTES["sm_90"]))
         clusters = S.shape[0] * -(-S.shape[3] // shape.rows)
-        self.programs[shape](*cuda_gated.collect_arguments(S, *tensors), clusters)
+        run(*cuda_gated.collect_arguments(S, *tensors), clusters)
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    if load_library(ungated.SOURCE) is None:
-        pytest.skip("no C++ compiler here")
-    return OnCpu(tmp_path_factory.mktemp("kernels"))
+def kernel(kernels_folder):
+    return Gated(kernels_folder, SOURCE, PARAMETERS, cuda_gated.ARGUMENT_TYPES)
 
 
 @pytest.fixture
@@ -181,16 +169,7 @@ def compile_for(shape, device):
     return compiler.compile_kernel(SOURCE, definitions, device)
 
 
-@pytest.fixture(scope="module")
-def _nvrtc():
-    pytest.importorskip("cuda.bindings.nvrtc")
-    try:
-        compile_for(GatedShape(Cell.GRU, 8, 1, 1, False), "sm_90")
-    except compiler.CompileError as error:
-        pytest.skip(f"no NVRTC here: {error}")
-
-
-@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.usefixtures("nvrtc")
 class TestTheKernelIsCompiled:
     @pytest.mark.parametrize("cell", Cell)
     def test_the_largest_size_of_all_fits(self, cell):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 from agreement import assert_close
+from cuda_program import OnCpu
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.complex_reference import FORMS
@@ -24,63 +22,33 @@ from eigensweep.models.recurrence.cuda.scan import (
     choose_shape,
     count_blocks,
 )
-from eigensweep.models.recurrence.native import ungated
-from eigensweep.models.recurrence.native.library import load_library
 from eigensweep.models.recurrence.steps import ACTIVATIONS
 from eigensweep.models.recurrence.ungated import recur
 
-PROGRAM = """
-#include "cuda_on_cpu.h"
-#include "scan.cu"
-extern "C" void run(float* Y, const float* H, const float* W, const float* b, float* sums,
-                    long long lane_Y, long long lane_H, int steps, int batch, float leak,
-                    float inside, float shift, float below, int lanes) {
-    run_grid((batch + ROWS - 1) / ROWS * lanes, CLUSTER, [&] {
-        scan(Y, H, W, b, sums, lane_Y, lane_H, steps, batch, leak, inside, shift, below);
-    });
-}
-"""
+PARAMETERS = (
+    "float* Y, const float* H, const float* W, const float* b, float* sums, long long lane_Y, "
+    "long long lane_H, int steps, int batch, float leak, float inside, float shift, float below"
+)
 SPILLING = {("sm_100", 480, 4): 28}
 """Bytes that the backward pass of paired units spills: a few, once a step, in one of 48 shapes."""
 DEVICES = ("sm_80", "sm_90", "sm_100")
 
 
-class OnCpu:
-    """The kernel as a function of tensors on a CPU, in place of `scan.launch`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shapes: list[ScanShape] = []
-        self.programs: dict[ScanShape, ctypes.CDLL] = {}
+class Scan(OnCpu):
+    """The kernel in place of `scan.launch`."""
 
     def launch(self, shape, Y, H, W, b, sums):
-        self.shapes.append(shape)
-        if shape not in self.programs:
-            self.programs[shape] = self.build(shape)
+        run = self.program(shape, shape.definitions)
         lanes, times, batch, _ = Y.shape
         pointers = (tensor.data_ptr() for tensor in (Y, H, W, b, sums))
         strides, numbers = (Y.stride(0), H.stride(0)), scan.numbers_of(shape)
-        self.programs[shape].run(*pointers, *strides, times - 1, batch, *numbers, lanes)
-
-    def build(self, shape: ScanShape) -> ctypes.CDLL:
-        stem = "-".join(str(value) for _, value in shape.definitions)
-        program, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
-        program.write_text(PROGRAM)
-        folders = (f"-I{Path(__file__).parent}", f"-I{SOURCE.parent}")
-        defines = [f"-D{name}={value}" for name, value in shape.definitions]
-        options = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w")
-        command = ["g++", *options, *folders, *defines, str(program), "-o", str(library)]
-        subprocess.run(command, check=True, capture_output=True)
-        loaded = ctypes.CDLL(str(library))
-        loaded.run.argtypes = [*scan.ARGUMENT_TYPES, ctypes.c_int]
-        return loaded
+        clusters = lanes * -(-batch // shape.rows)
+        run(*pointers, *strides, times - 1, batch, *numbers, clusters)
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    if load_library(ungated.SOURCE) is None:
-        pytest.skip("no C++ compiler here")
-    return OnCpu(tmp_path_factory.mktemp("kernels"))
+def kernel(kernels_folder):
+    return Scan(kernels_folder, SOURCE, PARAMETERS, scan.ARGUMENT_TYPES)
 
 
 @pytest.fixture
@@ -218,16 +186,7 @@ def compile_for(shape, device):
     return compiler.compile_kernel(SOURCE, dict(shape.definitions), device)
 
 
-@pytest.fixture(scope="module")
-def _nvrtc():
-    pytest.importorskip("cuda.bindings.nvrtc")
-    try:
-        compile_for(ScanShape(8, 1, 1, False, "tanh"), "sm_90")
-    except compiler.CompileError as error:
-        pytest.skip(f"no NVRTC here: {error}")
-
-
-@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.usefixtures("nvrtc")
 class TestTheKernelIsCompiled:
     @pytest.mark.parametrize(
         ("clusters", "activation"), [(CLUSTERS, "modrelu"), (PAIRED_CLUSTERS, "smoothed_modrelu")]

@@ -12,14 +12,15 @@ from typing import Any
 
 import optuna
 import pytest
+from experiments import Launched
 from file_ledger import FileLedger
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 from sweeps import COPYING, SCORNN
-from waiting import PATIENCE, wait_until
+from waiting import PATIENCE
 
 from eigensweep.service.process.mlflow_server import MlflowServer
-from eigensweep.workers.cluster.ray_cluster import ClusterError, DriverHandle, RayCluster
+from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
 from eigensweep.workers.driver.experiment import run_experiment
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared.checkpoints import Store
@@ -53,38 +54,17 @@ def cluster(mlflow_uri: str) -> Iterator[RayCluster]:
         started.stop()
 
 
-class Experiment:
-    """One experiment with its files, launched as often as a test likes."""
+class Experiment(Launched):
+    """One experiment, tracked in MLflow."""
 
     def __init__(self, cluster: RayCluster, uri: str, folder: Path, spec: dict[str, Any]) -> None:
-        self.cluster, self.uri, self.folder = cluster, uri, folder
-        self.id = folder.name.strip("_0123456789")[:40]
-        self.spec = {"task": COPYING, **spec}
-        self.ledger = FileLedger(folder / "ledger.json", self.id)
+        id = folder.name.strip("_0123456789")[:40]
+        super().__init__(cluster, folder, id, {"task": COPYING, **spec}, mlflow_uri=uri)
         self.client = MlflowClient(uri)
-
-    def options(self, **other: Any) -> DriverOptions:
-        settings = {
-            "storage": str(self.folder / "store"),
-            "optuna": str(self.folder / "optuna"),
-            "mlflow_uri": self.uri,
-            **other,
-        }
-        return DriverOptions(**settings)
-
-    def launch(self, **other: Any) -> DriverHandle:
-        return self.cluster.launch(self.id, self.spec, self.ledger, self.options(**other))
-
-    def run(self) -> None:
-        handle = self.launch()
-        assert handle.wait(PATIENCE) == "ended", handle.error
 
     def run_here(self) -> None:
         """Drive it in this process, which has loaded everything; not for the toys' specs."""
         run_experiment(self.id, self.spec, self.ledger, self.options())
-
-    def until(self, seen: Callable[[], Any]) -> Any:
-        return wait_until(seen, lambda: self.ledger.read("history"), pause=0.05)
 
     def states(self) -> dict[str, str]:
         return {e.arm: e.state for e in self.ledger.load()}

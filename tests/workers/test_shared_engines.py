@@ -13,14 +13,12 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from file_ledger import FileLedger
+from experiments import Launched
 from sweeps import COPYING, SCORNN
-from waiting import PATIENCE, wait_until
 
-from eigensweep.workers.cluster.ray_cluster import DriverHandle, RayCluster
+from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.messages import DriverOptions
 
 logger = logging.getLogger(__name__)
 
@@ -51,28 +49,8 @@ def cluster() -> Iterator[RayCluster]:
         started.stop()
 
 
-class Experiment:
-    """One experiment with its files; nothing is tracked."""
-
-    def __init__(self, cluster: RayCluster, folder: Path, id: str, spec: dict[str, Any]) -> None:
-        self.cluster, self.folder, self.id = cluster, folder, id
-        self.spec = {"task": COPYING, "model": SCORNN, "resources": LANES, **spec}
-        self.ledger = FileLedger(folder / f"{id}.json", id)
-
-    def launch(self, **other: Any) -> DriverHandle:
-        folders = {"storage": str(self.folder / "store"), "optuna": str(self.folder / "optuna")}
-        options = DriverOptions(**folders, **other)
-        return self.cluster.launch(self.id, self.spec, self.ledger, options)
-
-    def run(self) -> Experiment:
-        self.finish(self.launch())
-        return self
-
-    def finish(self, handle: DriverHandle) -> None:
-        assert handle.wait(PATIENCE) == "ended", handle.error
-
-    def until(self, seen: Callable[[], Any]) -> Any:
-        return wait_until(seen, lambda: self.ledger.read("history"), pause=0.05)
+class Experiment(Launched):
+    """One experiment; nothing is tracked."""
 
     def until_they_report(self, count: int) -> int:
         """Wait until so many trials have reported; return the process that trained them."""
@@ -82,9 +60,6 @@ class Experiment:
 
     def history(self, kind: str) -> list[Any]:
         return [h for h in self.ledger.read("history") if h[0] == kind]
-
-    def trials(self) -> list[Any]:
-        return self.ledger.load()
 
     def states(self) -> list[str]:
         return [t.state for t in self.trials()]
@@ -104,7 +79,8 @@ class Experiment:
 
 @pytest.fixture
 def experiment(cluster: RayCluster, tmp_path: Path) -> Callable[..., Experiment]:
-    return lambda spec, id="e1": Experiment(cluster, tmp_path, id, spec)
+    common = {"task": COPYING, "model": SCORNN, "resources": LANES}
+    return lambda spec, id="e1": Experiment(cluster, tmp_path, id, {**common, **spec})
 
 
 def loads_torch(process: psutil.Process) -> bool:
