@@ -97,7 +97,7 @@ class Trainer:
 
 def measure(plan: Plan, notes: Notes) -> None:
     """Let 1 to 16 processes train side by side, then 32 lanes, and compare their trials an hour."""
-    counts = COUNTS[:2] if plan.quick else COUNTS
+    counts: tuple[int, ...] = COUNTS[:2] if plan.quick else COUNTS
     lanes = 4 if plan.quick else LANES
     say(f"{get_workload(plan).title()}, {MODEL}; a trial has {plan.trial_steps} steps")
     rows: list[dict[str, Any]] = []
