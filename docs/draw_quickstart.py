@@ -20,7 +20,8 @@ LINES = ("-", "--", ":")
 
 def read_curve(trial: dict[str, Any], metric: str) -> tuple[list[int], list[float]]:
     """Return steps and validation values of a trial, from its run in MLflow."""
-    address, _, run = trial["links"]["mlflow"].partition("/#/runs/")
+    address, _, place = trial["links"]["mlflow"].partition("/#/")
+    run = place.partition("?")[0].rpartition("/")[2]
     history = MlflowClient(address).get_metric_history(run, f"valid/{metric}")
     points = sorted((point.step, point.value) for point in history)
     return [step for step, _ in points], [value for _, value in points]

@@ -73,7 +73,8 @@ TRIAL_SUMMARY: Final[Json] = {
     "ended_at": "2026-11-20T12:00:51Z",
     "links": {
         "self": "/v1/experiments/1m7xnz0qe2nqc/trials/3",
-        "mlflow": "http://127.0.0.1:5000/#/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265",
+        "mlflow": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265"
+        "?workflowType=machine_learning",
     },
 }
 
@@ -139,7 +140,10 @@ EXPERIMENT: Final[Json] = {
         "trials": "/v1/experiments/1m7xnz0qe2nqc/trials",
         "events": "/v1/experiments/1m7xnz0qe2nqc/events",
         "cancel": "/v1/experiments/1m7xnz0qe2nqc/cancel",
-        "mlflow": "http://127.0.0.1:5000/#/runs/f7ee47fe2ca44c838c85a1e240a10f22",
+        "mlflow": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs"
+        "?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=1m7xnz0qe2nqc",
+        "run": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs/f7ee47fe2ca44c838c85a1e240a10f22"
+        "?workflowType=machine_learning",
     },
 }
 
@@ -172,7 +176,8 @@ ANALYSIS: Final[Json] = {
             name: f"/v1/analyses/3b0c44298fc1c149/files/{name}"
             for name in ("result.json", "table.csv", "figure.png", "figure.svg")
         },
-        "mlflow": "http://127.0.0.1:5000/#/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265",
+        "mlflow": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265"
+        "?workflowType=machine_learning",
     },
 }
 

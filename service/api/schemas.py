@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,10 +16,15 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.examples import EXPERIMENT, TRIAL, TRIAL_SUMMARY
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
+from eigensweep.service.record.tables import Experiment
 from eigensweep.workers.shared.messages import Json, Metrics, Result
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
+
+
+TRAINING: Final = "workflowType=machine_learning"
+"""What makes MLflow's pages show model training; else they show their part for chats."""
 
 
 class Answer(BaseModel):
@@ -162,7 +167,12 @@ class ExperimentLinks(Answer):
     trials: str
     events: str
     cancel: str
-    mlflow: str | None = Field(description="Its run on MLflow's pages; null before there is one")
+    mlflow: str | None = Field(
+        description="The chart of its trials on MLflow's pages; null before there is one"
+    )
+    run: str | None = Field(
+        description="Its own run there, with report and plots; null before there is one"
+    )
 
 
 class ExperimentNow(Answer):
@@ -230,7 +240,8 @@ class Views:
                 trials=f"{here}/trials",
                 events=f"{here}/events",
                 cancel=f"{here}/cancel",
-                mlflow=self.run(row.run_id),
+                mlflow=self.chart(row),
+                run=self.run(row.run_id, row.run_project),
             ),
         )
 
@@ -263,7 +274,7 @@ class Views:
             ended_at=to_datetime_if_known(row.ended_at),
             links=TrialLinks(
                 self=f"/v1/experiments/{row.experiment_id}/trials/{row.number}",
-                mlflow=self.run(row.run_id),
+                mlflow=self.run(row.run_id, row.run_project),
             ),
         )
 
@@ -292,11 +303,22 @@ class Views:
             ],
         )
 
-    def run(self, run_id: str | None) -> str | None:
+    def run(self, run_id: str | None, project: str | None) -> str | None:
         """Return the address of a run on MLflow's pages, None if there is none."""
         if run_id is None or self._mlflow is None:
             return None
-        return f"{self._mlflow}/#/runs/{run_id}"  # MLflow finds the run's experiment itself
+        place = f"runs/{run_id}" if project is None else f"experiments/{project}/runs/{run_id}"
+        return f"{self._mlflow}/#/{place}?{TRAINING}"
+
+    def chart(self, row: Experiment) -> str | None:
+        """Return the address of MLflow's chart of an experiment's trials, None if there is none.
+
+        Its state is a tag of MLflow's experiment, which the driver wrote.
+        """
+        if row.run_id is None or row.run_project is None or self._mlflow is None:
+            return self.run(row.run_id, row.run_project)
+        view = f"compareRunsMode=CHART&viewStateShareKey={row.id}"
+        return f"{self._mlflow}/#/experiments/{row.run_project}/runs?{TRAINING}&{view}"
 
 
 def _make_progress(now: Progress) -> ProgressNow:

@@ -9,11 +9,12 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from eigensweep.search_spaces.labels import format_value
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.events import Event, read_events
 from eigensweep.service.client.remote import Remote
 from eigensweep.service.client.spec_file import InputError
-from eigensweep.service.client.tables import format_cell, format_html, format_value
+from eigensweep.service.client.tables import format_cell, format_html
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.states import ENDED
 

@@ -6,12 +6,13 @@ is 15 seconds for the trials of a large grid.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 from rich.cells import cell_len
+
+from eigensweep.search_spaces.labels import describe_settings, format_value
 
 
 def align_columns(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -59,8 +60,7 @@ def format_cell(column: str, value: Any) -> str:
     if value is None or value == {}:
         return "-"
     if column == "settings":
-        labels = shorten_paths(value)
-        return " ".join(f"{labels[path]}={format_value(v)}" for path, v in value.items())
+        return describe_settings(value)
     if isinstance(value, tuple):
         return " to ".join(map(format_value, value))
     if column == "parameters":
@@ -70,30 +70,3 @@ def format_cell(column: str, value: Any) -> str:
     if column == "ratio":
         return f"{value:.3f}"
     return format_value(value)
-
-
-def shorten_paths(paths: Iterable[str]) -> Mapping[str, str]:
-    """Return a short label for each dotted path: its last word, or more.
-
-    A name is labelled with what it names. Two paths with the same label keep their whole paths.
-
-    >>> labels = shorten_paths(["optimizer.name", "optimizer.name_orth", "training.steps"])
-    >>> list(labels.values())
-    ['optimizer', 'optimizer_orth', 'steps']
-    >>> list(shorten_paths(["task.size", "model.size"]).values())
-    ['task.size', 'model.size']
-    """
-    labels = {path: _label(path) for path in paths}
-    uses = Counter(labels.values())
-    return {path: label if uses[label] == 1 else path for path, label in labels.items()}
-
-
-def _label(path: str) -> str:
-    rest, _, last = path.rpartition(".")
-    is_name = last == "name" or last.startswith("name_")
-    return rest.rpartition(".")[2] + last.removeprefix("name") if rest and is_name else last
-
-
-def format_value(value: Any) -> str:
-    """Return a number with four digits, anything else as `str` gives it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

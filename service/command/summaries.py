@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
+from eigensweep.search_spaces.labels import format_value
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.client.tables import align_columns, format_cell, format_value
+from eigensweep.service.client.tables import align_columns, format_cell
 from eigensweep.service.command.terminal import count_trials, format_duration
 from eigensweep.workers.shared.states import OUTCOMES
 

@@ -20,9 +20,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from eigensweep.search_spaces.labels import format_value
 from eigensweep.service.client import Event, Experiment, ServiceAwayError
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.client.tables import align_columns, format_cell, format_value
+from eigensweep.service.client.tables import align_columns, format_cell
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.messages import OBJECTIVE
 

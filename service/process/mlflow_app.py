@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 TOKEN: Final = "EIGENSWEEP_MLFLOW_TOKEN"
@@ -24,6 +25,13 @@ QUIET: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
 }
+FIRST_VISIT: Final = {
+    "mlflow.workflowType_v1": '"machine_learning"',  # training, and not chats
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",  # its panel asks what is refused here
+    "mlflow.telemetry.info.alert.dismissed_v1": "true",
+    "mlflow.settings.telemetry.enabled_v1": "false",
+}
+"""What MLflow's pages keep in a browser, as a first visit finds it. Later choices stay."""
 API: Final = re.compile(r"/(?:ajax-)?api/\d\.0/?(?:mlflow/)?")
 """What MLflow's programs and pages put before the name of what they ask for."""
 ASKED: Final = re.compile(
@@ -77,6 +85,25 @@ class Lock:
             await self._app(scope, receive, send)
 
 
+class FirstPage:
+    """Answers with MLflow's page, which sets `FIRST_VISIT` before its own scripts run."""
+
+    def __init__(self, app: ASGIApp, page: str) -> None:
+        self._app = app
+        choices = f"Object.entries({json.dumps(FIRST_VISIT)})"
+        each = "localStorage.getItem(name) ?? localStorage.setItem(name, value)"
+        script = f"<script>for (const [name, value] of {choices}) {each};</script>"
+        headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+        self._answer = HTMLResponse(
+            page.replace("<head>", f"<head>{script}", 1),
+            headers={**headers, "X-Frame-Options": "SAMEORIGIN"},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_page = scope["type"] == "http" and scope["path"] == "/"
+        await (self._answer if is_page else self._app)(scope, receive, send)
+
+
 async def _refuse(send: Send, status: int, code: str, words: str) -> None:
     body = json.dumps({"error_code": code, "message": words}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -112,11 +139,13 @@ def confine_artifacts(folder: Path) -> None:
 
 def make_app() -> ASGIApp:
     """Return MLflow's application behind the lock; `main` has set its environment."""
+    from mlflow import server
     from mlflow.server.constants import ARTIFACTS_DESTINATION_ENV_VAR
     from mlflow.server.fastapi_app import app
 
     confine_artifacts(Path(os.environ[ARTIFACTS_DESTINATION_ENV_VAR]))
-    return Lock(app, os.environ[TOKEN])
+    page = Path(server.__file__).parent / "js" / "build" / "index.html"
+    return Lock(FirstPage(app, page.read_text()), os.environ[TOKEN])
 
 
 def main() -> None:

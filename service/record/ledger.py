@@ -232,10 +232,10 @@ class RecordLedger:
 
         return database.read(self.database_url, work, self.patience)
 
-    def set_run(self, number: int | None, run_id: str) -> None:
+    def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
             holder = experiment if number is None else self._trial(session, number)
-            holder.run_id = run_id
+            holder.run_id, holder.run_project = run_id, project_id
 
         self._write(work)
 

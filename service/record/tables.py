@@ -119,6 +119,8 @@ class Experiment(Base):
     total: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
+    run_project: Mapped[str | None] = mapped_column(Text)
+    """The id of MLflow's experiment that holds the run."""
     tracked: Mapped[bool] = mapped_column(Boolean, default=False)
     created_at: Mapped[float] = mapped_column(Double)
     started_at: Mapped[float | None] = mapped_column(Double)
@@ -169,6 +171,8 @@ class Trial(Base):
     result: Mapped[Json | None] = mapped_column(JsonColumn)
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
+    run_project: Mapped[str | None] = mapped_column(Text)
+    """The id of MLflow's experiment that holds the run."""
     tracked: Mapped[bool] = mapped_column(Boolean, default=False)
     started_at: Mapped[float | None] = mapped_column(Double)
     ended_at: Mapped[float | None] = mapped_column(Double)

@@ -285,12 +285,12 @@ class TestReading:
         )
         client = TestClient(app)
         ledger = post_and_claim(client, record, spec())
-        ledger.set_run(None, "parent")
+        ledger.set_run(None, "parent", "7")
         for number, value in enumerate((0.5, 0.3)):
             ledger.open(number, "scornn", {"optimizer.lr": value}, CONFIG, f"h{number}")
             attempt = ledger.begin(number)
             ledger.report(number, attempt, 50, {"valid/cross_entropy": value}, PLACE)
-            ledger.set_run(number, f"run{number}")
+            ledger.set_run(number, f"run{number}", "7")
             result = Result(
                 by_replicate=[
                     ReplicateResult(seed=seed, value=value, test={"cross_entropy": seed * value})
@@ -329,8 +329,13 @@ class TestReading:
         assert best["config"] == CONFIG
         assert best["reports"][0]["metrics"] == {"valid/cross_entropy": 0.3}
         assert best["attempts"][0]["device"] == "cpu"
-        assert best["links"]["mlflow"] == "http://127.0.0.1:5000/#/runs/run1"
-        assert client.get(here).json()["links"]["mlflow"].endswith("/runs/parent")
+        runs = "http://127.0.0.1:5000/#/experiments/7/runs"
+        training = "?workflowType=machine_learning"
+        assert best["links"]["mlflow"] == f"{runs}/run1{training}"
+        links = client.get(here).json()["links"]
+        assert links["run"] == f"{runs}/parent{training}"
+        chart = f"&compareRunsMode=CHART&viewStateShareKey={ledger.experiment_id}"
+        assert links["mlflow"] == f"{runs}{training}{chart}"
 
     def test_the_catalogue_describes_every_model_and_task_from_the_code(self, client):
         for kind, registry in (("models", MODELS), ("tasks", TASKS)):

@@ -80,7 +80,7 @@ class TestEveryLedger:
         assert ledger.begin(0) == 1
         ledger.report(0, 1, 10, {"valid/loss": 0.5}, PLACE)
         ledger.report(0, 1, 20, {"valid/loss": 0.4}, PLACE)
-        ledger.set_run(0, "run7")
+        ledger.set_run(0, "run7", "1")
         (entry,) = ledger.load()
         assert (entry.number, entry.arm, entry.params) == (0, "scornn", {"optimizer.lr": 0.1})
         assert (entry.config, entry.config_hash) == (CONFIG, "abc")
@@ -133,7 +133,7 @@ class TestEveryLedger:
     def test_a_completed_result_is_found_by_hash_seeds_and_budget(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
-        ledger.set_run(0, "run7")
+        ledger.set_run(0, "run7", "1")
         assert ledger.find_finished("abc", 3, 1, 100) is None
         ledger.finish(0, 1, "completed", RESULT)
         found = ledger.find_finished("abc", 3, 1, 100)
@@ -189,7 +189,7 @@ class TestEveryLedger:
         assert ledger.load()[0].state == "cancelled"
 
     def test_it_travels_to_another_process(self, ledger):
-        ledger.set_run(None, "parent")
+        ledger.set_run(None, "parent", "1")
         assert pickle.loads(pickle.dumps(ledger)).experiment_run() == "parent"
 
     def test_a_driver_with_a_successor_can_neither_write_nor_go_on(self, subject):

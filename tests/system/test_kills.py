@@ -58,7 +58,7 @@ def wait_for_steps(service: Any, id: str, steps: float) -> None:
 def curves(service: Any, trials: list[dict[str, Any]]) -> None:
     """Assert that MLflow holds one finished run for each trial, with whole curves."""
     client = MlflowClient(service.mlflow_uri())
-    experiment = client.get_experiment_by_name("default")
+    experiment = client.get_experiment_by_name("Default")
     assert experiment is not None
 
     def find_runs() -> Any:

@@ -59,7 +59,11 @@ def test_nine_trials_are_ranked_the_best_below_the_baseline_and_nothing_is_left(
     done = run_quickstart(tmp_path, mark)
 
     assert done.returncode == 0, done.stdout + (tmp_path / "service.log").read_text()[-4000:]
-    ranked = re.findall(r"^(\d+) +\d+ +(\w+) .*completed .*/#/runs/\w+$", done.stdout, re.MULTILINE)
+    ranked = re.findall(
+        r"^(\d+) +\d+ +(\w+) .*completed .*/runs/\w+\?workflowType=machine_learning$",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert [int(rank) for rank, _ in ranked] == list(range(1, 10))
     assert {arm for _, arm in ranked} == {"scornn", "enrnn", "lstm"}
     assert f"source {Path(sys.executable).parent / 'activate'}" in done.stdout

@@ -145,7 +145,7 @@ class FileLedger:
                     source = Source(self.experiment_id, entry.number, entry.run_id)
                     yield config["training"]["steps"], Finished(source, entry.result)
 
-    def set_run(self, number: int | None, run_id: str) -> None:
+    def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         with self._change() as content:
             if number is None:
                 content["run"] = run_id

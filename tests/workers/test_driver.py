@@ -77,7 +77,7 @@ class Experiment(Launched):
 
     def runs(self) -> dict[int | None, Any]:
         """Return the runs in MLflow by trial number, None for the parent; replicates left out."""
-        project = self.client.get_experiment_by_name("default").experiment_id
+        project = self.client.get_experiment_by_name("Default").experiment_id
         found = self.client.search_runs([project], f"tags.`eigensweep.experiment` = '{self.id}'")
         own = [r for r in found if "eigensweep.replicate" not in r.data.tags]
         by_number = {
@@ -148,7 +148,10 @@ class TestOutcomes:
         assert [step for step, _ in valid if step] == [5, 10, 15, 20]
         result = e.ledger.load()[0].result
         assert run.data.metrics["objective"] == result.value == min(v for _, v in valid)
-        assert run.data.params["model.hidden_size"] == "6"
+        assert run.data.params == {"model.name": "lstm", "model.hidden_size": "6"}
+        assert run.info.run_name == "lstm"
+        assert parent.data.params["task.delay"] == str(COPYING["delay"])
+        assert run.data.metrics["baseline_ratio"] == result.value / result.baseline
         assert [a.path for a in e.client.list_artifacts(run.info.run_id)] == ["config.json"]
         assert parent.info.status == "FINISHED"
         assert parent.data.tags["eigensweep.best_trial"] == "0"
@@ -188,7 +191,7 @@ class TestOutcomes:
         assert result.value == pytest.approx(sum(values) / 3)
         assert len(set(values)) == 3
         trial = e.runs()[0].info.run_id
-        project = e.client.get_experiment_by_name("default").experiment_id
+        project = e.client.get_experiment_by_name("Default").experiment_id
         nested = e.client.search_runs([project], f"tags.`mlflow.parentRunId` = '{trial}'")
         assert {r.data.tags["eigensweep.seed"] for r in nested} == {"7", "8", "9"}
         assert sorted(r.data.metrics["objective"] for r in nested) == sorted(values)

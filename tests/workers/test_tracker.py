@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from file_ledger import FileLedger
 
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Source
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, Content
-from eigensweep.workers.tracking.subject import Subject
+from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
+from eigensweep.workers.tracking.view import make_view
+
+SPEC = {
+    "name": "a name",
+    "task": {"name": "copying", "delay": 5},
+    "arms": [
+        {"model": {"name": "scornn", "hidden_size": 8, "negative_ones": 4}},
+        {"model": {"name": "lstm", "hidden_size": 6}, "space": {"model.forget_bias": [0.0, 1.0]}},
+    ],
+    "search": {"space": {"optimizer.name": ["adam", "rmsprop"], "optimizer.lr": [0.01, 0.001]}},
+    "training": {"steps": 20},
+}
 
 
 class RunsInMemory:
@@ -22,13 +39,21 @@ class RunsInMemory:
 
     def __init__(self) -> None:
         self.points: dict[str, list[CurvePoint]] = {}
+        self.params: dict[str, dict[str, Any]] = {}
+        self.names: dict[str, str] = {}
         self.tags: dict[str, dict[str, str]] = {}
         self.files: dict[tuple[str, str], Path] = {}
         self.ended: dict[str, str] = {}
         self.sends_until_away: int | None = None
 
     def get(self, number: Any, seed: Any, name: str, tags: Any, parent: Any = None) -> str:
-        return f"run-{number}-{seed}"
+        self.names[run := f"run-{number}-{seed}"] = name
+        return run
+
+    project_id = "1"
+
+    def keep_view(self, view: str) -> None:
+        self.view = view
 
     def start_time(self, run_id: str) -> int:
         return 1000
@@ -40,12 +65,15 @@ class RunsInMemory:
         self.files[run_id, folder] = path
 
     def send(self, run_id: str, content: Content) -> None:
+        if content == Content():
+            return
         if self.sends_until_away == 0:
             self.sends_until_away = None
             raise AwayError("MLflow is away")
         if self.sends_until_away is not None:
             self.sends_until_away -= 1
         self.points.setdefault(run_id, []).extend(content.points)
+        self.params.setdefault(run_id, {}).update(content.params)
         self.tags.setdefault(run_id, {}).update(content.tags)
 
     def end(self, run_id: str, status: str) -> None:
@@ -74,7 +102,8 @@ def make_entry(**fields: Any) -> TrialEntry:
 
 
 def make_tracker(folder: Path, better: Any = "lower", ledger: FileLedger | None = None) -> Tracker:
-    subject = Subject("e1", "a name", "default", "", "spec: yes", better, {})
+    spec = ExperimentSpec.model_validate(SPEC)
+    subject = replace(make_subject("e1", spec, better), tags={})
     return Tracker("memory", subject, ledger or FileLedger(folder / "ledger.json"), str(folder))
 
 
@@ -201,3 +230,69 @@ class TestCurves:
         assert runs.ended == {"run-4-None": "FINISHED", "run-None-None": "FINISHED"}
         assert runs.tags["run-None-None"]["eigensweep.best_trial"] == "4"
         assert FileLedger(tmp_path / "ledger.json").read("tracked") is True
+
+
+class TestFirstClick:
+    """What a person sees who opens MLflow's pages by a link of ours."""
+
+    def test_a_run_is_named_after_its_swept_settings_and_constants_stand_on_the_parent_run(
+        self, tmp_path, runs
+    ):
+        params = {"optimizer.name": "adam", "optimizer.lr": 0.01, "model.forget_bias": 1.0}
+        entry = make_entry(arm="lstm", params=params, result=Result(value=0.1, baseline=0.4))
+        tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
+        tracker.see(entry)
+        tracker._pass()
+        assert runs.names["run-4-None"] == "lstm optimizer=adam lr=0.01 forget_bias=1"
+        own = {"model.name": "lstm", "model.hidden_size": 6}
+        assert runs.params["run-4-None"] == own | params
+        constants = runs.params["run-None-None"]
+        assert (constants["task.delay"], constants["training.steps"]) == (5, 20)
+        (end,) = runs.points["run-4-None"]
+        assert (end.metrics["baseline_ratio"], end.metrics["n"]) == (0.25, 1)
+
+    def test_the_page_shows_the_trials_alone_with_what_varies_first(self, tmp_path, runs):
+        make_tracker(tmp_path)._pass()
+        view = json.loads(runs.view)
+        assert (
+            "`eigensweep.experiment` = 'e1' AND tags.`eigensweep.kind` = 'trial'"
+            in (view["searchFilter"])
+        )
+        assert view["selectedColumns"][:5] == [
+            "params.`optimizer.name`",
+            "params.`optimizer.lr`",
+            "params.`model.forget_bias`",
+            "metrics.`objective`",
+            "metrics.`baseline_ratio`",
+        ]
+        curve, _, shared, lstm = view["compareRunCharts"]
+        assert (curve["metricKey"], curve["scaleType"]) == ("valid/cross_entropy", "log")
+        assert shared["selectedParams"] == ["optimizer.name", "optimizer.lr"]
+        assert "model.forget_bias" in lstm["selectedParams"]
+        (folder := tmp_path / "wide").mkdir()
+        wide = {f"task.{'x' * 200}{n}": [1, 2] for n in range(20)}
+        subject = replace(make_tracker(folder)._subject, axes={"scornn": tuple(wide)})
+        packed = make_view(subject)
+        assert len(packed) < 5000
+        text = zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))
+        assert json.loads(text)["orderByKey"] == "metrics.`objective`"
+
+    def test_a_trial_of_several_replicates_has_the_curve_of_their_means(self, tmp_path, runs):
+        store = Store(tmp_path)
+        entry = make_entry(state="running", config={"seed": 7, "replicates": 2})
+        tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
+        for seed in (7, 8):
+            store.begin(f"e1/00004/{seed}", 1)
+        for key, steps in (("e1/00004/7", (5, 10)), ("e1/00004/8", (5,))):
+            points = [CurvePoint(s, {"valid/loss": float(key[-1])}, 1000 + s) for s in steps]
+            store.commit(key, 1, steps[-1], {}, points)
+        tracker.see(entry)
+        tracker._pass()
+        assert runs.points["run-4-None"] == [CurvePoint(5, {"valid/loss": 7.5}, 1005)]
+        store.commit("e1/00004/8", 1, 10, {}, [CurvePoint(10, {"valid/loss": 9.0}, 1200)])
+        runs.sends_until_away = 1  # what the trial's own run missed comes later
+        with pytest.raises(AwayError):
+            tracker._pass()
+        tracker._pass()
+        assert runs.points["run-4-None"][1:] == [CurvePoint(10, {"valid/loss": 8.0}, 1200)]
+        assert [point.step for point in runs.points["run-4-8"]] == [5, 10]

@@ -105,8 +105,11 @@ class Ledger(Protocol):
     ) -> Finished | None:
         """Return the longest `completed` result of the same with a budget below `steps`, if any."""
 
-    def set_run(self, number: int | None, run_id: str) -> None:
-        """Record the MLflow run of a trial, or of the experiment (number None)."""
+    def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
+        """Record the MLflow run of a trial, or of the experiment (number None).
+
+        `project_id` names the experiment of MLflow's that holds the run.
+        """
 
     def experiment_run(self) -> str | None:
         """Return the experiment's own MLflow run, once known."""

@@ -28,10 +28,19 @@ T = TypeVar("T")
 EXPERIMENT, TRIAL, SEED = "eigensweep.experiment", "eigensweep.trial", "eigensweep.replicate"
 """Tags by which runs are found."""
 
+KIND = "eigensweep.kind"
+"""Tag that tells runs of an experiment, its trials and their replicates apart."""
+
+UNNAMED = "default"
+"""The project of who names none. It is MLflow's own `Default`, unless an older one has its name."""
+
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """What makes MLflow's pages open an experiment as model training, with its curves in front."""
 
-MOST_METRICS, MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG = 1000, 100, 500, 5000
+VIEW = "mlflow.sharedViewState."
+"""What begins the name of the tag that says how MLflow's page shows an experiment's runs."""
+
+MOST_METRICS, MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG, LONGEST_NAME = 1000, 100, 500, 5000, 250
 
 TRANSIENT = frozenset(
     {
@@ -103,21 +112,35 @@ class Runs:
         if known is not None:
             return known
         tags = {**tags, EXPERIMENT: self._experiment}
+        tags[KIND] = "experiment" if number is None else "trial"
         if number is not None:
             tags[TRIAL] = str(number)
         if seed is not None:
-            tags[SEED] = str(seed)
+            tags |= {SEED: str(seed), KIND: "replicate"}
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
         self._sure = False  # if the answer is lost, the run may exist all the same
         run = _ask(
             lambda: self._client.create_run(
-                self._project_id or "", int(time.time() * 1000), dict(tags), name
+                self._project_id or "", int(time.time() * 1000), dict(tags), name[:LONGEST_NAME]
             )
         )
         self._sure = True
         self._remember(run)
         return run.info.run_id
+
+    @property
+    def project_id(self) -> str:
+        """The id of MLflow's experiment that holds the runs; known after the first `get`."""
+        assert self._project_id is not None
+        return self._project_id
+
+    def keep_view(self, view: str) -> None:
+        """Keep how MLflow's page shows the runs, for links that end in the experiment's id."""
+        name = f"{VIEW}{self._experiment}"
+        _keep_if_possible(
+            lambda: self._client.set_experiment_tag(self.project_id, name, view), name
+        )
 
     def start_time(self, run_id: str) -> int:
         """Return when a run began, in milliseconds: a timestamp that never changes."""
@@ -177,6 +200,9 @@ class Runs:
 
     def _project_by_name(self) -> str:
         found = _ask(lambda: self._client.get_experiment_by_name(self._project))
+        if found is None and self._project == UNNAMED:
+            self._project = "Default"
+            return self._project_by_name()
         if found is None:
             try:
                 return _ask(
@@ -189,6 +215,9 @@ class Runs:
                     raise
         if found.lifecycle_stage == "deleted":
             _ask(lambda: self._client.restore_experiment(found.experiment_id))
+        for name, value in EXPERIMENT_TAGS.items():
+            if name not in found.tags:
+                _ask(partial(self._client.set_experiment_tag, found.experiment_id, name, value))
         return found.experiment_id
 
     def _remember(self, run: Run) -> None:

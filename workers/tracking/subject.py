@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import yaml
 
 from eigensweep.direction import Better
+from eigensweep.search_spaces.labels import format_value, shorten_paths
+from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.code import own_code
+from eigensweep.workers.shared.messages import Json, Params
+from eigensweep.workers.tracking.mlflow_runs import flatten
 
 PACKAGES = ("eigensweep", "torch", "ray", "optuna", "mlflow")
 """The packages whose versions every run names."""
@@ -28,22 +34,65 @@ class Subject:
     description: str
     spec: str
     """As YAML."""
+    metric: str
+    """What trials are ranked by."""
     better: Better
     tags: dict[str, str]
     """What every run of it carries."""
+    axes: dict[str, tuple[str, ...]]
+    """What the search varies in each arm: dotted paths, in the order of the spec."""
+    settings: dict[str, Json]
+    """What each arm sets for itself, by dotted path."""
+    constants: Json
+    """What the spec sets for all arms, by dotted path."""
+
+    @cached_property
+    def all_axes(self) -> tuple[str, ...]:
+        """What the search varies in any arm."""
+        return tuple(dict.fromkeys(path for paths in self.axes.values() for path in paths))
+
+    @cached_property
+    def _labels(self) -> Mapping[str, str]:
+        return shorten_paths(self.all_axes)
+
+    def name_trial(self, arm: str, params: Params) -> str:
+        """Return the name of a trial's run: its arm and what the search chose."""
+        chosen = (f"{self._labels.get(p, p)}={format_value(v)}" for p, v in params.items())
+        return " ".join([arm, *chosen])
 
 
 def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subject:
     """Return how MLflow describes the experiment, with the versions that run it here."""
+    space = spec.space()
+    axes = {arm: tuple(space.axes(arm)) for arm in space.arms}
     return Subject(
         id=experiment,
         name=spec.name,
         project=spec.project,
         description=spec.description,
         spec=yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True), sort_keys=False),
+        metric=spec.objective_metric.name,
         better=better,
+        axes=axes,
+        settings={arm.label: _settings(arm) for arm in spec.arms or ()},
+        constants=_constants(spec),
         tags={"eigensweep.versions": name_versions(), "eigensweep.git": git_revision()},
     )
+
+
+SHARED = ("task", "model", "optimizer", "training", "search", "scheduler", "replicates", "seed")
+"""The parts of a spec that all arms share."""
+
+
+def _constants(spec: ExperimentSpec) -> Json:
+    shared = spec.model_dump(mode="json", include=set(SHARED), exclude_unset=True)
+    shared.get("search", {}).pop("space", None)
+    return flatten(shared)
+
+
+def _settings(arm: Arm) -> Json:
+    own = {"model", "optimizer"}
+    return flatten(arm.model_dump(mode="json", include=own, exclude_unset=True))
 
 
 def name_versions() -> str:

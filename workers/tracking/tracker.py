@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 
 from eigensweep.direction import sign
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
@@ -24,9 +25,9 @@ from eigensweep.workers.tracking.mlflow_runs import (
     Content,
     RefusedError,
     Runs,
-    flatten,
 )
 from eigensweep.workers.tracking.subject import Subject
+from eigensweep.workers.tracking.view import make_view
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,26 @@ class _Line:
 
     run_id: str
     seed: int | None
-    """Whose curve it holds; None for none."""
+    """Whose curve it holds; None for that of several replicates' means, or for none."""
     sent: int = 0
+
+
+class _Mean:
+    """The mean curve of several replicates: a point where each of them has one."""
+
+    def __init__(self, replicates: int) -> None:
+        self._replicates = replicates
+        self._known: dict[int, dict[int, CurvePoint]] = {}
+        self.points: list[CurvePoint] = []
+
+    def add(self, seed: int, points: list[CurvePoint]) -> None:
+        """Take points of one replicate, each step once."""
+        for point in points:
+            known = self._known.setdefault(point.step, {})
+            known[seed] = point
+            if len(known) == self._replicates:
+                self.points.append(_average(list(known.values())))
+                del self._known[point.step]
 
 
 @dataclass
@@ -55,6 +74,7 @@ class _Held:
     """What MLflow holds of one trial: its own run, then one for each of several replicates."""
 
     lines: list[_Line]
+    mean: _Mean
     attempt: int = 0
     """0 before anything was sent."""
 
@@ -147,9 +167,13 @@ class Tracker:
     def _parent_run(self, runs: Runs) -> str:
         tags = {**self._subject.tags, "mlflow.note.content": self._subject.description}
         parent = runs.get(None, None, self._subject.name, tags)
+        axes = self._subject.all_axes
+        constants = {k: v for k, v in self._subject.constants.items() if k not in axes}
+        runs.send(parent, Content(params=constants))
         runs.keep_text(parent, self._subject.spec, "spec.yaml")
+        runs.keep_view(make_view(self._subject))
         if self._ledger.experiment_run() != parent:
-            self._ledger.set_run(None, parent)
+            self._ledger.set_run(None, parent, runs.project_id)
         return parent
 
     def _deliver(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
@@ -169,24 +193,31 @@ class Tracker:
     def _trial(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
         held = self._held.get(entry.number)
         if held is None:
-            held = self._held[entry.number] = _Held(self._lines(runs, parent, entry))
-        for line in held.lines:
+            mean = _Mean(entry.config["replicates"])
+            held = self._held[entry.number] = _Held(self._lines(runs, parent, entry), mean)
+        for line in reversed(held.lines):  # the replicates first, as the trial has their mean
             content = Content()
             if held.attempt == 0 and line is held.lines[0]:
-                content.params = flatten(entry.config) | flatten(entry.params)
+                content.params = self._subject.settings.get(entry.arm, {}) | entry.params
             if held.attempt != entry.attempt:
                 content.tags["eigensweep.attempt"] = str(entry.attempt)
-            if line.seed is not None:
-                key = replicate_key(self._subject.id, entry.number, line.seed)
-                content.points += self._store.points(key, line.sent)
-            fresh = len(content.points)
+            content.points += self._fresh(held, line, entry.number)
+            fresh = list(content.points)
             if entry.state not in OPEN_TRIALS:
                 _add_end(content, entry, line, runs.start_time(line.run_id))
             runs.send(line.run_id, content)
-            line.sent += fresh
+            line.sent += len(fresh)
+            if line.seed is not None and len(held.lines) > 1:
+                held.mean.add(line.seed, fresh)
             if entry.state not in OPEN_TRIALS:
                 runs.end(line.run_id, STATUS.get(entry.state, "FINISHED"))
         held.attempt = entry.attempt
+
+    def _fresh(self, held: _Held, line: _Line, number: int) -> list[CurvePoint]:
+        """Return the points of a run's curve that it does not hold yet."""
+        if line.seed is None:
+            return held.mean.points[line.sent :]
+        return self._store.points(replicate_key(self._subject.id, number, line.seed), line.sent)
 
     def _lines(self, runs: Runs, parent: str, entry: TrialEntry) -> list[_Line]:
         run_id = self._trial_run(runs, parent, entry)
@@ -197,7 +228,7 @@ class Tracker:
             return [_Line(run_id, first)]
         lines = [_Line(run_id, None)]
         for seed in range(first, first + count):
-            name = f"{entry.arm}-{entry.number}-seed{seed}"
+            name = f"{self._subject.name_trial(entry.arm, entry.params)} seed={seed}"
             tags = {**self._subject.tags, "eigensweep.seed": str(seed)}
             lines.append(_Line(runs.get(entry.number, seed, name, tags, run_id), seed))
         return lines
@@ -209,11 +240,11 @@ class Tracker:
             "eigensweep.hash": entry.config_hash,
             "eigensweep.seed": str(entry.config["seed"]),
         }
-        name = f"{entry.arm}-{entry.number}"
+        name = self._subject.name_trial(entry.arm, entry.params)
         run_id = runs.get(entry.number, None, name, tags, parent)
         runs.keep_text(run_id, json.dumps(entry.config, indent=2), "config.json")
         if entry.run_id != run_id:
-            self._ledger.set_run(entry.number, run_id)
+            self._ledger.set_run(entry.number, run_id, runs.project_id)
         return run_id
 
     def _end_experiment(
@@ -273,6 +304,8 @@ def _add_measures(content: Content, result: Measures | None, timestamp_ms: int) 
         return
     numbers = {
         OBJECTIVE: result.value,
+        "baseline_ratio": _ratio(result),
+        "n": 1,
         "seconds": result.seconds or None,
         "parameters": result.parameters.free if result.parameters else None,
         **_add_prefix("best", result.valid),
@@ -299,6 +332,19 @@ def _spread(result: Result) -> dict[str, float | None]:
             f"{mean}/high": summary.high,
         }
     return found
+
+
+def _ratio(result: Measures) -> float | None:
+    if result.value is None or not result.baseline:
+        return None
+    return result.value / result.baseline
+
+
+def _average(points: list[CurvePoint]) -> CurvePoint:
+    """Return the mean of points at one step, in the metrics that all of them have."""
+    shared = set.intersection(*(set(point.metrics) for point in points))
+    means = {name: fmean(point.metrics[name] for point in points) for name in sorted(shared)}
+    return CurvePoint(points[0].step, means, max(point.timestamp_ms for point in points))
 
 
 def _add_prefix(kind: str, metrics: Metrics) -> Metrics:

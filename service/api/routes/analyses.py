@@ -235,6 +235,6 @@ def _make_answer(service: Service, record: AnalysisRecord) -> AnalysisNow:
         links=AnalysisLinks(
             self=here,
             files={name: f"{here}/files/{name}" for name in FILES} if finished else {},
-            mlflow=service.views.run(record.mlflow_run),
+            mlflow=service.views.run(record.mlflow_run, None),
         ),
     )

@@ -1,0 +1,44 @@
+"""Short words for the settings of a trial: in tables, in run names, on plots."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def describe_settings(params: Mapping[str, Any]) -> str:
+    """Return what a search chose in one line.
+
+    >>> describe_settings({"optimizer.name": "rmsprop", "optimizer.lr": 0.001})
+    'optimizer=rmsprop lr=0.001'
+    """
+    labels = shorten_paths(params)
+    return " ".join(f"{labels[path]}={format_value(value)}" for path, value in params.items())
+
+
+def shorten_paths(paths: Iterable[str]) -> Mapping[str, str]:
+    """Return a short label for each dotted path: its last word, or more.
+
+    A name is labelled with what it names. Two paths with the same label keep their whole paths.
+
+    >>> labels = shorten_paths(["optimizer.name", "optimizer.name_orth", "training.steps"])
+    >>> list(labels.values())
+    ['optimizer', 'optimizer_orth', 'steps']
+    >>> list(shorten_paths(["task.size", "model.size"]).values())
+    ['task.size', 'model.size']
+    """
+    labels = {path: _label(path) for path in paths}
+    uses = Counter(labels.values())
+    return {path: label if uses[label] == 1 else path for path, label in labels.items()}
+
+
+def _label(path: str) -> str:
+    rest, _, last = path.rpartition(".")
+    is_name = last == "name" or last.startswith("name_")
+    return rest.rpartition(".")[2] + last.removeprefix("name") if rest and is_name else last
+
+
+def format_value(value: Any) -> str:
+    """Return a number with four digits, anything else as `str` gives it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
