@@ -25,6 +25,7 @@ PAGE: Final = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Sign in: Eigensweep</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+<link rel="icon" href="/static/icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="/static/style.css"><script src="/static/sign-in.js" defer></script>
 </head><body><main class="narrow">
 <h1>Eigensweep</h1>

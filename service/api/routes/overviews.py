@@ -17,7 +17,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Answer
+from eigensweep.service.api.schemas import Answer, SummaryNow
 from eigensweep.service.record.overviews import (
     ArmRecord,
     list_arms,
@@ -28,21 +28,11 @@ from eigensweep.service.record.overviews import (
 from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, trial_key
 from eigensweep.workers.shared.states import TrialState
-from eigensweep.workers.shared.statistics import Summary, summarize
+from eigensweep.workers.shared.statistics import summarize
 
 router = APIRouter(tags=["overviews"])
 
 TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
-
-
-class SummaryNow(Answer):
-    """A mean over seeds, with its 95% interval by Student's t."""
-
-    mean: float
-    n: int = Field(description="How many seeds")
-    sd: float | None = Field(description="Standard deviation; null for one seed")
-    low: float | None = Field(description="Lower end of the interval; null for one seed")
-    high: float | None
 
 
 class ArmNow(Answer):
@@ -189,9 +179,10 @@ def get_arms(service: TheService, id: ExperimentId) -> Arms:
 )
 def get_published(service: TheService, id: ExperimentId) -> PublishedNumbers:
     """Return the numbers in the spec's `published`, each beside what the best trial measured."""
-    experiment, arms = list_arms(service.record, id)
-    best = {arm.name: arm.best for arm in arms}
+    experiment = service.record.row(id)
     rows = experiment.spec.get("published") or []
+    arms = list_arms(service.record, id)[1] if rows else []
+    best = {arm.name: arm.best for arm in arms}
     return PublishedNumbers(items=[_make_published(experiment, best, row) for row in rows])
 
 
@@ -336,13 +327,7 @@ def _summarize_metrics(trial: Trial, part: str) -> dict[str, SummaryNow]:
 def _summarize_values(values: Iterable[Any]) -> SummaryNow | None:
     """Return the summary of the finite numbers; None if there is none."""
     known = [float(v) for v in values if isinstance(v, int | float) and isfinite(v)]
-    return _make_summary(summarize(known)) if known else None
-
-
-def _make_summary(summary: Summary) -> SummaryNow:
-    return SummaryNow(
-        mean=summary.mean, n=summary.n, sd=summary.sd, low=summary.low, high=summary.high
-    )
+    return SummaryNow(**summarize(known).to_dict()) if known else None
 
 
 def _make_published(
@@ -352,7 +337,7 @@ def _make_published(
     return PublishedNow(
         **{key: row.get(key) for key in ("metric", "spread", "step", "model", "hidden", "note")},
         parameters=row.get("parameters"),
-        place=_find_place(experiment, row),
+        place=_find_place(row),
         paper=row["value"],
         read_off=bool(row.get("read_off")),
         arm=row.get("arm"),
@@ -362,7 +347,7 @@ def _make_published(
     )
 
 
-def _find_place(experiment: Experiment, row: Mapping[str, Any]) -> str | None:
+def _find_place(row: Mapping[str, Any]) -> str | None:
     page = row.get("page")
     words = [row.get("place"), f"page {page}" if page else None]
     return ", ".join(word for word in words if word) or None
