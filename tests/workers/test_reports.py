@@ -261,8 +261,9 @@ class TestReport:
         assert stays.verdict == "holds"
         assert left_out.verdict == "not comparable"
         assert "leaves it out" in left_out.because
-        assert content.verdict == "holds"
-        assert "1 of 3 hold" in content.words
+        assert [claim.counts for claim in content.claims] == [True, True, False]
+        assert content.verdict == "not comparable"
+        assert content.words == "1 of 2 hold, 1 not comparable"
 
     def test_it_tells_divergences_drift_and_cost(self, content):
         arms = {arm.arm: arm for arm in content.arms}

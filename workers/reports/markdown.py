@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eigensweep.workers.reports.report import (
     ArmFound,
+    ClaimFound,
     Comparison,
     Interval,
     NumberFound,
@@ -85,7 +86,7 @@ def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[st
         yield from _table(
             ("claim of the paper", "decided by", "verdict", "because"),
             (
-                (claim.says, claim.by, claim.verdict, claim_words(claim.because, claim.comparisons))
+                (claim.says, claim.by, claim.verdict, ". ".join(claim_words(claim)))
                 for claim in content.claims
             ),
         )
@@ -103,9 +104,9 @@ def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[st
     yield from ("```", content.command, "```")
 
 
-def claim_words(because: str, comparisons: Sequence[Comparison]) -> str:
+def claim_words(claim: ClaimFound) -> list[str]:
     """Return why a claim has its verdict: its comparisons, or its own reason without any."""
-    return "; ".join(comparison_words(each) for each in comparisons) or because
+    return [comparison_words(each) for each in claim.comparisons] or [claim.because]
 
 
 def comparison_words(pair: Comparison) -> str:

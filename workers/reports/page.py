@@ -77,10 +77,7 @@ def _tables(content: ReportContent) -> list[Table]:
         Table(
             "Claims",
             ("claim of the paper", "decided by", "verdict", "because"),
-            [
-                (c.says, c.by, c.verdict, markdown.claim_words(c.because, c.comparisons))
-                for c in content.claims
-            ],
+            [(c.says, c.by, c.verdict, "\n".join(markdown.claim_words(c))) for c in content.claims],
         ),
         Table(
             "Numbers of the paper",

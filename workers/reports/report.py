@@ -87,6 +87,8 @@ class ClaimFound(Strict):
     because: str
     by: str
     """The number that decides, in words."""
+    counts: bool
+    """Whether it is part of the verdict on the whole: the budget is meant to decide it."""
     comparisons: tuple[Comparison, ...] = ()
 
 
@@ -238,7 +240,7 @@ def make_report(order: ReportOrder) -> ReportContent:
     measured = {each.label: Measured(each, store) for each in order.experiments}
     analyses = AnalysisNumbers(order.analyses)
     claims = [_judge(claim, order.budget, measured, analyses) for claim in suite.claims]
-    whole = judge_all(claim.verdict for claim in claims)
+    whole = judge_all(claim.verdict for claim in claims if claim.counts)
     cut = suite.cut if order.budget == "short" else None
     numbers = [
         number
@@ -301,6 +303,7 @@ def _judge(
         verdict=found.verdict,
         because=found.because,
         by=name_measure(claim.by),
+        counts=not (budget == "short" and claim.not_short is not None),
         comparisons=tuple(
             Comparison(
                 better=pair.better,
@@ -326,7 +329,7 @@ def _decide(
     analyses: AnalysisNumbers,
 ) -> Judgement:
     if budget == "short" and claim.not_short is not None:
-        return Judgement("not comparable", f"the short budget cannot decide it: {claim.not_short}")
+        return Judgement("not comparable", claim.not_short)
     if claim.by.analysis is not None:
         side = analyses.side(claim.by)
         return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact)

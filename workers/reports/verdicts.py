@@ -172,20 +172,19 @@ def judge_number(
 
 
 def judge_all(verdicts: Iterable[Verdict]) -> Judgement:
-    """Return the verdict on several claims together; those that nothing decided do not count.
+    """Return the verdict on several claims together: it holds only where all of them do.
 
-    >>> judge_all(["holds", "not comparable", "holds"])
-    Judgement(verdict='holds', because='2 of 3 hold, 1 not comparable', pairs=())
+    >>> judge_all(["holds", "not distinguishable", "holds"]).because
+    '2 of 3 hold, 1 not distinguishable'
     """
     given = list(verdicts)
     if not given:
-        return Judgement("not comparable", "no claim is decided by numbers")
+        return Judgement("not comparable", "there is no claim that this budget decides")
     phrases: dict[Verdict, str] = {"holds": "hold", "does not hold": "do not hold"}
     present = [verdict for verdict in VERDICTS if verdict in given]
     words = [f"{given.count(verdict)} {phrases.get(verdict, verdict)}" for verdict in present]
     words[0] = words[0].replace(" ", f" of {len(given)} ", 1)
-    verdict, _ = _combine(each for each in given if each != "not comparable")
-    return Judgement(verdict, ", ".join(words))
+    return Judgement(_combine(given)[0], ", ".join(words))
 
 
 def show(value: float) -> str:

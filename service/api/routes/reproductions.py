@@ -167,7 +167,7 @@ class SuiteListing(Answer):
         description="Why the full budget is left out unless it is asked for by name"
     )
     core_minutes: dict[Budget, float] = Field(
-        description="A rough guess of the time on one processor, by budget"
+        description="A rough guess of the time of its trainings on one processor, by budget"
     )
     same_as: str | None = Field(description="The suite whose experiments these are, too")
 
