@@ -160,7 +160,7 @@ class Claim(Strict):
 class Rows(Strict):
     """Which of a preset's published numbers stand beside measured ones."""
 
-    place: list[str] | None = Field(None, description="Only those that stand there")
+    place: list[str] | None = Field(None, description="Only those that stand in one of these")
     metrics: list[str] | None = Field(None, description="Only those of these metrics")
 
 
@@ -284,7 +284,7 @@ def published_rows(suite: Suite, label: str, spec: ExperimentSpec) -> list[Publi
         for row in load_preset(suite.experiments[label].preset).published
         if row.arm in arms
         and (wanted.metrics is None or row.metric in wanted.metrics)
-        and (wanted.place is None or row.place in wanted.place)
+        and (wanted.place is None or set(wanted.place) & set((row.place or "").split("; ")))
     ]
 
 

@@ -51,9 +51,12 @@ class Reproduction(Remote):
         """Write the report into a folder, in each format, and return the paths."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        paths = []
+        paths, stem = [], self.name.replace("/", "-")
         for format in formats:
-            path = folder / f"{self.name.replace('/', '-')}.{format}"
-            path.write_bytes(self.file(format))
+            path = folder / f"{stem}.{format}"
+            content = self.file(format)
+            if format == "md":  # its picture has another name here
+                content = content.replace(b"](figure.svg)", f"]({stem}.svg)".encode())
+            path.write_bytes(content)
             paths.append(path)
         return paths

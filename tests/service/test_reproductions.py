@@ -264,6 +264,7 @@ class TestCommandLine:
         assert "rmsprop ends lower than adam" in done.output
         written = {path.name for path in (tmp_path / "out").iterdir()}
         assert written == {f"nnrnn-figure-6a.{kind}" for kind in ("html", "md", "json", "svg")}
+        assert "](nnrnn-figure-6a.svg)" in (tmp_path / "out" / "nnrnn-figure-6a.md").read_text()
         assert "](p/nnrnn-figure-6a.svg)" in (tmp_path / "docs" / "p.md").read_text()
         assert (tmp_path / "docs" / "p" / "nnrnn-figure-6a.svg").stat().st_size > 1000
 

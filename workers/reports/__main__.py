@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver_file
 from eigensweep.workers.analyses.messages import PNG, SVG
 from eigensweep.workers.reports import markdown, page, pictures
 from eigensweep.workers.reports.messages import (
+    CURVES,
     FIGURE,
     FILES,
     HTML,
@@ -44,16 +46,30 @@ def main(folder: Path, text: str) -> None:
 
 def _write(order: ReportOrder, folder: Path) -> ReportContent:
     content = make_report(order)
-    pictures.save(content, folder / FIGURE)
-    shown = [("Curves, with the baseline", [folder / FIGURE])] if content.curves else []
-    for made in order.analyses:
-        if made.folder is not None:
-            words = f"{made.label}, repetition {made.repeat + 1}"
-            shown.append((words, [Path(made.folder) / SVG, Path(made.folder) / PNG]))
+    shown = _list_pictures(content, order, folder)
+    write_whole(folder / FIGURE, shown[0][1][0].read_bytes())
     write_whole(folder / HTML, page.write_page(content, shown).encode())
     write_whole(folder / MARKDOWN, markdown.write_report(content, FIGURE).encode())
     write_whole(folder / JSON, content.model_dump_json(indent=2).encode())
     return content
+
+
+def _list_pictures(
+    content: ReportContent, order: ReportOrder, folder: Path
+) -> list[tuple[str, list[Path]]]:
+    """Return the pictures, each with its words: those of analyses first, then the curves."""
+    times = Counter(made.label for made in order.analyses)
+    shown = []
+    for made in order.analyses:
+        if made.folder is not None:
+            number = f", {made.repeat + 1} of {times[made.label]}" if times[made.label] > 1 else ""
+            files = [Path(made.folder) / SVG, Path(made.folder) / PNG]
+            shown.append((f"{made.label.replace('_', ' ')}{number}", files))
+    if any(curves.lines for curves in content.curves) or not shown:
+        pictures.save(content, folder / CURVES)
+        words = "Mean over the seeds, with their range; dashed: remembering nothing"
+        shown.append((words, [folder / CURVES]))
+    return shown
 
 
 def _deliver(order: ReportOrder, folder: Path) -> str | None:

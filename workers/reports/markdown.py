@@ -81,7 +81,7 @@ def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[st
         if words:
             yield from (f"{head}: {words}", "")
     if figure is not None:
-        yield from (f"![curves of {content.name}]({figure})", "")
+        yield from (f"![{content.title}]({figure})", "")
     if content.claims:
         yield from _table(
             ("claim of the paper", "decided by", "verdict", "because"),

@@ -13,6 +13,8 @@ from eigensweep.search_spaces.trial import Strict
 JSON, MARKDOWN, HTML, FIGURE = "report.json", "report.md", "report.html", "figure.svg"
 FILES: Final = (MARKDOWN, HTML, FIGURE, JSON)
 """The files of a report, in its folder; `report.json` is written last."""
+CURVES: Final = "curves.svg"
+"""The picture of the curves; `figure.svg` is the same where no analysis has a picture."""
 OUTCOME: Final = "outcome.json"
 """A `ReportOutcome` as JSON, beside them."""
 

@@ -422,6 +422,8 @@ def _measure_row(
     reason = None if cut is None else "the short budget is cut"
     if row.metric == "seconds_per_step":
         reason = "the paper's hardware is another"
+    elif row.read_off and reason is None:
+        reason = "it was read off the figure by eye"
     split = row.metric.partition("/")[0]
     if row.step is not None or split in ("train", "test_now"):
         measure = Measure(curve=row.metric, at=row.step)
