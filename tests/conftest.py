@@ -22,7 +22,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.messages import ParameterCount, Place, Result
+from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult, Result
 
 if TYPE_CHECKING:
     from eigensweep.workers.shared.ledger import Ledger
@@ -198,6 +198,14 @@ class ScriptedDriver:
                 continue
             parameters = config.model.free_parameters(config.task.shapes)
             result = Result(
+                by_replicate=tuple(
+                    ReplicateResult(
+                        seed=seed,
+                        value=value * (1 + seed / 1000),
+                        test={"cross_entropy": value * (1 + seed / 1000)},
+                    )
+                    for seed in config.seeds
+                ),
                 value=value,
                 best_step=config.training.steps,
                 step=config.training.steps or 0,

@@ -20,6 +20,7 @@ from eigensweep.service.api.parts import Queue, Service
 from eigensweep.service.api.routes import (
     analyses,
     catalogue,
+    comparisons,
     experiments,
     health,
     overviews,
@@ -40,6 +41,7 @@ Post an experiment, follow it, and read its ranked trials. Each trial is a run i
 
 * `POST /v1/experiments` takes an `ExperimentSpec`; `/v1/presets` has examples of it.
 * `GET /v1/experiments/{id}/events` streams events until the experiment is over.
+* `GET /v1/compare` compares trials, arms or experiments seed by seed.
 * `POST /v1/analyses` examines a trained trial; `/v1/analysis-kinds` lists the kinds.
 * `POST /v1/reproductions` measures a table or figure of a paper again and reports on it.
 * Every error is an `application/problem+json` with the field, what was expected, and what exists.
@@ -87,7 +89,16 @@ def create_app(
     )
     guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
     _include_previews(app, guard)  # before `/experiments/{id}`
-    for routes in (experiments, trials, overviews, pareto, streams, analyses, reproductions):
+    for routes in (
+        experiments,
+        trials,
+        comparisons,
+        overviews,
+        pareto,
+        streams,
+        analyses,
+        reproductions,
+    ):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
     add_pages(app)

@@ -218,3 +218,69 @@ REPRODUCTION: Final[Json] = {
         "report": {},
     },
 }
+
+COMPARISON: Final[Json] = {
+    "method": "two-sided paired t-test over shared seeds, p-values corrected after Holm",
+    "comparisons": {"valid": 1, "test": 1},
+    "version": "0.2.0",
+    "sides": [
+        {
+            "name": name,
+            "chosen": "best of the arm on validation data",
+            "experiment": "1m7xnz0qe2nqc",
+            "experiment_name": "copying with two models",
+            "trial": number,
+            "arm": name.partition("/")[2],
+            "state": "completed",
+            "hash": digest,
+            "params": {"optimizer.lr": 0.001},
+            "steps": 1000,
+            "seeds": [0, 1, 2],
+            "metric": {"name": "cross_entropy", "unit": "nats", "better": "lower"},
+            "baseline": 0.1733,
+            "valid": {
+                "mean": mean,
+                "n": 3,
+                "sd": 0.001,
+                "low": mean - 0.0025,
+                "high": mean + 0.0025,
+            },
+            "test": {
+                "mean": mean,
+                "n": 3,
+                "sd": 0.001,
+                "low": mean - 0.0025,
+                "high": mean + 0.0025,
+            },
+        }
+        for name, number, digest, mean in (
+            ("1m7xnz0qe2nqc/scornn", 3, "9fc4804ccbcbae34", 0.0033),
+            ("1m7xnz0qe2nqc/lstm", 7, "0d9c5e1b7a3f2468", 0.1701),
+        )
+    ],
+    "pairs": [
+        {
+            "first": "1m7xnz0qe2nqc/scornn",
+            "second": "1m7xnz0qe2nqc/lstm",
+            **{
+                split: {
+                    "verdict": "better",
+                    "reason": None,
+                    "words": "1m7xnz0qe2nqc/scornn is better than 1m7xnz0qe2nqc/lstm on "
+                    f"{words}: cross_entropy differs by -0.1668 nats, -0.962 of the baseline (95% "
+                    "interval -0.1693 to -0.1643; p = 1.2e-05; n = 3, seeds 0 to 2)",
+                    "seeds": [0, 1, 2],
+                    "n": 3,
+                    "mean": -0.1668,
+                    "sd": 0.001,
+                    "low": -0.1693,
+                    "high": -0.1643,
+                    "p": 1.2e-05,
+                    "corrected_p": 1.2e-05,
+                    "effect": -0.962,
+                }
+                for split, words in (("valid", "validation data"), ("test", "test data"))
+            },
+        }
+    ],
+}

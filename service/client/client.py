@@ -64,6 +64,16 @@ class Client(Connection):
         """Yield the events of an experiment; see `Experiment.events`."""
         return Experiment(self, {"id": experiment_id}).events(after)
 
+    def compare(self, *names: str, metric: str | None = None) -> JsonObject:
+        """Compare trials (`id/number`), arms (`id/arm`) or experiments (`id`) seed by seed.
+
+        `compare("1m7xnz0qe2nqc/scornn", "1m7xnz0qe2nqc/lstm")["pairs"][0]["test"]["words"]`.
+
+        Raises:
+            RefusedError: if there is no such trial or metric; the message says why.
+        """
+        return self.get("/v1/compare", of=list(names), metric=metric)
+
     def analyse(
         self,
         name: str,

@@ -300,6 +300,31 @@ def _watch(experiment: Experiment, as_json: bool) -> None:
 
 
 @app.command()
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="Two or more of: EXPERIMENT/NUMBER, a trial; EXPERIMENT/ARM, the arm's best "
+            "trial; EXPERIMENT, its best trial.",
+        ),
+    ],
+    metric: Annotated[
+        str | None, typer.Option(help="The metric; default: what each experiment ranks by.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare trials, arms or experiments seed by seed: difference, interval, p-value, effect."""
+    with connect(url, as_json) as client:
+        found = client.compare(*names, metric=metric)
+        if as_json:
+            _print_json(found)
+        else:
+            terminal.show_comparison(found, terminal.console())
+
+
+@app.command()
 def cancel(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Cancel an experiment: running trials stop, finished trials stay."""
     with connect(url, as_json) as client:

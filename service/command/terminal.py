@@ -226,6 +226,63 @@ def show_trials(table: TrialTable, screen: Console) -> None:
     _draw(table.columns, cells, screen, ["green" if row["rank"] == 1 else "" for row in table])
 
 
+SIDE_HEADS = ("name", "trial", "settings", "n", "value", "interval", "test", "test_interval")
+PAIR_HEADS = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
+
+
+def show_comparison(comparison: JsonObject, screen: Console) -> None:
+    """Print the sides of a comparison, its pairs, and how they were tested."""
+    show_rows(SIDE_HEADS, map(_make_side_row, comparison["sides"]), screen)
+    screen.print()
+    rows = [
+        _make_pair_row(pair, split, name)
+        for pair in comparison["pairs"]
+        for split, name in (("valid", "validation"), ("test", "test"))
+    ]
+    show_rows(PAIR_HEADS, rows, screen)
+    screen.print(f"\n{comparison['method']}; eigensweep {comparison['version']}", soft_wrap=True)
+
+
+def _make_side_row(side: JsonObject) -> list[str]:
+    valid, test = side["valid"] or {}, side["test"] or {}
+    return [
+        side["name"],
+        f"{side['experiment']}/{side['trial']}",
+        format_cell("settings", side["params"]),
+        str(len(side["seeds"])),
+        format_cell("value", valid.get("mean")),
+        format_interval(valid),
+        format_cell("test", test.get("mean")),
+        format_interval(test),
+    ]
+
+
+def _make_pair_row(pair: JsonObject, split: str, name: str) -> list[str]:
+    found = pair[split]
+    because = f" because {found['reason']}" if found["reason"] else ""
+    p = found["corrected_p"]
+    return [
+        pair["first"],
+        pair["second"],
+        name,
+        format_cell("difference", found["mean"]),
+        format_interval(found),
+        "-" if p is None else f"{p:.2g}",
+        format_cell("ratio", found["effect"]),
+        f"{found['verdict']}{because}",
+    ]
+
+
+def format_interval(ends: Mapping[str, float | None]) -> str:
+    """Return an interval as text.
+
+    >>> format_interval({"low": -0.5, "high": 0.25})
+    '-0.5 to 0.25'
+    """
+    low, high = ends.get("low"), ends.get("high")
+    return format_cell("interval", None if low is None or high is None else (low, high))
+
+
 def show_rows(heads: Sequence[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:
     """Print a table of texts; an empty one is the word "none"."""
     texts = [["-" if value is None else str(value) for value in row] for row in rows]

@@ -351,6 +351,20 @@ def test_a_bar_shows_the_best_value_so_far_and_the_steady_time_left() -> None:
     assert "0:00:07 left" in drawn
 
 
+def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--set", "replicates=3", "--json").stdout)["id"]
+    cli("watch", id)
+
+    lines = cli("compare", id, f"{id}/0").stdout.splitlines()
+    as_json = json.loads(cli("compare", id, f"{id}/0", "--json").stdout)
+
+    verdict = as_json["pairs"][0]["test"]["verdict"]
+    assert verdict == "better"
+    (shown,) = [line for line in lines if f"{id}/0  test " in line]
+    assert shown.endswith(verdict)
+    assert "paired t-test" in lines[-1]
+
+
 def test_the_version_is_that_of_the_installed_package() -> None:
     done = CliRunner().invoke(app, ["--version"])
 

@@ -103,9 +103,7 @@ def judge_order(
         if logarithms:
             a, b = ({seed: log(v) for seed, v in each.items()} for each in (a, b))
         differences[other] = compare_paired(a, b, better=better)
-    corrected = dict(
-        zip(differences, correct(list(differences.values()), better=better), strict=True)
-    )
+    corrected = dict(zip(differences, correct(list(differences.values())), strict=True))
     pairs = tuple(
         decided[other]
         if other in decided

@@ -80,6 +80,8 @@ class Difference:
     """`mean` as a ratio to the task's baseline; None where that is unknown."""
     verdict: Verdict
     """What it says of the first side, by the corrected p-value."""
+    better: Better = "lower"
+    """Which values are better."""
     reason: str | None = None
     """Why the sides are not comparable; None where they are."""
 
@@ -141,6 +143,7 @@ def compare_paired(
         seeds=seeds,
         mean=summary.mean,
         effect=summary.mean / baseline if baseline else None,
+        better=better,
         verdict="not comparable",
         reason="one shared seed gives no interval",
     )
@@ -159,7 +162,7 @@ def compare_paired(
     )
 
 
-def correct(differences: Sequence[Difference], better: Better = "lower") -> list[Difference]:
+def correct(differences: Sequence[Difference]) -> list[Difference]:
     """Return comparisons that were made together, each with its corrected p-value and verdict."""
     tested = [each.p for each in differences if each.p is not None]
     corrected = iter(holm(tested))
@@ -167,7 +170,7 @@ def correct(differences: Sequence[Difference], better: Better = "lower") -> list
     for each in differences:
         if each.p is not None and each.mean is not None:
             p = next(corrected)
-            each = replace(each, corrected_p=p, verdict=_judge(each.mean, p, better))
+            each = replace(each, corrected_p=p, verdict=_judge(each.mean, p, each.better))
         judged.append(each)
     return judged
 

@@ -1,0 +1,330 @@
+"""Compares trials seed by seed: which is better, by how much, with what certainty.
+
+Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from eigensweep.search_spaces.errors import UnknownMetricError
+from eigensweep.search_spaces.parameters import Scalar
+from eigensweep.service.api.examples import COMPARISON
+from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
+from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.tasks import TASKS
+from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
+from eigensweep.workers.shared.states import RANKED
+from eigensweep.workers.shared.statistics import (
+    TEST,
+    Difference,
+    Verdict,
+    compare_paired,
+    correct,
+    summarize,
+)
+
+Split = Literal["valid", "test"]
+
+SPLITS: dict[Split, str] = {"valid": "validation data", "test": "test data"}
+
+TRAINING_ONLY = ("batch_size",)
+"""Fields of a task that change how it trains, and not what is scored."""
+
+
+class Side(Answer):
+    """One of the trials that are compared."""
+
+    name: str = Field(description="What was asked for")
+    chosen: str = Field(description="How the trial was found")
+    experiment: str
+    experiment_name: str
+    trial: int
+    arm: str
+    state: str
+    hash: str | None = Field(
+        description="Content hash: it covers settings and the versions of model, task and trainer"
+    )
+    params: dict[str, Scalar]
+    steps: int = Field(description="Optimizer steps of its budget")
+    seeds: list[int] = Field(description="Seeds with a result")
+    metric: Metric
+    baseline: float | None = Field(description="What a memoryless model scores on the metric")
+    valid: SummaryNow | None = Field(description="On validation data, at the selected step")
+    test: SummaryNow | None = Field(description="On test data, at the same step")
+
+
+class DifferenceNow(Answer):
+    """What the first side has more than the second, over the seeds that both have."""
+
+    verdict: Verdict = Field(description="Of the first side, by the corrected p-value")
+    reason: str | None = Field(description="Why they are not comparable; null where they are")
+    words: str = Field(description="All of it as a sentence")
+    seeds: list[int] = Field(description="The shared seeds")
+    n: int
+    mean: float | None = Field(description="Mean of first minus second")
+    sd: float | None = Field(description="Standard deviation of the differences")
+    low: float | None = Field(description="Lower end of the mean's 95% interval, uncorrected")
+    high: float | None = Field(description="Upper end of the same")
+    p: float | None = Field(description="p-value of this comparison alone")
+    corrected_p: float | None = Field(description="p-value corrected for all pairs, after Holm")
+    effect: float | None = Field(description="`mean` as a ratio to the task's baseline")
+
+
+class Pair(Answer):
+    """Two sides, compared on validation and on test data."""
+
+    first: str
+    second: str
+    valid: DifferenceNow
+    test: DifferenceNow
+
+
+class Comparison(Answer):
+    """Every pair of the sides, with all that is needed to cite it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [COMPARISON]})
+
+    method: str = Field(description="The test that was used")
+    comparisons: dict[Split, int] = Field(description="Pairs over which p-values are corrected")
+    version: str = Field(description="Version of Eigensweep that compared")
+    sides: list[Side]
+    pairs: list[Pair]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A trial with what is compared of it."""
+
+    side: Side
+    trial: Trial
+    task: Mapping[str, Any]
+    values: dict[Split, dict[int, float]]
+
+
+def compare(record: Queries, names: Sequence[str], metric: str | None, version: str) -> Comparison:
+    """Return the comparison of every pair of what is named.
+
+    A name is EXPERIMENT/NUMBER for a trial, EXPERIMENT/ARM for the arm's best trial by validation,
+    or EXPERIMENT for that of all arms. `metric` is the one that is compared, by default what each
+    experiment ranks by.
+
+    Raises:
+        NotFoundError: if there is no such experiment, trial or arm.
+        ConflictError: if no trial of it has finished.
+        UnknownMetricError: if the task has no such metric.
+    """
+    found = [_find(record, name, metric) for name in names]
+    pairs = list(combinations(found, 2))
+    by_split = {split: _compare_all(pairs, split) for split in SPLITS}
+    counts = {
+        split: sum(each.p is not None for each in differences)
+        for split, differences in by_split.items()
+    }
+    return Comparison(
+        method=TEST,
+        comparisons=counts,
+        version=version,
+        sides=[each.side for each in found],
+        pairs=[
+            Pair(
+                first=a.side.name,
+                second=b.side.name,
+                valid=_describe(a.side, b.side, "valid", valid, counts["valid"]),
+                test=_describe(a.side, b.side, "test", test, counts["test"]),
+            )
+            for (a, b), valid, test in zip(pairs, *by_split.values(), strict=True)
+        ],
+    )
+
+
+def _find(record: Queries, name: str, metric: str | None) -> _Found:
+    id, slash, part = name.partition("/")
+    experiment = record.row(id)
+    if part.isdecimal():
+        trial, chosen = record.trial(id, int(part)).trial, "named"
+    else:
+        arm = part if slash else None
+        _check_arm(experiment, arm)
+        ranked = record.trials(id, states=sorted(RANKED), arm=arm, sort="value", limit=1)
+        if not ranked:
+            where = f"arm '{arm}' of experiment '{id}'" if arm else f"experiment '{id}'"
+            raise ConflictError(f"no trial of {where} has finished, so there is none to compare")
+        trial = ranked[0].trial
+        chosen = f"best {'of the arm' if arm else 'of the experiment'} on validation data"
+    return _describe_side(name, chosen, experiment, trial, metric)
+
+
+def _check_arm(experiment: Experiment, arm: str | None) -> None:
+    arms = _list_arms(experiment)
+    if arm is not None and arm not in arms:
+        raise NotFoundError(
+            f"experiment '{experiment.id}' has no arm '{arm}'; its arms are {', '.join(arms)}; "
+            f"a trial is written {experiment.id}/NUMBER"
+        )
+
+
+def _list_arms(experiment: Experiment) -> list[str]:
+    arms = experiment.spec.get("arms") or [{"model": experiment.spec["model"]}]
+    return [arm.get("name") or arm["model"]["name"] for arm in arms]
+
+
+def _describe_side(
+    name: str, chosen: str, experiment: Experiment, trial: Trial, metric: str | None
+) -> _Found:
+    task = (trial.config or {}).get("task") or experiment.spec["task"]
+    measured, baseline = _find_metric(experiment, task, metric)
+    result = Result.from_dict(trial.result or {})
+    values: dict[Split, dict[int, float]] = {
+        "valid": _take(result.by_replicate, "valid", measured.name, experiment.metric),
+        "test": _take(result.by_replicate, "test", measured.name, experiment.metric),
+    }
+    side = Side(
+        name=name,
+        chosen=chosen,
+        experiment=experiment.id,
+        experiment_name=experiment.name,
+        trial=trial.number,
+        arm=trial.arm,
+        state=trial.state,
+        hash=trial.config_hash,
+        params=trial.params,
+        steps=trial.steps,
+        seeds=sorted({seed for column in values.values() for seed in column}),
+        metric=measured,
+        baseline=baseline,
+        valid=_summarize(values["valid"]),
+        test=_summarize(values["test"]),
+    )
+    return _Found(side, trial, task, values)
+
+
+def _find_metric(
+    experiment: Experiment, task: Mapping[str, Any], name: str | None
+) -> tuple[Metric, float | None]:
+    """Return the metric that is compared, and its baseline if that follows from the config."""
+    if name is None or name == experiment.metric:
+        words = Metric(name=experiment.metric, unit=experiment.unit, better=experiment.better)
+        return words, experiment.baseline
+    config = TASKS[task["name"]].Config.model_validate(task)
+    known = [metric.name for metric in config.metrics]
+    if name not in known:
+        message = f"{config.name} has no metric '{name}'; it has {', '.join(known)}"
+        raise UnknownMetricError("metric", message, got=name, available=known)
+    metric = config.find_metric(name)
+    shown = Metric(name=metric.name, unit=metric.unit, better=metric.better)
+    return shown, config.baselines.get(name)
+
+
+def _take(
+    replicates: Sequence[ReplicateResult], split: Split, metric: str, objective: str
+) -> dict[int, float]:
+    """Return a metric's value for each seed that has one."""
+    taken = {}
+    for each in replicates:
+        scores: Metrics = each.valid if split == "valid" else each.test
+        value = scores.get(metric)
+        if split == "valid" and metric == objective:
+            value = each.value
+        if value is not None:
+            taken[each.seed] = value
+    return taken
+
+
+def _summarize(values: Mapping[int, float]) -> SummaryNow | None:
+    return SummaryNow(**summarize(list(values.values())).to_dict()) if values else None
+
+
+def _compare_all(pairs: Sequence[tuple[_Found, _Found]], split: Split) -> list[Difference]:
+    """Return the difference of each pair on one split, corrected for all of them."""
+    differences = []
+    for a, b in pairs:
+        reason = _find_obstacle(a, b, split)
+        if reason is None:
+            better, baseline = a.side.metric.better, a.side.baseline
+            found = compare_paired(
+                a.values[split], b.values[split], better=better, baseline=baseline
+            )
+        else:
+            found = Difference(seeds=(), verdict="not comparable", reason=reason)
+        differences.append(found)
+    return correct(differences)
+
+
+def _find_obstacle(a: _Found, b: _Found, split: Split) -> str | None:
+    """Return why two sides cannot be compared at all, None if they can."""
+    one, two = a.side, b.side
+    if (one.experiment, one.trial) == (two.experiment, two.trial):
+        return f"both are trial {one.trial} of experiment {one.experiment}"
+    if one.metric.name != two.metric.name and a.task["name"] == b.task["name"]:
+        return (
+            f"{one.name} is ranked by {one.metric.name} and {two.name} by {two.metric.name}; "
+            "name one metric for both"
+        )
+    if differing := _differing_fields(a.task, b.task):
+        return f"their tasks differ in {', '.join(differing)}"
+    for each in (one, two):
+        if each.state not in RANKED:
+            return f"trial {each.trial} of experiment {each.experiment} is {each.state}"
+    for found in (a, b):
+        if not found.values[split]:
+            return f"{found.side.name} has no {one.metric.name} on {SPLITS[split]}"
+    return None
+
+
+def _differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Return how two tasks differ in what is scored: `delay (100 and 200)`."""
+    if a["name"] != b["name"]:
+        return [f"name ({a['name']} and {b['name']})"]
+    fields = sorted((a.keys() | b.keys()) - set(TRAINING_ONLY))
+    return [f"{f} ({a.get(f)} and {b.get(f)})" for f in fields if a.get(f) != b.get(f)]
+
+
+def _describe(a: Side, b: Side, split: Split, found: Difference, count: int) -> DifferenceNow:
+    numbers = found.to_dict()
+    del numbers["better"]
+    return DifferenceNow(**numbers, words=_say(a, b, split, found, count))
+
+
+def _say(a: Side, b: Side, split: Split, found: Difference, count: int) -> str:
+    """Return a difference as a sentence that can be cited."""
+    joint = {"better": "than", "worse": "than", "not distinguishable": "from"}
+    joined = joint.get(found.verdict, "with")
+    words = f"{a.name} is {found.verdict} {joined} {b.name} on {SPLITS[split]}"
+    if found.mean is None:
+        return f"{words}, because {found.reason}"
+    by = f"{a.metric.name} differs by {found.mean:.4g} {a.metric.unit}".rstrip()
+    if found.effect is not None:
+        by += f", {found.effect:.3g} of the baseline"
+    seeds = f"seed {found.seeds[0]}" if found.n == 1 else f"seeds {_list_seeds(found.seeds)}"
+    if found.low is None:
+        return f"{words}, because {found.reason}: {by} ({seeds})"
+    corrected = f", corrected for {count} comparisons" if count > 1 else ""
+    return (
+        f"{words}: {by} (95% interval {found.low:.4g} to {found.high:.4g}; "
+        f"p = {found.corrected_p:.2g}{corrected}; n = {found.n}, {seeds})"
+    )
+
+
+def _list_seeds(seeds: Sequence[int]) -> str:
+    """Return seeds as text; those that follow one another as a range.
+
+    >>> _list_seeds([0, 1, 2, 3, 7])
+    '0 to 3, 7'
+    """
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(
+        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
