@@ -84,6 +84,13 @@ class Experiment(Remote):
         """
         return self.connection.get(f"{self.path}/pareto", against=list(against) or None)
 
+    def importance(self) -> JsonObject:
+        """Return how much each searched parameter matters, arm by arm.
+
+        `importance()["arms"][0]["parameters"][0]` is the first arm's most important one.
+        """
+        return self.connection.get(f"{self.path}/importance")
+
     def export(self, path: Path | str) -> Path:
         """Write all trials to a file, CSV or Parquet by its name, and return its path.
 

@@ -325,6 +325,21 @@ def compare(
 
 
 @app.command()
+def importance(
+    experiment: Id,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much each searched parameter matters, within each arm."""
+    with connect(url, as_json) as client:
+        found = client.experiment(experiment).importance()
+        if as_json:
+            _print_json(found)
+        else:
+            terminal.show_importance(found, terminal.console())
+
+
+@app.command()
 def cancel(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Cancel an experiment: running trials stop, finished trials stay."""
     with connect(url, as_json) as client:

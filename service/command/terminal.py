@@ -226,6 +226,21 @@ def show_trials(table: TrialTable, screen: Console) -> None:
     _draw(table.columns, cells, screen, ["green" if row["rank"] == 1 else "" for row in table])
 
 
+def show_importance(importance: JsonObject, screen: Console) -> None:
+    """Print the share of each parameter, arm by arm."""
+    rows = [
+        (
+            arm["arm"],
+            each["path"],
+            f"{each['share']:.3f}" if each["share"] is not None else each["problem"],
+            each["trials"],
+        )
+        for arm in importance["arms"]
+        for each in arm["parameters"]
+    ]
+    show_rows(("arm", "parameter", "share", "trials"), rows, screen)
+
+
 SIDE_HEADS = ("name", "trial", "settings", "n", "value", "interval", "test", "test_interval")
 PAIR_HEADS = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
 

@@ -15,7 +15,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
 from eigensweep.workers.shared.messages import Params
-from eigensweep.workers.shared.states import OUTCOMES
+from eigensweep.workers.shared.states import OUTCOMES, RANKED
 
 
 @dataclass
@@ -123,6 +123,24 @@ def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRe
         return count, [PointRecord(*row) for row in session.execute(chosen)]
 
     queries.row(id)
+    return database.read(queries.url, work)
+
+
+def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, float]]]:
+    """Return point and value of each ranked trial, by arm, in the order of their numbers."""
+    chosen = (
+        select(Trial.arm, Trial.params, Trial.value)
+        .where(Trial.experiment_id == id, Trial.state.in_(RANKED))
+        .order_by(Trial.number)
+    )
+
+    def work(session: Session) -> dict[str, list[tuple[Params, float]]]:
+        found: dict[str, list[tuple[Params, float]]] = {}
+        for arm, params, value in session.execute(chosen):
+            if value is not None:
+                found.setdefault(arm, []).append((params, value))
+        return found
+
     return database.read(queries.url, work)
 
 

@@ -365,6 +365,23 @@ def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spe
     assert "paired t-test" in lines[-1]
 
 
+def test_importance_is_told_arm_by_arm(cli: Cli, spec: str) -> None:
+    rates = "search.space.optimizer.lr=[0.1,0.05,0.02,0.01]"
+    sizes = "arms.lstm.space.model.hidden_size=[4,8]"
+    submitted = cli("submit", spec, "--set", rates, "--set", sizes, "--json")
+    id = json.loads(submitted.stdout)["id"]
+    cli("watch", id)
+
+    found = json.loads(cli("importance", id, "--json").stdout)["arms"]
+    lines = cli("importance", id).stdout.splitlines()
+
+    shares = {arm["arm"]: {p["path"]: p["share"] for p in arm["parameters"]} for arm in found}
+    assert shares["scornn"] == {"optimizer.lr": pytest.approx(1.0)}
+    assert shares["lstm"]["optimizer.lr"] > 0.9
+    assert set(shares["lstm"]) == {"optimizer.lr", "model.hidden_size"}
+    assert lines[1].split()[:2] == ["lstm", "optimizer.lr"]
+
+
 def test_the_version_is_that_of_the_installed_package() -> None:
     done = CliRunner().invoke(app, ["--version"])
 

@@ -270,7 +270,7 @@ class _Part:
         params: dict[str, Scalar] = {}
         for path, parameter in self._space.axes(arm).items():
             if parameter.is_active(params):
-                params[path] = _suggest(trial, self._name(arm, path), _distribution(parameter))
+                params[path] = _suggest(trial, self._name(arm, path), make_distribution(parameter))
         return Point(arm, params)
 
     def keep(self, draw: Draw, number: int) -> None:
@@ -289,7 +289,7 @@ class _Part:
         axes = self._space.axes(entry.arm)
         for path, value in entry.params.items():
             name = self._name(entry.arm, path)
-            params[name], distributions[name] = value, _distribution(axes[path])
+            params[name], distributions[name] = value, make_distribution(axes[path])
         running = create_trial(
             state=TrialState.RUNNING,
             params=params,
@@ -353,7 +353,7 @@ class _Part:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, optuna_number)
 
 
-def _distribution(parameter: Parameter) -> BaseDistribution:
+def make_distribution(parameter: Parameter) -> BaseDistribution:
     """Return a parameter in Optuna's words, with both ends being values that it takes."""
     if isinstance(parameter, Choice):
         return CategoricalDistribution(parameter.values)

@@ -1,0 +1,88 @@
+"""How much each searched parameter matters, arm by arm. Runs in the service's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from eigensweep.search_spaces.space import Space
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.routes.experiments import ExperimentId
+from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.record.overviews import list_arms, list_finished
+from eigensweep.workers.driver.importance import EVALUATOR, Scored, measure_importance
+
+router = APIRouter(tags=["overviews"])
+
+
+class ParameterImportance(Answer):
+    """What one parameter contributes to the objective within its arm."""
+
+    path: str
+    share: float | None = Field(
+        description="0 to 1; the shares of parameters that were judged together add up to 1"
+    )
+    trials: int = Field(description="Finished trials that have the parameter and were used")
+    among: list[str] = Field(description="The parameters that were judged together")
+    problem: str | None = Field(description="Why there is no share; null where there is one")
+
+
+class ArmImportance(Answer):
+    """The parameters of one arm, the most important first."""
+
+    arm: str
+    parameters: list[ParameterImportance]
+
+
+class ImportanceNow(Answer):
+    """Importance within each arm."""
+
+    metric: Metric
+    evaluator: str = Field(description="Optuna's name of what is measured")
+    arms: list[ArmImportance]
+
+
+@router.get(
+    "/experiments/{id}/importance",
+    summary="How much each parameter matters",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def get_importance(
+    service: TheService,
+    id: ExperimentId,
+) -> ImportanceNow:
+    """Return the share of each parameter, within each arm and never across arms.
+
+    Only trials that trained to their end count. A parameter with a condition is judged among the
+    trials that have it.
+    """
+    row, arms = list_arms(service.record, id)
+    space = ExperimentSpec.from_stored(row.spec).space()
+    finished = {
+        arm: [Scored(params, value) for params, value in found]
+        for arm, found in list_finished(service.record, id).items()
+    }
+    return ImportanceNow(
+        metric=Metric(name=row.metric, unit=row.unit, better=row.better),
+        evaluator=EVALUATOR,
+        arms=[
+            ArmImportance(
+                arm=arm.name,
+                parameters=_measure(space, arm.name, finished),
+            )
+            for arm in arms
+        ],
+    )
+
+
+def _measure(
+    space: Space,
+    arm: str,
+    finished: Mapping[str, list[Scored]],
+) -> list[ParameterImportance]:
+    found = measure_importance(space.axes(arm), finished.get(arm, []))
+    return [ParameterImportance(**{**vars(each), "among": list(each.among)}) for each in found]
