@@ -20,6 +20,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import count_slots, explain_no_slot
 from eigensweep.workers.driver.lanes import choose_lanes
+from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.stopping import StopReason
@@ -198,7 +199,9 @@ class ExperimentDriver:
         if self.tracker is None:
             self.ledger.set_tracked(None)
         else:
-            self.tracker.close(state, error, self.sweep.best())
+            folder = Path(self.options.storage) / self.experiment / "report"
+            files = write_report(folder, self.spec, self.sweep.entries.values(), state)
+            self.tracker.close(state, error, self.sweep.best(), files)
             self.tracker.wait()
 
 

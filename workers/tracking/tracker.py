@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -90,7 +91,7 @@ class Tracker:
         self._lock = threading.Lock()
         self._news: dict[int, TrialEntry] = {}
         self._held: dict[int, _Held] = {}
-        self._end: tuple[ExperimentEnd, str | None, TrialEntry | None] | None = None
+        self._end: tuple[ExperimentEnd, str | None, TrialEntry | None, Sequence[Path]] | None = None
         self._failure: BaseException | None = None
         self._wake, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
@@ -106,9 +107,18 @@ class Tracker:
             with self._lock:
                 self._news[entry.number] = entry
 
-    def close(self, state: ExperimentEnd, error: str | None, best: TrialEntry | None) -> None:
-        """Deliver what is left and the experiment's end, soon. Returns at once."""
-        self._end = state, error, best
+    def close(
+        self,
+        state: ExperimentEnd,
+        error: str | None,
+        best: TrialEntry | None,
+        report: Sequence[Path] = (),
+    ) -> None:
+        """Deliver what is left, the experiment's end and the files of its report, soon.
+
+        Returns at once.
+        """
+        self._end = state, error, best, report
         self._wake.set()
 
     def abandon(self) -> None:
@@ -254,6 +264,7 @@ class Tracker:
         state: ExperimentEnd,
         error: str | None,
         best: TrialEntry | None,
+        report: Sequence[Path],
     ) -> None:
         content = Content(tags={"eigensweep.outcome": state})
         if error is not None:
@@ -265,6 +276,8 @@ class Tracker:
             weights = self._weights(best)
             if weights.exists():
                 runs.keep_file(parent, weights, "best")
+        for path in report:
+            runs.keep_file(parent, path, "report")
         runs.send(parent, content)
         runs.end(parent, STATUS.get(state, "FINISHED"))
 

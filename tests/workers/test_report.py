@@ -1,0 +1,79 @@
+"""The report of an experiment that is over, and its plots."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.report import write_report
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.messages import ReplicateResult, Result
+
+SPEC = ExperimentSpec.model_validate(
+    {
+        "name": "two arms",
+        "task": {"name": "copying", "delay": 5},
+        "arms": [
+            {"model": {"name": "scornn", "hidden_size": 8, "negative_ones": 4}},
+            {"model": {"name": "lstm", "hidden_size": 6}},
+            {"name": "none", "model": {"name": "lstm", "hidden_size": 7}},
+        ],
+        "search": {
+            "method": "random",
+            "trials": 8,
+            "space": {
+                "optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True},
+                "optimizer.name": ["adam", "rmsprop"],
+            },
+        },
+        "training": {"steps": 20},
+    }
+)
+
+
+def make_entry(number: int, arm: str, value: float | None, **fields: Any) -> TrialEntry:
+    params = {"optimizer.lr": 10 ** -(1 + number % 3), "optimizer.name": "adam"}
+    seeds = () if value is None else (value - 0.1, value + 0.1)
+    by_replicate = tuple(ReplicateResult(seed=n, value=v) for n, v in enumerate(seeds))
+    result = Result(value=value, by_replicate=by_replicate, test={"accuracy": 0.5})
+    known: dict[str, Any] = {"config": {}, "config_hash": "", "state": "completed"}
+    return TrialEntry(number, arm, params, **{**known, "result": result, **fields})
+
+
+def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_the_search(tmp_path):
+    entries = [make_entry(n, "scornn", 0.9 - n / 10) for n in range(4)]
+    entries += [make_entry(n, "lstm", 0.3 + n / 100) for n in range(4, 7)]
+    entries.append(make_entry(7, "none", None, state="diverged"))
+    files = write_report(tmp_path / "report", SPEC, entries, "completed")
+    assert [path.name for path in files] == [
+        "history.png",
+        "importance-lstm.png",
+        "importance-scornn.png",
+        "parallel-lstm.png",
+        "parallel-scornn.png",
+        "report.json",
+        "report.md",
+        "slice-lstm.png",
+        "slice-scornn.png",
+    ]
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [(row["arm"], row["best_trial"]) for row in report["arms"]] == [
+        ("lstm", 4),
+        ("scornn", 3),
+        ("none", None),
+    ]
+    summary = report["arms"][0]["statistics"]["value"]
+    assert (summary["n"], round(summary["low"], 3), round(summary["high"], 3)) == (2, -0.931, 1.611)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| lstm | lr=0.01 optimizer=adam | 2 | 0.34 | 0.1414 | -0.9306 to 1.611 |" in text
+    assert "| none | - | 0 | - | - | - | - | 1 diverged |" in text
+
+
+def test_an_experiment_without_results_has_a_report_and_a_disk_that_refuses_it_harms_nothing(
+    tmp_path,
+):
+    files = write_report(tmp_path / "report", SPEC, [], "cancelled")
+    assert [path.name for path in files] == ["report.json", "report.md"]
+    (tmp_path / "file").touch()
+    assert write_report(tmp_path / "file" / "report", SPEC, [], "completed") == []

@@ -1,0 +1,162 @@
+"""The report of an experiment that is over: its results by arm, for people and for programs.
+
+It is made when the training has ended and goes to the experiment's own run in MLflow.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from eigensweep.direction import sign
+from eigensweep.search_spaces.labels import describe_settings, format_value
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver import plots
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.messages import Json, Result
+from eigensweep.workers.shared.states import RANKED, ExperimentEnd
+
+logger = logging.getLogger(__name__)
+
+DRAWING_SECONDS = 300.0
+"""How long the process that draws the plots may take."""
+
+COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the baseline", "trials")
+
+
+def write_report(
+    folder: Path, spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
+) -> list[Path]:
+    """Write `report.json`, `report.md` and the plots into a folder; return the files.
+
+    The plots are drawn by a process of their own. If it fails, the report comes without them. No
+    experiment waits for a report: if the disk refuses it, there is none.
+    """
+    try:
+        _write(folder, spec, list(entries), state)
+        return sorted(folder.iterdir())
+    except OSError as error:
+        logger.warning("no report: %s", error)
+        return []
+
+
+def _write(
+    folder: Path, spec: ExperimentSpec, trials: list[TrialEntry], state: ExperimentEnd
+) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    report = make_report(spec, trials, state)
+    (folder / "report.json").write_text(json.dumps(report, indent=2))
+    (folder / "report.md").write_text(format_report(report))
+    points = [
+        {"arm": e.arm, "params": e.params, "value": e.result.value, "number": e.number}
+        for e in trials
+        if e.state in RANKED and e.result is not None and e.result.value is not None
+    ]
+    if len(points) > 1:
+        order = {"spec": spec.model_dump(mode="json", exclude_unset=True), "trials": points}
+        _draw(folder, json.dumps(order))
+
+
+def _draw(folder: Path, order: str) -> None:
+    command = [sys.executable, "-m", plots.__name__, str(folder)]
+    try:
+        done = subprocess.run(
+            command, input=order, text=True, capture_output=True, timeout=DRAWING_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("no plots: %s", error)
+        return
+    if done.returncode:
+        logger.warning("no plots: %s", done.stderr[-2000:])
+
+
+def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd) -> Json:
+    """Return the best trial of each arm with mean, n, spread and interval, best arm first."""
+    metric = spec.objective_metric
+    arms: dict[str, list[TrialEntry]] = {arm: [] for arm in spec.space().arms}
+    for entry in entries:
+        arms[entry.arm].append(entry)
+    rows = [_describe_arm(arm, trials, sign(metric.better)) for arm, trials in arms.items()]
+    factor = sign(metric.better)
+    rows.sort(key=lambda row: float("inf") if row["value"] is None else factor * row["value"])
+    return {
+        "name": spec.name,
+        "state": state,
+        "metric": {"name": metric.name, "unit": metric.unit, "better": metric.better},
+        "baseline": spec.baseline,
+        "arms": [row | {"baseline_ratio": _ratio(row["value"], spec.baseline)} for row in rows],
+    }
+
+
+def _describe_arm(arm: str, trials: list[TrialEntry], factor: int) -> Json:
+    ranked = [
+        (factor * trial.result.value, trial.number, trial, trial.result)
+        for trial in trials
+        if trial.state in RANKED and trial.result is not None and trial.result.value is not None
+    ]
+    row: Json = {
+        "arm": arm,
+        "trials": dict(Counter(trial.state for trial in trials)),
+        "best_trial": None,
+        "params": {},
+        "value": None,
+        "statistics": {},
+        "test": {},
+    }
+    if not ranked:
+        return row
+    _, number, best, result = min(ranked)
+    found = {"best_trial": number, "params": best.params, "value": result.value}
+    return row | found | {"statistics": _statistics(result), "test": result.test}
+
+
+def _statistics(result: Result) -> Json:
+    if not result.by_replicate:
+        return {}
+    return {name: summary.to_dict() for name, summary in result.statistics.items()}
+
+
+def _ratio(value: float | None, baseline: float | None) -> float | None:
+    return value / baseline if value is not None and baseline else None
+
+
+def format_report(report: Json) -> str:
+    """Return the report as Markdown."""
+    metric = report["metric"]
+    lines = [
+        f"# {report['name']}",
+        "",
+        f"{report['state']}. Validation {metric['name']} in {metric['unit']}, "
+        f"{metric['better']} is better; baseline {_show(report['baseline'])}.",
+        "",
+        "The best trial of each arm. The interval is that of the mean over its replicates.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"|{' --- |' * len(COLUMNS)}",
+    ]
+    for row in report["arms"]:
+        value = row["statistics"].get("value", {})
+        ends = [_show(value.get(end)) for end in ("low", "high")]
+        cells = [
+            row["arm"],
+            describe_settings(row["params"]) or "-",
+            str(value.get("n", 1 if row["value"] is not None else 0)),
+            _show(row["value"]),
+            _show(value.get("sd")),
+            "-" if value.get("low") is None else " to ".join(ends),
+            _show(row["baseline_ratio"]),
+            ", ".join(f"{n} {state}" for state, n in sorted(row["trials"].items())) or "-",
+        ]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _show(value: float | None) -> str:
+    return "-" if value is None else format_value(value)
