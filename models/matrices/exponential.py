@@ -25,12 +25,15 @@ from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eigensweep.models.matrices.mirror import skew_part, symmetric
+from eigensweep.models.matrices.division import Divisor
+from eigensweep.models.matrices.mirror import mirrored_product, skew_part, symmetric
 from eigensweep.models.matrices.orthogonal import polish
 
 LARGE = 256
 """Rows from which on a closer norm saves more than it costs."""
 LANCZOS_STEPS = 10
+DEFINITE = 2.2
+"""2-norm of A up to which p(A) has a symmetric part that is well above zero."""
 SQUARINGS = 11
 """Of `static_exponential`; it serves norms of A up to 2¹¹ π/2 = 3217."""
 
@@ -173,16 +176,17 @@ class _Evaluated:
     """W = exp(A) of one matrix, and what its gradient needs."""
 
     def __init__(self, A: Tensor) -> None:
-        self.A, self.powers, s, self.form = _scale_down(A)
+        self.A, self.powers, s, self.form, norm = _scale_down(A)
         even = _combine(self.powers, self.form.even)
         Z = _combine(self.powers, self.form.odd)
-        odd = self.A @ Z
+        odd = mirrored_product(self.A, Z, -1)
         self.Z_B = None if len(self.powers) == 1 else _combine(self.powers[:-1], self.form.odd[1:])
         Y = even + odd
         if self.form.divides:
-            # The memory of E + O by rows is that of N = E - O by columns, as LAPACK wants it.
-            self.LU, self.pivots, _ = torch.linalg.lu_factor_ex(Y.mT)
-            Y = torch.linalg.lu_solve(self.LU, self.pivots, Y, left=False)
+            # The memory of E + O by rows is that of N = E - O by columns, as LAPACK wants it. Its
+            # angles are halves of those of A, and E is their cosine.
+            self.N = Divisor(Y.mT, definite=norm < DEFINITE)
+            Y = self.N.divide(Y)
         self.Y, self.squared = Y, []
         for k in range(1, s + 1):
             self.squared.append(Y)
@@ -197,7 +201,7 @@ class _Evaluated:
             G = (G @ Y.mT).add_(Y.mT @ G)
         if self.form.divides:
             # With N = E - O and Y = Nᵀ N⁻¹: dY = (dNᵀ - Y dN) N⁻¹.
-            K = torch.linalg.lu_solve(self.LU, self.pivots, G, left=False, adjoint=True)
+            K = self.N.divide_by_transpose(G)
             M = self.Y.mT @ K
             dE, dO = symmetric(K - M), skew_part(K.add_(M))
         else:
@@ -271,13 +275,13 @@ FORMS = {
 """The cheapest first. They turn by no wrong angle, to 4e-7 or 1e-16 of the angle."""
 
 
-def _scale_down(A: Tensor) -> tuple[Tensor, list[Tensor], int, _Form]:
-    """Return A/2ˢ, its even powers as far as its form needs them, s squarings, and the form.
+def _scale_down(A: Tensor) -> tuple[Tensor, list[Tensor], int, _Form, float]:
+    """Return A/2ˢ, its even powers as far as its form needs them, s squarings, the form, |A/2ˢ|₂.
 
     |A|₂ is at most the k-th root of |Aᵏ|₁, the more closely the larger k. That of a large matrix
     can be several times |A|₂, so |A|₂ is estimated too.
     """
-    forms, square = FORMS[A.dtype], A @ A
+    forms, square = FORMS[A.dtype], mirrored_product(A, A)
     norm = _one_norm(square) ** 0.5
     s = ceil(log2(max(norm, 2.0**10))) - 10  # so that no power overflows
     if s:
@@ -287,7 +291,7 @@ def _scale_down(A: Tensor) -> tuple[Tensor, list[Tensor], int, _Form]:
     powers = [square]
     for form in forms:
         while len(powers) < len(form.even) - 1:
-            powers.append(square @ powers[-1])
+            powers.append(mirrored_product(square, powers[-1]))
             norm = min(norm, _one_norm(powers[-1]) ** (0.5 / len(powers)))
         if norm <= form.largest:
             break
@@ -295,7 +299,7 @@ def _scale_down(A: Tensor) -> tuple[Tensor, list[Tensor], int, _Form]:
     more = ceil(log2(norm / form.largest)) if norm > form.largest else 0
     if more:
         A, powers = A / 2.0**more, [P / 4.0 ** (k * more) for k, P in enumerate(powers, 1)]
-    return A, powers, s + more, form
+    return A, powers, s + more, form, norm / 2.0**more
 
 
 def _one_norm(P: Tensor) -> float:

@@ -1,5 +1,5 @@
-// The sum of a matrix and its transpose, tile by tile: a plain loop over both misses the cache at
-// every entry.
+// The sum of a matrix and its transpose, and what lies above the diagonal mirrored below it, tile by
+// tile: a plain loop misses the cache at every entry.
 
 #include <algorithm>
 #include <cstdint>
@@ -32,12 +32,29 @@ template <class T> void combine(const T* M, T* out, long n, T sign, T factor) {
             do_tile(i, j, std::min(TILE, n - i), std::min(TILE, n - j));
 }
 
+// Make M symmetric (sign 1) or skew-symmetric (sign -1) from what lies above its diagonal.
+template <class T> void reflect(T* M, long n, T sign) {
+    T B[TILE * TILE];
+    for (long i = 0; i < n; i += TILE)
+        for (long j = 0; j <= i; j += TILE) {
+            const long rows = std::min(TILE, n - i), columns = std::min(TILE, n - j);
+            fetch(M, n, j, i, columns, rows, B);
+            for (long r = 0; r < rows; ++r)
+                for (long c = 0; c < std::min(columns, i + r - j); ++c)
+                    M[(i + r) * n + j + c] = sign * B[c * TILE + r];
+        }
+    if (sign < 0)
+        for (long i = 0; i < n; ++i) M[i * n + i] *= 0;  // what is not a number stays
+}
+
 }  // namespace
 
 extern "C" {
 void combine_float(const float* M, float* out, int64_t n, double sign, double factor) {
     combine<float>(M, out, n, sign, factor);
 }
+void reflect_float(float* M, int64_t n, double sign) { reflect<float>(M, n, sign); }
+void reflect_double(double* M, int64_t n, double sign) { reflect<double>(M, n, sign); }
 void combine_double(const double* M, double* out, int64_t n, double sign, double factor) {
     combine<double>(M, out, n, sign, factor);
 }

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eigensweep.models.matrices.division import LARGE, inverse_by_products
 from eigensweep.models.matrices.initial import semi_orthogonal
 from eigensweep.models.matrices.mirror import less_transpose
 
@@ -19,12 +20,6 @@ InitialSkew = Literal["cayley", "henaff", "random"]
 def skew(X: Tensor) -> Tensor:
     """Return A = triu(X, 1) - triu(X, 1)ᵀ: only what is above X's diagonal counts."""
     return less_transpose(X.triu(1))
-
-
-LARGE = 256
-"""Rows from which on products make the Cayley map of a float32 matrix on a CPU."""
-LEAF = 64
-"""Rows up to which `inverse_by_products` leaves a block to LAPACK."""
 
 
 def cayley(A: Tensor) -> Tensor:
@@ -76,30 +71,6 @@ def _large_cayley(A: Tensor) -> Tensor:
     W = inverse_by_products(M).mul_(2)
     W.diagonal().sub_(1)
     return W.float()
-
-
-def inverse_by_products(M: Tensor) -> Tensor:
-    """Return M⁻¹ of an (n, n) matrix whose symmetric part is positive definite.
-
-    Such a matrix needs no pivots. By halves it is made of products, which take a fraction of the
-    time of LAPACK's solution of triangular systems.
-
-    >>> inverse_by_products(torch.tensor([[1.0, -1.0], [1.0, 1.0]])).tolist()
-    [[0.5, 0.5], [-0.5, 0.5]]
-    """
-    n = len(M)
-    if n <= LEAF:
-        return torch.linalg.inv_ex(M).inverse
-    h = (n // 2 + 7) // 8 * 8
-    X, C = torch.empty_like(M), M[h:, :h]
-    P = inverse_by_products(M[:h, :h])
-    Q = P @ M[:h, h:]
-    S = inverse_by_products(torch.addmm(M[h:, h:], C, Q, alpha=-1))
-    torch.mm(Q, S, out=X[:h, h:]).neg_()
-    torch.mm(S @ C, P, out=X[h:, :h]).neg_()
-    torch.addmm(P, Q, X[h:, :h], alpha=-1, out=X[:h, :h])
-    X[h:, h:] = S
-    return X
 
 
 def solve(M: Tensor, B: Tensor) -> Tensor:

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from eigensweep.models.matrices import mirror
-from eigensweep.models.matrices.mirror import less_transpose, skew_part, symmetric
+from eigensweep.models.matrices.mirror import (
+    less_transpose,
+    mirrored_product,
+    skew_part,
+    symmetric,
+)
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
@@ -22,6 +27,20 @@ def test_they_are_the_sums(n, dtype):
     assert torch.equal(symmetric(M), (M + M.mT) / 2)
     assert torch.equal(skew_part(M), (M - M.mT) / 2)
     assert torch.equal(less_transpose(M), M - M.mT)
+
+
+@pytest.mark.parametrize("n", [0, 5, 600])
+def test_of_a_mirrored_product_half_is_computed(n):
+    A = skew_part(torch.randn(n, n, dtype=torch.float64))
+    square = mirrored_product(A, A)
+    cube = mirrored_product(A, square, -1)
+    torch.testing.assert_close(square, A @ A)
+    torch.testing.assert_close(cube, A @ A @ A)
+    if n == 600 and mirror.load_library(mirror.SOURCE) is not None:
+        assert torch.equal(square, square.mT)
+        assert torch.equal(cube, -cube.mT)
+        A[3, 500] = A[500, 3] = torch.nan
+        assert mirrored_product(A, A, -1)[3].isnan().all()
 
 
 def test_rows_may_be_columns():
