@@ -143,6 +143,11 @@ class Claim(Strict):
     logarithms: bool = Field(
         False, description="Whether ratios are compared, for losses that differ by powers of ten"
     )
+    short_confirms: bool = Field(
+        False,
+        description="Whether the short budget can confirm it but not refute it, because training "
+        "ends earlier",
+    )
     not_short: str | None = Field(
         None, description="Why the short budget cannot decide it; default: it can"
     )

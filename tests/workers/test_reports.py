@@ -363,6 +363,24 @@ def test_claims_about_analyses_read_their_results(tmp_path):
     assert "no memory" in content.claims[0].because
 
 
+def test_what_a_cut_training_has_not_reached_is_not_refuted(tmp_path):
+    spec = make_specs("nnrnn/figure-4", "short")["main"]
+    values = {"nnrnn": [0.01, 0.02, 0.03], "lstm": [0.16, 0.16, 0.17], "exprnn": [0.01, 0.02, 0.02]}
+    main = make_experiment(tmp_path, "main", spec, values)
+    order = ReportOrder(
+        id="r4",
+        name="nnrnn/figure-4",
+        budget="short",
+        experiments=[main],
+        analyses=[],
+        storage=str(tmp_path),
+    )
+    content = make_report(tmp_path, order)
+    verdicts = {claim.says.partition(" ")[0]: claim.verdict for claim in content.claims}
+    assert verdicts == {"nnRNN": "holds", "LSTM": "not comparable", "expRNN": "holds"}
+    assert "ends earlier" in content.claims[1].because
+
+
 def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):
     spec = make_specs("enrnn/figure-3", "short")["main"]
     gone = make_experiment(

@@ -298,6 +298,9 @@ def _judge(
     analyses: AnalysisNumbers,
 ) -> ClaimFound:
     found = _decide(claim, budget, measured, analyses)
+    if budget == "short" and claim.short_confirms and found.verdict == "does not hold":
+        words = f"not so far, and the short budget ends earlier: {found.because}"
+        found = Judgement("not comparable", words, found.pairs)
     return ClaimFound(
         says=claim.says,
         verdict=found.verdict,
