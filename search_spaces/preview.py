@@ -99,6 +99,11 @@ class SearchPreview(_Answer):
     words: list[str] = Field(
         [], description="What the method can and cannot do with this space, for a person to read"
     )
+    warm_start: dict[str, int] | None = Field(
+        None,
+        description="Experiment to how many of its trials tell this search something; null where "
+        "no service counts them",
+    )
 
 
 class Preview(_Answer):
@@ -118,11 +123,16 @@ class Preview(_Answer):
     side_by_side: SidePreview
 
 
-def preview(spec: ExperimentSpec, side_by_side: SidePreview | None = None) -> Preview:
+def preview(
+    spec: ExperimentSpec,
+    side_by_side: SidePreview | None = None,
+    warm_start: dict[str, int] | None = None,
+) -> Preview:
     """Return what a spec that passed `check_spec` would do. Nothing is built and no data is read.
 
-    `side_by_side` is what the caller knows of the nodes. All points of a small space are examined;
-    of a large one, its extreme points.
+    `side_by_side` is what the caller knows of the nodes, and `warm_start` how many trials of each
+    earlier experiment come along. All points of a small space are examined; of a large one, its
+    extreme points.
     """
     space = spec.space()
     configs = {arm: _sample_configs(spec, space, arm) for arm in space.arms}
@@ -135,7 +145,9 @@ def preview(spec: ExperimentSpec, side_by_side: SidePreview | None = None) -> Pr
         points=space.count(),
         trials=trials,
         replicates=spec.replicates,
-        search=SearchPreview(method=spec.search.method, words=explain_search(spec)),
+        search=SearchPreview(
+            method=spec.search.method, words=explain_search(spec), warm_start=warm_start
+        ),
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
         first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
         estimate=_estimate(configs, trials, spec.replicates),

@@ -8,7 +8,7 @@ from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
-from eigensweep.search_spaces.sections import IN_GENERATIONS, JOINT, Arm
+from eigensweep.search_spaces.sections import IN_GENERATIONS, JOINT, LEARNING, Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 FEWEST_RANGES = 2
@@ -63,6 +63,15 @@ def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
             f"{' and '.join(sorted(IN_GENERATIONS))}",
             expected="no population",
             got=search.population,
+        )
+    if search.warm_start and search.method not in LEARNING:
+        yield SpecError(
+            "search.warm_start",
+            f"{search.method} does not learn from results, so there is nothing to start from; "
+            "a configuration that has finished before is taken over in any case. "
+            f"{', '.join(sorted(LEARNING))} learn",
+            expected="no 'warm_start', or a method that learns",
+            got=search.warm_start,
         )
     if spec.objective.against and spec.scheduler.name != "none":
         yield SpecError(

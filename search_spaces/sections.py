@@ -76,6 +76,8 @@ class Arm(Strict):
 SearchMethod = Literal["grid", "random", "qmc", "tpe", "gp", "cmaes", "nsga2"]
 JOINT: frozenset[SearchMethod] = frozenset({"gp", "cmaes", "nsga2"})
 """Methods that look at all parameters of an arm together; the arms take turns."""
+LEARNING: frozenset[SearchMethod] = JOINT | {"tpe"}
+"""Methods that choose points by the results so far."""
 IN_GENERATIONS: frozenset[SearchMethod] = frozenset({"cmaes", "nsga2"})
 
 
@@ -107,6 +109,13 @@ class SearchConfig(Strict):
         le=1000,
         description="`cmaes` and `nsga2`: trials of a generation, in each arm. Default for `nsga2`:"
         " a fifth of an arm's trials, from 4 to 50; for `cmaes`: 4 + 3 ln d for d parameters",
+    )
+
+    warm_start: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(
+        [],
+        max_length=20,
+        description="Ids of experiments that are over. Their finished trials are told to the "
+        "sampler first, where the same configuration lies in this space. For methods that learn",
     )
 
 

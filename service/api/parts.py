@@ -73,3 +73,12 @@ async def _queue(request: Request) -> Queue | None:
 
 TheQueue = Annotated[Queue | None, Depends(_queue)]
 """A route's parameter of this type is the dispatcher, None where nothing can be posted."""
+
+
+async def _record(request: Request) -> Record | None:
+    service: Service | None = getattr(request.app.state, "service", None)
+    return None if service is None else service.record
+
+
+TheRecord = Annotated[Record | None, Depends(_record)]
+"""A route's parameter of this type is the record, None where nothing can be posted."""

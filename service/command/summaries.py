@@ -99,7 +99,13 @@ def format_preview(content: JsonObject) -> str:
             f"{cost['core_hours_high']:g} core hours in all, {cost['memory_mb']:g} MB a trial",
             cost["words"],
         ]
-    if words := content["search"]["words"]:
+    search = content["search"]
+    come = [
+        f"{_count(count, 'trial')} of experiment {id} {'tells' if count == 1 else 'tell'} the "
+        "search something"
+        for id, count in (search.get("warm_start") or {}).items()
+    ]
+    if words := search["words"] + come:
         lines += ["", *words]
     lines += _format_side_by_side(content.get("side_by_side") or {})
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
@@ -30,7 +30,7 @@ from eigensweep.workers.shared.messages import (
     Result,
     Source,
 )
-from eigensweep.workers.shared.states import OUTCOMES, ExperimentEnd, Outcome
+from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES, ExperimentEnd, Outcome
 
 T = TypeVar("T")
 
@@ -232,6 +232,9 @@ class RecordLedger:
 
         return database.read(self.database_url, work, self.patience)
 
+    def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
+        return load_earlier(self.database_url, experiments, self.patience)
+
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
             holder = experiment if number is None else self._trial(session, number)
@@ -310,6 +313,22 @@ class RecordLedger:
                 f"attempt {attempt} of trial {number} has a successor, attempt {trial.attempt}"
             )
         return trial
+
+
+def load_earlier(
+    url: str, experiments: Sequence[str], patience: float
+) -> list[tuple[Source, TrialEntry]]:
+    """Return the trials of some experiments that ended with a value, or diverged."""
+    ended = Trial.experiment_id.in_(experiments), Trial.state.in_(INSTRUCTIVE)
+    query = select(Trial).where(*ended).order_by(Trial.experiment_id, Trial.number)
+
+    def work(session: Session) -> list[tuple[Source, TrialEntry]]:
+        return [
+            (Source(trial.experiment_id, trial.number, trial.run_id), _entry(trial, {}, None))
+            for trial in session.scalars(query)
+        ]
+
+    return database.read(url, work, patience)
 
 
 def _budget(config: ConfigJson) -> int:

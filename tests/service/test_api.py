@@ -38,6 +38,44 @@ def post_and_claim(client: TestClient, record: Any, body: Any) -> RecordLedger:
     return RecordLedger(record.url, id, claim.generation)
 
 
+class TestWarmStart:
+    def test_earlier_trials_are_counted_and_what_tells_nothing_is_refused(
+        self, client, record, spec
+    ):
+        earlier = spec()
+        ledger = post_and_claim(client, record, earlier)
+        read = ExperimentSpec.model_validate(earlier)
+        for number, point in enumerate(read.space()):
+            config = read.trial(point)
+            content = config.model_dump(mode="json")
+            ledger.open(number, point.arm, point.params, content, config.content_hash())
+            ledger.finish(number, ledger.begin(number), "completed", Result(value=0.5, step=100))
+        id = ledger.experiment_id
+        space = {"optimizer.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
+        search = {"method": "tpe", "trials": 9, "space": space, "warm_start": [id]}
+
+        def say(**changes: Any) -> str:
+            answer = client.post("/v1/experiments", json=spec(search=search) | changes)
+            assert answer.status_code == 422
+            (problem,) = answer.json()["errors"]
+            return f"{problem['path']}: {problem['message']}"
+
+        assert f"experiment {id} is running; a search starts from" in say()
+        ledger.end("completed")
+        seen = client.post("/v1/experiments/preview", json=spec(search=search)).json()
+        assert seen["search"]["warm_start"] == {id: 2}
+        adding = {"name": "adding", "length": 20, "batch_size": 4}
+        assert "2 learned another task" in say(task=adding)
+        assert "2 trained another number of steps" in say(
+            training={"steps": 50, "evaluate_every": 10}
+        )
+        assert "search.warm_start.0: " in say(search=search | {"warm_start": ["0nothing"]})
+        assert "grid does not learn" in say(
+            search=search | {"method": "grid", "space": {"optimizer.lr": [0.1]}}
+        )
+        assert client.post("/v1/experiments", json=spec(search=search)).status_code == 201
+
+
 class TestPost:
     def test_an_experiment_is_queued_and_found_where_the_answer_says(self, client, spec):
         answer = client.post("/v1/experiments", json=spec())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, Params, Place, Result, Source
-from eigensweep.workers.shared.states import OPEN_TRIALS, Outcome
+from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Outcome
 
 
 class FileLedger:
@@ -144,6 +144,15 @@ class FileLedger:
                 if (config["seed"], config["replicates"]) == (seed, replicates) and entry.result:
                     source = Source(self.experiment_id, entry.number, entry.run_id)
                     yield config["training"]["steps"], Finished(source, entry.result)
+
+    def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
+        """Return trials of ledgers that lie beside this one, each named by its experiment."""
+        return [
+            (Source(id, entry.number, entry.run_id), entry)
+            for id in experiments
+            for entry in FileLedger(Path(self.path).parent / f"{id}.json", id).load()
+            if entry.state in INSTRUCTIVE
+        ]
 
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         with self._change() as content:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -170,3 +171,50 @@ class TestSeveralObjectives:
         assert b.in_optuna()[0].values == [0.5, 3.0, 0.25]
         directions = [goal.better for goal in b.spec.goals()]
         assert directions == ["lower", "lower", "higher"]
+
+
+class TestWarmStart:
+    def start(self, folder: Path, method: str, trials: int, **earlier: Any) -> Bench:
+        """Return a search that starts from 30 trials of another one, which sought elsewhere."""
+        before = Bench(folder, spec({"method": "random", "trials": 30, "space": TWO}, **earlier))
+        before.run(loss)
+        (folder / "ledger.json").rename(folder / "e0.json")
+        (folder / "e1.journal").unlink()
+        search = {"method": method, "space": TWO, "trials": trials, "warm_start": ["e0"]}
+        return Bench(folder, spec(search))
+
+    @pytest.mark.parametrize("method", ["tpe", "cmaes", "nsga2"])
+    def test_the_first_points_are_as_good_as_what_came_before_allows(self, tmp_path, method):
+        b = self.start(tmp_path, method, 20)
+        values = [loss(params) for params in b.run(loss)]
+        (tmp_path / "cold").mkdir()
+        cold = bench(tmp_path / "cold", method, TWO, 20)
+        assert median(values[:10]) < median([loss(p) for p in cold.run(loss, most=10)]) / 1.5
+
+    def test_each_trial_is_told_once_whatever_dies(self, tmp_path):
+        b = self.start(tmp_path, "tpe", 20)
+        b.run(loss, most=3)
+        b.start()
+        assert self.count_told(b) == 30
+        (tmp_path / "e1.journal").unlink()
+        b.start()
+        assert self.count_told(b) == 30
+        diverged = [e for e in b.ledger.load_earlier(["e0"]) if e[1].state == "diverged"]
+        told = [t.state.name for t in b.study.trials() if "source" in t.user_attrs]
+        assert (told.count("PRUNED"), told.count("FAIL")) == (len(diverged), 0)
+
+    def count_told(self, b: Bench) -> int:
+        return len({t.user_attrs["source"] for t in b.study.trials() if "source" in t.user_attrs})
+
+    @pytest.mark.parametrize(
+        ("earlier", "known"),
+        [
+            ({"seed": 7, "replicates": 2, "priority": 3}, 30),
+            ({"training": {"steps": 10, "evaluate_every": 5}}, 0),
+            ({"model": SCORNN | {"hidden_size": 12}}, 0),
+            ({"optimizer": {"name": "rmsprop"}}, 0),
+            ({"objective": {"metric": "accuracy"}}, 0),
+        ],
+    )
+    def test_only_the_same_training_counts(self, tmp_path, earlier, known):
+        assert self.count_told(self.start(tmp_path, "tpe", 3, **earlier)) == known

@@ -43,7 +43,7 @@ from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Sc
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.samplers import make_sampler, mark_generation, quiet
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import OBJECTIVE, Json
+from eigensweep.workers.shared.messages import OBJECTIVE, Json, Source
 from eigensweep.workers.shared.objectives import read_goals
 from eigensweep.workers.shared.states import Outcome
 
@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 NUMBER = "number"
 """User attribute of an Optuna trial: its number in the ledger."""
+
+SOURCE = "source"
+"""User attribute of one that another experiment ran: that one's id and the trial's number."""
 
 STATES: dict[Outcome, TrialState] = {
     "completed": TrialState.COMPLETE,
@@ -185,6 +188,10 @@ class Study:
         for part in self._parts:
             part.reconcile(by_part[id(part)])
 
+    def observe(self, source: Source, earlier: TrialEntry, point: Point) -> None:
+        """Tell once how another experiment's trial ended, at its point here; before `reconcile`."""
+        self._part_of[point.arm].observe(source, earlier, point)
+
     def draw(self, *, at_random: bool = False) -> Draw:
         """Return a point from the sampler, or from the random one. It may be an old point."""
         return min(self._parts, key=lambda part: part.turns).draw(at_random)
@@ -234,6 +241,12 @@ class _Part:
         self._random = optuna.samplers.RandomSampler(seed=self._seed)
         self._sampler = self._make_sampler()
         self._numbers: dict[int, int] = {}
+        self._observed = {
+            trial.user_attrs[SOURCE]
+            for trial in self.trials()
+            if SOURCE in trial.user_attrs
+            and trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        }
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
 
@@ -280,28 +293,43 @@ class _Part:
     def discard(self, draw: Draw) -> None:
         self._study.tell(draw.optuna_number, state=TrialState.FAIL)
 
+    def observe(self, source: Source, earlier: TrialEntry, point: Point) -> None:
+        name = f"{source.experiment}/{source.number}"
+        if name not in self._observed:
+            self._observed.add(name)
+            self._tell(self._make(point, {SOURCE: name}), earlier)
+
     def add(self, entry: TrialEntry) -> None:
+        point = Point(entry.arm, entry.params)
+        self._numbers[entry.number] = self._make(point, {NUMBER: entry.number})
+        self.tell(entry)
+
+    def _make(self, point: Point, marks: Json) -> int:
+        """Return the number of a new Optuna trial at a point that was not drawn here."""
         params: dict[str, Scalar] = {}
         distributions: dict[str, BaseDistribution] = {}
         if len(self._space.arms) > 1:
-            params["arm"] = entry.arm
+            params["arm"] = point.arm
             distributions["arm"] = CategoricalDistribution(self._space.arms)
-        axes = self._space.axes(entry.arm)
-        for path, value in entry.params.items():
-            name = self._name(entry.arm, path)
+        axes = self._space.axes(point.arm)
+        for path, value in point.params.items():
+            name = self._name(point.arm, path)
             params[name], distributions[name] = value, make_distribution(axes[path])
+        place = len(self._numbers) + len(self._observed)
         running = create_trial(
             state=TrialState.RUNNING,
             params=params,
             distributions=distributions,
-            user_attrs={NUMBER: entry.number},
-            system_attrs=mark_generation(self._sampler, len(self._numbers)),
+            user_attrs=marks,
+            system_attrs=mark_generation(self._sampler, place),
         )
         trial_id = self._storage.create_new_trial(self._study_id, running)
-        self._numbers[entry.number] = self._storage.get_trial(trial_id).number
-        self.tell(entry)
+        return self._storage.get_trial(trial_id).number
 
     def tell(self, entry: TrialEntry) -> None:
+        self._tell(self._numbers[entry.number], entry)
+
+    def _tell(self, number: int, entry: TrialEntry) -> None:
         """Tell Optuna how a trial ended, once; do nothing while it is open.
 
         Samplers should avoid the region of a trial that diverged; after a FAIL they would ignore it
@@ -310,7 +338,7 @@ class _Part:
         """
         if entry.state not in STATES:
             return
-        trial_id = self._id(self._numbers[entry.number])
+        trial_id = self._id(number)
         trial = self._storage.get_trial(trial_id)
         if trial.state.is_finished():
             return

@@ -18,6 +18,7 @@ from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.search_spaces.warm_start import find_point
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import LostBy, Metrics, Place, Result, Source
@@ -99,6 +100,8 @@ class Sweep:
             self._put(entry)
         self._unmet = {_key(Point(e.arm, e.params)) for e in self.tried}
         """Trials of earlier drivers that the sequence has not come to again."""
+        for source, earlier, point in self._find_earlier():
+            study.observe(source, earlier, point)
         study.reconcile(self.entries.values())
         self._queue = deque(n for n, e in sorted(self.entries.items()) if e.state == "waiting")
         self._handed_out: set[int] = set()
@@ -226,6 +229,17 @@ class Sweep:
         self._handed_out.discard(number)
         if by != "disk":
             self._queue.append(number)
+
+    def _find_earlier(self) -> Iterator[tuple[Source, TrialEntry, Point]]:
+        """Yield trials of the experiments that the search starts from, at their points here."""
+        if not self.spec.search.warm_start:
+            return
+        for source, entry in self.ledger.load_earlier(self.spec.search.warm_start):
+            point = find_point(
+                self.spec, self._space, entry.params, entry.config, entry.config_hash
+            )
+            if isinstance(point, Point):
+                yield source, entry, point
 
     def _wake(self) -> None:
         """Put the trials whose pause is over into the queue."""

@@ -8,6 +8,7 @@ with `StaleWriteError`, so that a process that was cut off cannot write over its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -104,6 +105,9 @@ class Ledger(Protocol):
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
         """Return the longest `completed` result of the same with a budget below `steps`, if any."""
+
+    def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
+        """Return the trials of other experiments that ended with a value, or diverged."""
 
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         """Record the MLflow run of a trial, or of the experiment (number None).

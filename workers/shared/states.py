@@ -24,6 +24,8 @@ OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
 OUTCOMES: Final[frozenset[str]] = frozenset(get_args(Outcome))
 RANKED: Final[frozenset[str]] = frozenset({"completed", "reused"})
 """The outcomes whose value counts in the ranking."""
+INSTRUCTIVE: Final[frozenset[str]] = RANKED | {"diverged"}
+"""The outcomes that tell a later search something about a configuration."""
 TRIAL_STATES: Final[tuple[TrialState, ...]] = (*OPEN_TRIALS, *get_args(Outcome))
 
 ENDED: Final[frozenset[str]] = frozenset(get_args(ExperimentEnd))

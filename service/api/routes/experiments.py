@@ -14,8 +14,9 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
-from eigensweep.service.api.parts import Queue, TheQueue, TheService, TheSettings
+from eigensweep.service.api.parts import Queue, TheQueue, TheRecord, TheService, TheSettings
 from eigensweep.service.api.schemas import ExperimentNow, Page
+from eigensweep.service.api.warm_start import count_observations
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.states import ExperimentState
@@ -76,6 +77,7 @@ def post_experiment(
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
     check_spec(spec, service.settings.corpora)
     _check_room(service.dispatcher, spec)
+    count_observations(service.record, spec)
     experiment, is_new = service.record.add(spec, idempotency_key)
     service.dispatcher.wake()
     answer = service.views.experiment(service.record.experiment(experiment.id))
@@ -90,7 +92,9 @@ def post_experiment(
     summary="Preview an experiment",
     responses=describe_errors(401, 413, 415, 422),
 )
-def preview_experiment(settings: TheSettings, queue: TheQueue, spec: PostedSpec) -> Preview:
+def preview_experiment(
+    settings: TheSettings, queue: TheQueue, record: TheRecord, spec: PostedSpec
+) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
     check_spec(spec, settings.corpora)
     room = _check_room(queue, spec)
@@ -105,7 +109,8 @@ def preview_experiment(settings: TheSettings, queue: TheQueue, spec: PostedSpec)
         alone={} if lanes is None else explain_arms_alone(spec),
         warnings=[] if room is None or room.problem is None else [room.problem],
     )
-    return preview(spec, side_by_side)
+    warm_start = None if record is None else count_observations(record, spec)
+    return preview(spec, side_by_side, warm_start)
 
 
 def _check_room(queue: Queue | None, spec: ExperimentSpec) -> Room | None:

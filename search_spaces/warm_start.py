@@ -1,0 +1,82 @@
+"""Which finished trials of earlier experiments tell a search something: the same training.
+
+A sampler compares values, so an earlier trial counts only where this experiment would train the
+very same configuration at some point of its space, to the same budget. Seeds may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.space import Point, Scalar, Space
+from eigensweep.search_spaces.spec import ExperimentSpec
+
+OTHER_TASK = "learned another task"
+OTHER_METRIC = "were ranked by another metric"
+OTHER_MODEL = "trained a model that no arm has"
+OTHER_BUDGET = "trained another number of steps"
+OUTSIDE = "lie outside of the space, or differ in what it does not vary"
+
+
+def find_point(
+    spec: ExperimentSpec,
+    space: Space,
+    params: Mapping[str, Scalar],
+    config: Mapping[str, Any],
+    hash: str,
+) -> Point | str:
+    """Return the point of a spec and its space at which an earlier trial lies, or why none is.
+
+    The earlier trial has the resolved `config`, its content `hash`, and was at `params` of its own
+    space.
+    """
+    if config["task"]["name"] != spec.task.name:
+        return OTHER_TASK
+    if config["objective"]["metric"] != spec.objective_metric.name:
+        return OTHER_METRIC
+    arms = [arm for arm in spec.arms_ if arm.model.name == config["model"]["name"]]
+    why = OUTSIDE if arms else OTHER_MODEL
+    for arm in arms:
+        point = _read_point(arm.label, space.axes(arm.label), params, config)
+        if point is None:
+            continue
+        try:
+            here = spec.trial(point)
+        except InvalidPointError:
+            continue
+        if here.content_hash() != hash:
+            continue
+        if here.training.steps == config["training"]["steps"]:
+            return point
+        why = OTHER_BUDGET
+    return why
+
+
+def _read_point(
+    arm: str,
+    axes: Mapping[str, Parameter],
+    params: Mapping[str, Scalar],
+    config: Mapping[str, Any],
+) -> Point | None:
+    """Return the values that an arm's parameters have in a configuration, if it takes them."""
+    found: dict[str, Scalar] = {}
+    for path, axis in axes.items():
+        if not axis.is_active(found):
+            continue
+        section, _, field = path.partition(".")
+        value = params[path] if path in params else config[section].get(field)
+        if not _takes(axis, value):
+            return None
+        found[path] = value
+    return Point(arm, found)
+
+
+def _takes(axis: Parameter, value: Scalar) -> bool:
+    if isinstance(axis, Choice) or axis.size() is not None:
+        return axis.position(value) is not None
+    low, high = axis.ends()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and low <= value <= high  # type: ignore[operator]  # both ends are numbers
