@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from eigensweep.models.base import Shapes, State
 from eigensweep.models.gated import GatedConfig, GatedNetwork
+from eigensweep.models.gradient_factor import multiply_gradient
 from eigensweep.models.matrices.initial import draw
 from eigensweep.models.recurrence.gated import lstm
 from eigensweep.models.recurrence.gated_reference import Peephole, lstm_states
@@ -37,6 +38,11 @@ class LSTMConfig(GatedConfig):
     )
     readout_from: Literal["state", "cell"] = Field(
         "state", description="What is read out. `state`: h; `cell`: the cell c"
+    )
+    scale_gradient: bool = Field(
+        False,
+        description="Whether the gradient with respect to the states is divided by the number of "
+        "steps",
     )
 
     def free_parameters(self, shapes: Shapes) -> int:
@@ -75,15 +81,21 @@ class LSTM(GatedNetwork):
         U = self.input_matrix()
 
         def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:
-            h0, c0 = self._states_before(x, state)
+            factor = 1 / len(x) if self.config.scale_gradient else 1.0
+
+            def scale(tensor: Tensor) -> Tensor:
+                return multiply_gradient(tensor, factor)
+
+            h0, c0 = map(scale, self._states_before(x, state))
+            peephole = [None if t is None else scale(t) for t in self._peephole()]
             return lstm(
-                x,
-                U,
-                self.recurrent_matrix(),
-                self.b,
+                scale(x),
+                scale(U),
+                scale(self.recurrent_matrix()),
+                scale(self.b),
                 self.V,
                 self.c,
-                peephole=self._peephole(),
+                peephole=Peephole(*peephole),
                 readout_from=self.config.readout_from,
                 readout=self.shapes.readout,
                 h0=h0,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from eigensweep.models.base import Shapes, State
+from eigensweep.models.gradient_factor import multiply_gradient
 from eigensweep.models.matrices.initial import Initial, draw
 from eigensweep.models.matrices.orthogonal import nearest_orthogonal
 from eigensweep.models.network import Network, NetworkConfig
@@ -183,14 +184,6 @@ def pool(h: Tensor) -> Tensor:
     [5.0, 2.0]
     """
     return (h[..., ::2].square() + h[..., 1::2].square() + 1e-12).sqrt()
-
-
-def multiply_gradient(x: Tensor, factor: float) -> Tensor:
-    """Return x, through which a gradient passes times `factor`."""
-    if factor == 1 or not x.is_floating_point():
-        return x
-    constant = x.detach()
-    return constant + factor * (x - constant)
 
 
 def _unit_vectors(seed: Tensor, n: int, count: int, dtype: torch.dtype) -> Tensor:

@@ -92,6 +92,19 @@ def test_a_scaled_gradient_is_divided_by_the_steps_but_for_the_readout(nets, kin
         same(part[name], expected, 1e-12 * max(1.0, expected.norm().item()))
 
 
+@pytest.mark.parametrize("peephole", ["none", "diagonal", "output_full"])
+def test_lstms_gradients_are_scaled_as_the_linear_transitions(nets, peephole):
+    x = nets.input(nets.shapes())
+    plain, scaled = (
+        nets.generic("lstm", scale_gradient=flag, peephole=peephole) for flag in (False, True)
+    )
+    assert torch.equal(plain(x)[0], scaled(x)[0])
+    whole, part = gradients(plain, x), gradients(scaled, x)
+    for name, gradient in whole.items():
+        expected = gradient if name in ("V", "c") else gradient / 7
+        same(part[name], expected, 1e-12 * max(1.0, expected.norm().item()))
+
+
 def test_no_state_is_longer_than_the_clip(nets):
     model = nets.generic("lt_rnn", activation_clip=0.5, scale=1.0)
     free = nets.generic("lt_rnn", scale=1.0)

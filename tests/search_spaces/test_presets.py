@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from eigensweep.search_spaces.errors import CorpusError, UnknownPresetError
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.preview import preview
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.analyses import ANALYSES
 
 PUBLISHED_SIZES = {
     "adding-enrnn-best": 15_441,
@@ -20,6 +23,10 @@ PUBLISHED_SIZES = {
     "copying-scornn-best": 21_764,
     "copying-lstm-best": 22_109,
     "copying-lstm-large-best": 157_641,
+    "copying-full-urnn-best": 21_641,
+    "adding-spectral-rnn-best": 1_981,
+    "adding-ornn-best": 2_569,
+    "adding-full-urnn-best": 15_481,
     "ptb-enrnn-best": 893_575,
     "ptb-lstm-best": 1_016_450,
     "ptb-lstm-large-best": 8_594_370,
@@ -29,15 +36,13 @@ PUBLISHED_SIZES = {
     "timit-lstm-large-best": 1_179_957,
 }
 
-PUBLISHED_THOUSANDS = {
-    "nnrnn/copying": {"nnrnn": 18.9},
-    "asrnn/copying-1000": {"asrnn": 22, "exprnn": 22, "scornn": 22, "lstm": 22},
-    "asrnn/permuted-mnist-16k": {"asrnn": 16, "exprnn": 16, "scornn": 16},
-    "asrnn/permuted-mnist-69k": {"asrnn": 69, "exprnn": 69, "scornn": 69, "lstm": 68},
-    "asrnn/permuted-mnist-137k": {"asrnn": 137, "exprnn": 137, "scornn": 137},
-    "asrnn/ptb-150": dict.fromkeys(["lstm", "asrnn", "nnrnn", "exprnn", "rnn_orth", "rnn"], 1320),
+OTHER_SIZES = {
+    ("enrnn", 893_575): "1016k",
+    ("eurnn", 526_145): "1.32M",
 }
-"""LSTM on MNIST: the paper's 69 thousand count two biases for each gate."""
+"""Sizes that the papers' own settings do not have, beside what they print; the presets say so."""
+
+MEASURED_AS = ("valid/", "test/", "best_test/", "test_now/", "train/")
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -68,19 +73,68 @@ def test_a_best_setting_is_one_trial_of_the_published_size(name, size):
     assert found.arms[0].largest_parameters == size
 
 
-@pytest.mark.parametrize(("name", "thousands"), PUBLISHED_THOUSANDS.items())
-def test_the_arms_of_a_comparison_have_the_published_sizes(name, thousands):
-    found = {arm.name: arm.largest_parameters for arm in preview(load_preset(name)).arms}
-    for arm, size in thousands.items():
-        assert found[arm] == pytest.approx(1000 * size, rel=0.04), arm
+def read_count(printed: str) -> float:
+    """Return a number of parameters as papers print it.
+
+    >>> read_count("1.32M"), read_count("16k"), read_count("15000")
+    (1320000.0, 16000.0, 15000.0)
+    """
+    factor = {"k": 1e3, "m": 1e6}.get(printed[-1].lower())
+    return float(printed) if factor is None else float(printed[:-1]) * factor
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if load_preset(name).published])
+class TestPublishedNumbers:
+    def test_an_arm_has_as_many_parameters_as_the_paper_prints_for_it(self, name):
+        preset = load_preset(name)
+        if preset.trial_count() > 50:
+            return  # a searched grid holds other sizes, too
+        sizes = {arm.name: arm.largest_parameters for arm in preview(preset).arms}
+        for number in preset.published:
+            printed = str(number.value) if number.metric == "parameters" else number.parameters
+            if number.arm is None or printed is None:
+                continue
+            if printed == OTHER_SIZES.get((number.arm, sizes[number.arm])):
+                continue
+            if number.note is not None and f"{sizes[number.arm]:,}" in number.note:
+                continue
+            assert sizes[number.arm] == pytest.approx(read_count(printed), rel=0.04), number.arm
+
+    def test_a_number_is_one_that_can_be_measured_and_says_where_it_stands(self, name):
+        preset = load_preset(name)
+        metrics = {metric.name for metric in preset.task.metrics}
+        for number in preset.published:
+            assert number.place
+            if number.metric in ("parameters", "baseline", "seconds_per_step"):
+                continue
+            assert number.metric.startswith(MEASURED_AS)
+            assert number.metric.partition("/")[2] in metrics
+            tests_at_evaluations = number.metric.startswith(("best_test/", "test_now/"))
+            assert preset.training.test_every_evaluation or not tests_at_evaluations
+
+
+def test_each_figure_and_table_has_a_preset_or_an_analysis_on_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "papers.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if len(row) == 4 and row[0] not in ("| what", "| ---")]
+    assert len(rows) == 32
+    known = {*preset_names(), *ANALYSES}
+    for row in rows:
+        named = re.findall(r"`([^`]+)`", row[1])
+        assert named
+        assert set(named) <= known
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "adding-enrnn",
+        "adding-full-urnn",
+        "adding-ornn",
         "adding-scornn",
+        "adding-spectral-rnn",
         "copying-enrnn",
+        "copying-full-urnn",
         "copying-scornn",
         "ptb-enrnn",
         "timit-enrnn",
