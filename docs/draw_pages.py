@@ -22,6 +22,8 @@ from PIL import Image
 from rich.console import Console
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 from eigensweep.service.client import Client
 from eigensweep.service.command.quickstart import running_service
@@ -31,6 +33,9 @@ PLUGINS = Path(__file__).parents[1] / "tests" / "plugins"
 """A package whose model `toy_bug` raises an error, so that there is a failure to show."""
 WIDE, NARROW = 1180, 390
 LARGEST_BYTES = 150_000
+SECONDS_TO_DRAW = 6
+LONGEST = 2700
+"""Pixels of a page that a picture shows."""
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -113,25 +118,34 @@ def chromium(width: int, *, dark: bool) -> Iterator[webdriver.Chrome]:
             driver.quit()
 
 
-def photograph(driver: webdriver.Chrome, address: str, name: str, act: str = "") -> None:
-    """Write the picture of a whole page, after a script has acted on it."""
+def photograph(
+    driver: webdriver.Chrome, address: str, name: str, shown: str = "h1", act: str = ""
+) -> None:
+    """Write the picture of a page once an element is shown, after a script has acted on it."""
+    _set_height(driver, 900)
     driver.get(address)
-    time.sleep(3)
     if act:
+        time.sleep(SECONDS_TO_DRAW)
         driver.execute_script(act)
-        time.sleep(3)
+    WebDriverWait(driver, 120).until(lambda it: it.find_elements(By.CSS_SELECTOR, shown))
+    time.sleep(SECONDS_TO_DRAW)
     height = driver.execute_script("return document.documentElement.scrollHeight")
-    size = driver.execute_script("return innerWidth")
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": size, "height": height, "deviceScaleFactor": 1, "mobile": size < 600},
-    )
-    time.sleep(1)
+    height = min(height, LONGEST)
+    _set_height(driver, height)
+    time.sleep(2)
     shot = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     path = FOLDER / f"{name}.png"
-    shot.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
-    if path.stat().st_size > LARGEST_BYTES:
-        raise RuntimeError(f"{path} has {path.stat().st_size} bytes, over {LARGEST_BYTES}")
+    for colours in (256, 128, 64):
+        shot.quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
+        if path.stat().st_size <= LARGEST_BYTES:
+            return
+    raise RuntimeError(f"{path} has {path.stat().st_size} bytes, over {LARGEST_BYTES}")
+
+
+def _set_height(driver: webdriver.Chrome, height: int) -> None:
+    width = driver.execute_script("return innerWidth")
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def photograph_all(client: Client) -> None:
@@ -140,7 +154,7 @@ def photograph_all(client: Client) -> None:
     ids = {each["name"]: each["id"] for each in reversed(listed)}
     quick, search = (f"{client.url}/experiments/{ids[n]}" for n in ("quickstart", SEARCH["name"]))
     trials = client.get(f"/v1/experiments/{ids[SEARCH['name']]}/trials", sort="value")["items"]
-    failed = client.get(f"/v1/experiments/{ids[SEARCH['name']]}/trials", state="failed")["items"]
+    arms = "&".join(f"of={ids[SEARCH['name']]}/{arm}" for arm in ("scornn", "lstm", "tanh_rnn"))
     preview = "document.getElementById('preview').click()"
     mistake = (
         "const t = document.getElementById('spec');"
@@ -149,17 +163,17 @@ def photograph_all(client: Client) -> None:
     FOLDER.mkdir(exist_ok=True)
     with chromium(WIDE, dark=False) as driver:
         photograph(driver, client.url, "experiments")
-        photograph(driver, quick, "experiment")
-        photograph(driver, search, "search")
+        photograph(driver, quick, "experiment", "#curves path.js-line")
+        photograph(driver, search, "search", "#importance:not([hidden]) path")
         photograph(driver, f"{search}/trials/{trials[0]['number']}", "trial")
-        photograph(driver, f"{search}/trials/{failed[0]['number']}", "failed-trial")
-        photograph(driver, f"{search}/trials", "trials")
-        photograph(driver, f"{client.url}/new", "new", preview)
-        photograph(driver, f"{client.url}/new", "new-refused", mistake)
+        photograph(driver, f"{search}/trials?state=diverged", "trials")
+        photograph(driver, f"{client.url}/compare?{arms}", "compare")
+        photograph(driver, f"{client.url}/new", "new", "#result dl", preview)
+        photograph(driver, f"{client.url}/new", "new-refused", ".problem", mistake)
     with chromium(WIDE, dark=True) as driver:
-        photograph(driver, quick, "dark")
+        photograph(driver, quick, "dark", "#curves path.js-line")
     with chromium(NARROW, dark=False) as driver:
-        photograph(driver, quick, "phone")
+        photograph(driver, quick, "phone", "#curves path.js-line")
 
 
 def main() -> None:

@@ -59,7 +59,8 @@ class Tags(HTMLParser):
 def pages_of(id: str) -> list[str]:
     here = f"/experiments/{id}"
     trials = [f"{here}/trials/{number}" for number in range(8)]
-    return ["/", here, f"{here}/trials", *trials, "/new", f"/new?experiment={id}"]
+    compared = f"/compare?of={id}/0&of={id}/lstm"
+    return ["/", here, f"{here}/trials", *trials, compared, "/new", f"/new?experiment={id}"]
 
 
 class TestList:
@@ -142,9 +143,23 @@ class TestExperiment:
             )
             assert sent.status_code == 201, sent.text
 
+    def test_arms_are_compared_in_words_and_one_alone_is_not(self, client, ledger):
+        here = f"/experiments/{ledger.experiment_id}"
+        link = re.search(r'href="(/compare\?[^"]+)">Compare the arms', client.get(here).text)[1]
+        words = read(client, unescape(link))
+        (pair,) = client.get("/v1" + unescape(link)).json()["pairs"]
+        for split in ("valid", "test"):
+            assert pair[split]["words"] in words
+        assert f"{pair['test']['mean']:.4g} {pair['test']['low']:.4g} to" in words
+        chosen = f"/compare?of={ledger.experiment_id}/0"
+        assert "choose at least two" in read(client, chosen)
+        assert "no experiment 'x'" in read(client, f"{chosen}&of=x&of=", 404)
+
     @pytest.mark.parametrize(
         ("path", "status", "words"),
         [
+            ("/?of=x", 422, "of"),
+            (f"/compare?{'&'.join(['of=x'] * 30)}", 422, "20"),
             ("/experiments/none", 404, "no experiment 'none'"),
             ("/experiments/none/trials/3", 404, "no experiment"),
             ("/?state=lost", 422, "queued"),

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import plotly  # type: ignore[import-untyped]
 import yaml
@@ -19,7 +19,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
@@ -30,13 +30,23 @@ from eigensweep.service.api.errors import STATUS, answer_error
 from eigensweep.service.api.page_headers import PAGE_HEADERS
 from eigensweep.service.api.pages.formats import FILTERS, show_number
 from eigensweep.service.api.parts import TheService
-from eigensweep.service.api.routes import analyses, catalogue, experiments, overviews, trials
+from eigensweep.service.api.routes import (
+    analyses,
+    catalogue,
+    comparisons,
+    experiments,
+    overviews,
+    trials,
+)
+from eigensweep.service.api.routes.comparisons import ComparisonQuery
 from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQuery
 from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.api.routes.trials import TrialQuery
 from eigensweep.service.api.schemas import TrialNow
 from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, TRIAL_STATES, TrialState
+
+Query_ = TypeVar("Query_", bound=BaseModel)
 
 PLACE: Final = Path(__file__).parent
 PLOTLY: Final = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -92,6 +102,16 @@ def add_pages(app: FastAPI) -> None:
 def render(template: str, status: int = 200, **content: Any) -> Response:
     """Return a page."""
     return HTMLResponse(TEMPLATES.get_template(template).render(content), status, PAGE_HEADERS)
+
+
+def validate(model: type[Query_], **fields: Any) -> Query_:
+    """Return a query of the API; what it refuses is an error of the page's address."""
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**each, "loc": ("query", *each["loc"])} for each in error.errors()]
+        ) from error
 
 
 class ListQuery(BaseModel):
@@ -220,6 +240,28 @@ class FormQuery(BaseModel):
 
     preset: str = Field("quickstart", max_length=200)
     experiment: str | None = Field(None, max_length=32)
+
+
+class ComparePageQuery(BaseModel):
+    """What is compared; empty fields of the form are left out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    of: list[str] = Field([], max_length=40)
+    metric: str = Field("", max_length=120)
+
+
+@router.get("/compare")
+def show_comparison(
+    request: Request, service: TheService, query: Annotated[ComparePageQuery, Query()]
+) -> Response:
+    """Return a comparison, or the form that asks for one."""
+    names = [name.strip() for name in query.of if name.strip()]
+    found = None
+    if len(names) > 1:
+        asked = validate(ComparisonQuery, of=names, metric=query.metric or None)
+        found = comparisons.compare_subjects(request, service, asked)
+    return render("compare.html", names=names, metric=query.metric, found=found)
 
 
 @router.get("/new")

@@ -3,7 +3,7 @@
 import { call } from "./page.js";
 import { axis, colour, digits, draw, fill, isWide, plain, scaleOf } from "./plots.js";
 
-const { id, metric, unit, better } = document.getElementById("experiment").dataset;
+const { id, metric, unit, better, state } = document.getElementById("experiment").dataset;
 const place = `/v1/experiments/${id}`;
 const named = `${metric}${unit ? ` (${unit})` : ""}`;
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
@@ -37,7 +37,7 @@ async function drawCurves() {
       const tone = colour(arms.indexOf(each.arm));
       const dash = DASHES[(seen[each.arm] = (seen[each.arm] ?? -1) + 1) % DASHES.length];
       const group = { legendgroup: each.arm, showlegend: false };
-      if (each.low.some((low) => low !== null)) {
+      if (dash === "solid" && each.low.some((low) => low !== null)) {
         const around = { x: each.steps, mode: "lines", line: { width: 0 }, hoverinfo: "skip", ...group };
         traces.push({ ...around, y: each.low.map((low) => Math.max(low, floor)) });
         traces.push({ ...around, y: each.high, fill: "tonexty", fillcolor: `${tone}2e` });
@@ -211,10 +211,62 @@ async function loadSpace() {
   drawSpace();
 }
 
+async function drawImportance() {
+  const section = document.getElementById("importance");
+  const found = await call(`${place}/importance`);
+  const rows = found.arms.flatMap(({ arm, parameters }) => parameters.map((each) => ({ arm, ...each })));
+  const known = rows.filter((each) => each.share !== null);
+  section.hidden = !known.length;
+  if (known.length) {
+    draw(section.querySelector(".drawing"), () => ({
+      traces: arms.map((arm) => {
+        const mine = known.filter((each) => each.arm === arm).reverse();
+        return {
+          type: "bar",
+          orientation: "h",
+          name: plain(arm),
+          x: mine.map((each) => each.share),
+          y: mine.map((each) => plain(`${arm}: ${each.path}`)),
+          marker: { color: colour(arms.indexOf(arm)) },
+          hovertemplate: "%{y}: %{x:.2f}<extra></extra>",
+        };
+      }).filter((trace) => trace.x.length).reverse(),
+      layout: {
+        showlegend: false,
+        height: 80 + 28 * known.length,
+        bargap: 0.3,
+        xaxis: axis("share", { range: [0, 1] }),
+        yaxis: axis(""),
+      },
+    }));
+  }
+  fill(
+    section.querySelector("details div"),
+    ["arm", "setting", "share", "trials", "remark"],
+    rows.map((each) => [each.arm, each.path, each.share, each.trials, each.problem ?? ""]),
+  );
+}
+
+async function showFront() {
+  const section = document.getElementById("front");
+  const { objectives, front, beaten } = await call(`${place}/pareto`);
+  section.hidden = front.length < 2;
+  if (section.hidden) return;
+  const names = objectives.map((each) => each.name);
+  document.getElementById("front-words").textContent =
+    `No other trial is better in ${names.map((name) => name.replaceAll("_", " ")).join(" and ")}; ${beaten} others are beaten in everything.`;
+  fill(
+    section.querySelector("div"),
+    ["trial", "arm", ...names.map((name) => name.replaceAll("_", " ")), "settings"],
+    front.map((each) => [each.number, each.arm, ...names.map((name) => each.values[name]), label(each.params)]),
+  );
+}
+
 async function load() {
   arms = (await call(`${place}/arms`)).items.map((arm) => arm.name);
   colourArms();
   await Promise.all([drawCurves(), loadSpace()]);
+  if (state !== "running") await Promise.all([drawImportance(), showFront()]); // both read all trials
 }
 
 document.getElementById("space-arm").addEventListener("change", drawSpace);

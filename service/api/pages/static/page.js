@@ -17,7 +17,8 @@ async function update() {
   for (const part of document.querySelectorAll("[data-live]")) {
     const newer = fresh.getElementById(part.id);
     const isInUse = part.contains(document.activeElement) && document.activeElement !== part;
-    if (newer && !isInUse && part.innerHTML !== newer.innerHTML) part.innerHTML = newer.innerHTML;
+    const isChosen = part.querySelector("input:checked") !== null;
+    if (newer && !isInUse && !isChosen && part.innerHTML !== newer.innerHTML) part.innerHTML = newer.innerHTML;
   }
   document.dispatchEvent(new CustomEvent("updated"));
   if (!fresh.body.dataset.refresh) {
