@@ -124,6 +124,13 @@ class TestBounds:
         assert judge_bounds(side, **bounds).verdict == verdict
 
 
+def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
+    ratios = Side({0: 10.0, 1: 1e4, 2: 1e6})
+    assert judge_bounds(ratios, at_least=1e-3).verdict == "not distinguishable"
+    assert judge_bounds(ratios, at_least=1e-3, ratios=True).verdict == "holds"
+    assert judge_bounds(Side({0: 0.0, 1: 0.1}), at_most=2, ratios=True).verdict == "holds"
+
+
 def test_a_number_agrees_where_the_papers_is_inside_its_interval():
     measured = summarize([0.1, 0.2, 0.3])
     assert judge_number(measured, 0.25, None).verdict == "holds"

@@ -37,7 +37,7 @@ def write_page(reports: Sequence[tuple[ReportContent, str]], missing: Mapping[st
         "fitted.",
         "",
         *_table(
-            ("reproduction", "budget", "verdict", "claims", "training, core minutes"),
+            ("reproduction", "budget", "verdict", "claims", "minutes of training"),
             (
                 (
                     f"[{each.name}](#{_anchor(each)})",
@@ -143,7 +143,7 @@ ARM_HEADS = (
     "test",
     "constraint",
     "diverged",
-    "core minutes",
+    "minutes",
 )
 
 
@@ -180,7 +180,7 @@ def interval_words(found: Interval | None) -> str:
 def cost_words(content: ReportContent) -> str:
     """Return what the report cost, and with what it was made."""
     cost = content.cost
-    parts = [f"Training took {cost.trial_seconds / 60:.1f} core minutes"]
+    parts = [f"Training took {cost.trial_seconds / 60:.1f} minutes, one trial after another"]
     if cost.started_at is not None and cost.finished_at is not None:
         minutes = (cost.finished_at - cost.started_at).total_seconds() / 60
         parts.append(f"{minutes:.1f} minutes from the first start to the last end")

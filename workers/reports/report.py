@@ -171,14 +171,14 @@ class ArmFound(Strict):
     drift: dict[str, float]
     """How far the model's constraint was from holding: the worst of any evaluation and seed."""
     seconds: float
-    """Training time of all trials of the arm, on the cores they had."""
+    """Time that all trials of the arm trained; other work on the machine counts."""
 
 
 class Cost(Strict):
     """What it took."""
 
     trial_seconds: float
-    """Training time of all trials together; reused results count with the time they had taken."""
+    """Time that all trials trained, one after another; reused results count with theirs."""
     estimated_core_seconds: float
     started_at: datetime | None
     finished_at: datetime | None
@@ -334,8 +334,8 @@ def _decide(
     if budget == "short" and claim.not_short is not None:
         return Judgement("not comparable", claim.not_short)
     if claim.by.analysis is not None:
-        side = analyses.side(claim.by)
-        return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact)
+        side, ratios = analyses.side(claim.by), claim.by.over is not None
+        return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact, ratios=ratios)
     if claim.better is not None:
         others = {arm: _side(arm, claim, measured) for arm in claim.than}
         label, arm = split_arm(claim.better, claim)

@@ -119,21 +119,32 @@ def judge_bounds(
     at_most: float | None = None,
     *,
     exact: bool = False,
+    ratios: bool = False,
 ) -> Judgement:
-    """Return whether a number lies within bounds, by its interval; an exact one by itself."""
+    """Return whether a number lies within bounds, by its interval; an exact one by itself.
+
+    With `ratios` the interval is that of the logarithms, whose mean is the geometric one, unless a
+    ratio is zero: the interval of a positive number has no negative end.
+    """
     if side.missing is not None:
         return Judgement("not comparable", side.missing)
     summary = side.summary
     if summary is None:
         seeds = _count(len(side.diverged), "seed")
         return Judgement("does not hold", f"training diverged in all {seeds}")
-    low, high = (summary.mean, summary.mean) if exact else (summary.low, summary.high)
+    mean, low, high = summary.mean, summary.low, summary.high
+    if exact:
+        low = high = mean
+    elif ratios and min(side.values.values()) > 0:
+        inner = summarize([log(value) for value in side.values.values()])
+        mean = exp(inner.mean)
+        low, high = (None if end is None else exp(end) for end in (inner.low, inner.high))
     if low is None or high is None:
         return Judgement(
             "not distinguishable",
-            f"one seed gives no interval; its value is {show(summary.mean)}",
+            f"one seed gives no interval; its value is {show(mean)}",
         )
-    words = f"{show(summary.mean)} [{show(low)}, {show(high)}]" if not exact else show(low)
+    words = show(mean) if exact else f"{show(mean)} [{show(low)}, {show(high)}]"
     words += f", wanted {_bounds(at_least, at_most)}" + _about(side)
     above = at_least is None or low >= at_least
     below = at_most is None or high <= at_most
