@@ -23,10 +23,12 @@ from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt
 
+SIZES = {"train_size": None, "valid_size": 50, "test_size": 50}
+
 
 def order(folder, number, *, experiment="e1", steps=60, lr=1e-3, seed=0, **config) -> Order:
     content = {
-        "task": {"name": "copying", "delay": 5, "symbols": 3, "batch_size": 4},
+        "task": {"name": "copying", "delay": 5, "symbols": 3, "batch_size": 4, **SIZES},
         "model": {"name": "scornn", "hidden_size": 12, "negative_ones": 3},
         "optimizer": {"lr": lr, "name": "rmsprop"},
         "training": {"steps": steps, "evaluate_every": 20, "log_every": 5},
