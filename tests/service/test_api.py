@@ -18,6 +18,7 @@ from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.comparison import Comparison
 from eigensweep.service.api.routes.analyses import AnalysisNow
 from eigensweep.service.api.schemas import ExperimentNow, TrialNow, TrialSummary
 from eigensweep.service.record.database import engine
@@ -408,6 +409,7 @@ class TestReading:
             TrialNow: examples_shown.TRIAL,
             TrialSummary: examples_shown.TRIAL_SUMMARY,
             AnalysisNow: examples_shown.ANALYSIS,
+            Comparison: examples_shown.COMPARISON,
         }
         for answer, example in answers.items():
             assert page["components"]["schemas"][answer.__name__]["examples"]
