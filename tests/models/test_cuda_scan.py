@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -288,6 +289,16 @@ class TestChoice:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         with pytest.raises(RuntimeError, match="run the network once before"):
             scan.load_kernel(ScanShape(11, 1, 1, False, "tanh"), 0)
+
+
+def test_clipped_states_leave_the_kernel_with_one_line_of_log(caplog):
+    scan._warn_of_clipping.cache_clear()
+    W = mock.Mock(is_cuda=True, dtype=torch.float32, shape=(1, 8, 8))
+    assert not scan.is_available(W, "clipped")
+    assert not scan.is_available(W, "clipped")
+    assert [record.message for record in caplog.records] == [
+        "a recurrence with clipped states runs step by step: the kernel does not clip"
+    ]
 
 
 @pytest.mark.gpu
