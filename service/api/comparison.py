@@ -35,6 +35,9 @@ Split = Literal["valid", "test"]
 
 SPLITS: dict[Split, str] = {"valid": "validation data", "test": "test data"}
 
+LONGEST_NUMBER = 10
+"""A text of so many digits or more is no trial's number."""
+
 TRAINING_ONLY = ("batch_size",)
 """Fields of a task that change how it trains, and not what is scored."""
 
@@ -148,7 +151,7 @@ def compare(record: Queries, names: Sequence[str], metric: str | None, version: 
 def _find(record: Queries, name: str, metric: str | None) -> _Found:
     id, slash, part = name.partition("/")
     experiment = record.row(id)
-    if part.isdecimal():
+    if part.isdecimal() and len(part) < LONGEST_NUMBER:
         trial, chosen = record.trial(id, int(part)).trial, "named"
     else:
         arm = part if slash else None

@@ -116,6 +116,9 @@ def test_a_name_that_means_nothing_is_refused_with_what_there_is(run, client, sp
     for names, query, status, words in [
         ([id, f"{id}/rnn"], {}, 404, "its arms are lstm, gru"),
         ([id, f"{id}/7"], {}, 404, "has no trial 7"),
+        ([id, f"{id}/{10**20}"], {}, 404, f"a trial is written {id}/NUMBER"),
+        ([id, f"{id}/a/b"], {}, 422, "should match pattern"),
+        ([id, "e\0"], {}, 422, "should match pattern"),
         ([id, "e0"], {}, 404, "there is no experiment 'e0'"),
         ([id, queued], {}, 409, "has finished"),
         ([id], {}, 422, "at least 2"),

@@ -13,7 +13,9 @@ from eigensweep.service.api.parts import TheService
 
 router = APIRouter(tags=["trials"])
 
-Subject = Annotated[str, StringConstraints(min_length=1, max_length=120)]
+Subject = Annotated[
+    str, StringConstraints(max_length=120, pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$")
+]
 
 
 class ComparisonQuery(BaseModel):
