@@ -33,6 +33,7 @@ from eigensweep.service.record.reproductions import (
     Posted,
     ReproductionRecord,
     Reproductions,
+    make_id,
 )
 from eigensweep.service.settings import Mlflow
 from eigensweep.workers.reports.measurements import Measured
@@ -91,10 +92,13 @@ class Reproducer:
         for found in self.reproductions.list(("running", "reporting")):
             if self._stopping.is_set():
                 break
-            if found.state == "running":
-                found = self._look_after(found)
-            if found.state == "reporting":
-                self._report(found)
+            try:
+                if found.state == "running":
+                    found = self._look_after(found)
+                if found.state == "reporting":
+                    self._report(found)
+            except (SpecError, ValueError) as error:  # its suite was removed, or has changed
+                self.reproductions.finish(found, ReportOutcome(error=str(error)))
         return bool(self.reproductions.list(("running", "reporting")))
 
     def _run(self) -> None:
@@ -115,8 +119,10 @@ class Reproducer:
         ids = [each.id for each in found.experiments.values() if each.id is not None]
         if any(self.record.row(id).state not in ENDED for id in ids):
             return found
+        suite, specs = load_suite(found.name), make_specs(found.name, found.budget)
+        if make_id(found.name, found.budget, specs) != found.id:
+            raise ValueError(f"{found.name} has changed since it was asked for; ask for it again")
         if found.analyses is None:
-            suite = load_suite(found.name)
             asked = [
                 self._ask(found, label, repeat, analysis)
                 for label, analysis in suite.analyses.items()
@@ -179,7 +185,7 @@ class Reproducer:
         try:
             order = self._make_order(found)
             problem = self._children.run(folder, order.model_dump_json())
-        except (OSError, ValueError, SpecError) as error:
+        except OSError as error:
             problem = f"{type(error).__name__}: {error}"
         if self._stopping.is_set():
             return

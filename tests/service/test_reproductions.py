@@ -190,6 +190,21 @@ def test_a_report_that_cannot_be_made_says_why_and_is_tried_again(client, reprod
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [("nnrnn/figure-6b", "has changed since"), ("nnrnn/figure-99", "there is no reproduction")],
+)
+def test_one_whose_suite_was_changed_or_removed_says_so(client, reproducer, play, name, words):
+    posted = post(client).json()
+    play(posted["experiments"][0]["id"])
+    found = reproducer.reproductions.get(posted["id"])
+    reproducer.reproductions.change(found, name=name)
+    assert not reproducer.tick()
+    ended = client.get(posted["links"]["self"]).json()
+    assert ended["state"] == "failed"
+    assert words in ended["error"]
+
+
+@pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         ({"name": "nnrnn/figure6a"}, 404, "did you mean 'nnrnn/figure-6a'?"),
