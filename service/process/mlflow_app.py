@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 TOKEN: Final = "EIGENSWEEP_MLFLOW_TOKEN"
@@ -64,7 +64,11 @@ def is_offered(method: str, path: str) -> bool:
 
 
 class Lock:
-    """Answers 401 to requests without the secret and 403 to those that are not offered."""
+    """Answers 401 to requests without the secret and 403 to those that are not offered.
+
+    MLflow's page of runs asks for gateways to other servers, and shows a refusal as an error. It is
+    told that there are none.
+    """
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
         self._app, self._expected = app, f"Bearer {secret}".encode()
@@ -78,6 +82,8 @@ class Lock:
             Headers(scope=scope).get("authorization", "").encode(), self._expected
         ):
             await _refuse(send, 401, "UNAUTHENTICATED", "MLflow answers Eigensweep's service only")
+        elif scope["method"] == "GET" and scope["path"].endswith("/mlflow/gateway-proxy"):
+            await JSONResponse({"endpoints": []})(scope, receive, send)
         elif not is_offered(scope["method"], scope["path"]):
             words = f"{scope['method']} {scope['path'][:200]} is not offered here"
             await _refuse(send, 403, "INVALID_PARAMETER_VALUE", words)
