@@ -264,6 +264,42 @@ class TestADiskThatFails:
         assert b.sweep.entries[0].state == "cancelled"
 
 
+class TestANodeThatIsNotFit:
+    def test_its_trials_go_elsewhere_and_it_is_tried_again_later_and_later(self, tmp_path):
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
+        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        job = b.sweep.next_job()
+        for leave in (15.0, 30.0, 60.0):
+            b.sweep.begin(0, job.attempt)
+            words = "node bad: there is no corpus"
+            b.sweep.lose(0, job.attempt, words, by="node", node="bad")
+            began, avoided = now[0], ("bad",)
+            while avoided:
+                job = b.sweep.next_job()
+                avoided = job.avoid
+                b.sweep._queue.append(0)
+                now[0] += 1.0
+            b.sweep._queue.clear()
+            assert now[0] - began - 1.0 == leave
+        reasons = [h[3] for h in b.ledger.read("history") if h[0] == "interrupt"]
+        assert reasons == [f"{words} (the node is left out for a while)"] * 3
+
+    @pytest.mark.parametrize(("nodes", "bad"), [(1, 1), (2, 2), (9, 3)])
+    def test_without_an_elsewhere_or_after_a_few_nodes_everything_waits(self, tmp_path, nodes, bad):
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1, 1e-2]}}, retries=0), [0.0]
+        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: nodes
+        for turn in range(1, bad + 1):
+            job = b.sweep.next_job()
+            assert len(job.avoid) == turn - 1
+            number = job.entry.number
+            b.sweep.begin(number, job.attempt)
+            b.sweep.lose(number, job.attempt, "other code", by="node", node=f"n{turn}")
+        assert b.sweep.next_job() is None
+        assert not b.sweep.is_handed_out
+        now[0] = 15.0
+        assert b.sweep.next_job() is not None
+
+
 class TestANewDriver:
     @pytest.mark.parametrize("method", ["grid", "random", "tpe"])
     def test_it_takes_up_first_what_is_unfinished_with_the_next_attempt(self, tmp_path, method):

@@ -1,12 +1,16 @@
 """Whose fault an error is, as a trial's process tells it."""
 
 import errno
+import platform
+from dataclasses import replace
 
 import pytest
 from orders import make_order
 
+from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.workers.engine import trainable
 from eigensweep.workers.engine.trainable import LOST, REPORT, TrialTrainable
+from eigensweep.workers.shared.code import ForeignCodeError
 from eigensweep.workers.shared.durable_files import storage_error
 
 
@@ -37,6 +41,32 @@ def test_a_disk_that_fails_loses_the_attempt_and_is_not_the_trials_fault(trial, 
     report = told[REPORT]
     assert (report["outcome"], report["lost_by"]) == (None, "disk")
     assert report["lost"] == f"cannot write {tmp_path / 'head.json'}: the disk fails"
+
+
+def test_a_store_that_may_not_be_read_is_the_disks_fault_and_a_file_of_others_is_not(
+    trial, tmp_path
+):
+    cause = PermissionError(errno.EACCES, "Permission denied")
+    error = storage_error("read", tmp_path / "head.json", cause)
+    error.__cause__ = cause
+    assert trial(error)[REPORT]["lost_by"] == "disk"
+    assert trial(cause)[REPORT]["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("kind", [ForeignCodeError, CorpusMissingError])
+def test_a_node_with_other_code_or_without_a_corpus_loses_the_attempt_and_is_named(trial, kind):
+    report = trial(kind("not what the driver has"))[REPORT]
+    assert (report["outcome"], report["lost_by"]) == (None, "node")
+    assert report["lost"] == f"node {platform.node()}: not what the driver has"
+
+
+def test_a_trial_keeps_away_from_the_nodes_that_are_left_out():
+    order = replace(make_order(), avoid=("a1", "b2"))
+    asked = TrialTrainable.default_resource_request(order.to_dict())
+    selector = [{"ray.io/node-id": "!in(a1,b2)"}]
+    assert asked._bound.kwargs["bundle_label_selector"] == selector
+    asked = TrialTrainable.default_resource_request(make_order().to_dict())
+    assert "bundle_label_selector" not in asked._bound.kwargs
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), FileNotFoundError(2, "no file")])

@@ -14,6 +14,11 @@ def count_slots(share: Share) -> int:
     return sum(share.count_slots(node) for node in _nodes())
 
 
+def count_nodes(share: Share) -> int:
+    """Return how many nodes of this cluster hold at least one such trial."""
+    return sum(share.count_slots(node) > 0 for node in _nodes())
+
+
 def look_for_room(resources: ResourcesConfig, replicates: int, *, may_change: bool = True) -> Room:
     """Return how many trials with these resources run at once, or why none can.
 

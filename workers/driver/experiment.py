@@ -18,7 +18,7 @@ from ray.tune.experiment import Trial
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver.capacity import count_slots, explain_no_slot
+from eigensweep.workers.driver.capacity import count_nodes, count_slots, explain_no_slot
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
@@ -77,6 +77,7 @@ class ExperimentDriver:
             study,
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
+            count_nodes=lambda: count_nodes(self.share),
         )
         limit = spec.limits.wall_seconds
         deadline = None if limit is None else study.note_start(time.time()) + limit
@@ -225,6 +226,7 @@ def make_order(
         resources=share.resources,
         code=own_code(),
         engine=None if job.alone else share.engine,
+        avoid=job.avoid,
     )
 
 

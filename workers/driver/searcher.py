@@ -110,7 +110,8 @@ class Recorder(tune.Callback):
         """
         order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
         if report.lost is not None:
-            self._sweep.lose(order.number, order.attempt, report.lost, by=report.lost_by)
+            lost, by, node = report.lost, report.lost_by, report.node_id
+            self._sweep.lose(order.number, order.attempt, lost, by=by, node=node)
             return
         self._sweep.end(order.number, report.outcome or "pruned", report.result, report.error)
 

@@ -40,6 +40,12 @@ MOST_ENGINES = 2
 LONGEST_REST = 60.0
 """Seconds that a trial waits at most before it tries a disk again that failed."""
 
+FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
+"""Seconds that a node is left out after its first failure, and at most."""
+
+MOST_LEFT_OUT = 3
+"""Nodes that are left out at once; if more fail, the fault is not theirs, and everything waits."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -51,6 +57,8 @@ class Job:
     """The same configuration, finished with a smaller budget: what the trial goes on from."""
     alone: bool = False
     """Whether it should have its process to itself, because engines kept dying under it."""
+    avoid: tuple[str, ...] = ()
+    """Ray's ids of the nodes that it does not go to."""
 
 
 class Sweep:
@@ -65,6 +73,7 @@ class Sweep:
         retries: int,
         watch: Callable[[TrialEntry], None] = lambda entry: None,
         clock: Callable[[], float] = time.monotonic,
+        count_nodes: Callable[[], int] = lambda: 1,
     ) -> None:
         """Take up what the ledger holds: what is unfinished there is handed out first.
 
@@ -81,6 +90,10 @@ class Sweep:
         self._clock = clock
         self._rests: dict[int, float] = {}
         """Trials that wait for the disk, and when each is tried again."""
+        self._count_nodes = count_nodes
+        self._faults: Counter[str] = Counter()
+        self._left_out: dict[str, float] = {}
+        """Nodes that other trials do not go to, and when each is tried again."""
         self._engines: set[Place] = set()
         self._space = spec.space()
         self._walked = 0
@@ -140,6 +153,8 @@ class Sweep:
         """
         while self._stopped is None:
             self._wake()
+            if self._left_out and len(self._left_out) >= min(MOST_LEFT_OUT, self._count_nodes()):
+                return None
             if not self._queue and not self._discover():
                 return None
             entry = self.entries[self._queue.popleft()]
@@ -152,6 +167,7 @@ class Sweep:
                 entry.attempt + 1,
                 donor=shorter.source if shorter else None,
                 alone=self._lost_engines[entry.number] >= MOST_ENGINES,
+                avoid=tuple(self._left_out),
             )
         return None
 
@@ -199,20 +215,33 @@ class Sweep:
         self.study.tell(entry)
         self._put(entry)
 
-    def lose(self, number: int, attempt: int, cause: str, *, by: LostBy = "process") -> None:
+    def lose(
+        self,
+        number: int,
+        attempt: int,
+        cause: str,
+        *,
+        by: LostBy = "process",
+        node: str | None = None,
+    ) -> None:
         """Record that an attempt cannot go on: the trial waits again.
 
         It does so up to `retries` times if its own process died. Where an engine died, one of its
         trials may be to blame, and the others are not. So that counts against none of them. A trial
         under which engines die again before it has reported goes on alone in its process, whose
         death does count. Where the disk fails, no trial is to blame: it is tried again after
-        pauses that grow up to `LONGEST_REST`.
+        pauses that grow up to `LONGEST_REST`. A node with other code or without a corpus is left
+        out for times that grow up to `LONGEST_LEAVE`, and its trials go elsewhere. If there is no
+        elsewhere, or `MOST_LEFT_OUT` nodes are out, all trials wait.
         """
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
         counts = {"engine": self._lost_engines, "disk": self._lost_by_disk, "process": self._lost}
-        counts[by][number] += 1
+        if by == "node":
+            cause = self._leave_out(node or "unknown", cause)
+        else:
+            counts[by][number] += 1
         if by == "disk":
             rest = min(2.0 ** self._lost_by_disk[number], LONGEST_REST)
             logger.warning("the disk fails, trial %d waits %.0f s: %s", number, rest, cause)
@@ -241,9 +270,19 @@ class Sweep:
             if isinstance(point, Point):
                 yield source, entry, point
 
+    def _leave_out(self, node: str, cause: str) -> str:
+        """Leave a node out for a while, and return the words for its trial."""
+        if node not in self._left_out:
+            self._faults[node] += 1
+            leave = min(FIRST_LEAVE * 2.0 ** (self._faults[node] - 1), LONGEST_LEAVE)
+            self._left_out[node] = self._clock() + leave
+            logger.warning("node left out for %.0f s: %s", leave, cause)
+        return f"{cause} (the node is left out for a while)"
+
     def _wake(self) -> None:
-        """Put the trials whose pause is over into the queue."""
+        """Put the trials whose pause is over into the queue, and take nodes in again."""
         now = self._clock()
+        self._left_out = {node: until for node, until in self._left_out.items() if until > now}
         for number in [n for n, until in self._rests.items() if until <= now]:
             del self._rests[number]
             self._queue.append(number)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import ray
 from ray import tune
+from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from eigensweep.workers.engine.actor import Seat
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
@@ -45,12 +46,17 @@ class TrialTrainable(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: Json) -> tune.PlacementGroupFactory:
-        return tune.PlacementGroupFactory([Order.from_dict(config).resources])
+        order = Order.from_dict(config)
+        elsewhere: Json = {}
+        if order.avoid:
+            label = {NODE_ID_LABEL_KEY: f"!in({','.join(order.avoid)})"}
+            elsewhere["bundle_label_selector"] = [label]
+        return tune.PlacementGroupFactory([order.resources], **elsewhere)
 
     def setup(self, config: Json) -> None:
         """Import what trains, which takes seconds: they belong to the process, not to a trial.
 
-        If the code here is wrong, the first step reports it as the trial's own failure.
+        If the code here is wrong, the first step reports it.
         """
         order = Order.from_dict(config)
         if order.engine is not None:
@@ -85,8 +91,11 @@ class TrialTrainable(tune.Trainable):
             step = 0 if self.attempt is None else self.attempt.reached_step
             if (failure := disk_failure(error)) is not None:
                 report = Report(step, lost=str(failure), lost_by="disk")
+            elif is_of_the_node(error):
+                words, node = f"node {platform.node()}: {error}", find_node()
+                report = Report(step, lost=words, lost_by="node", node_id=node)
             else:
-                report = Report(step, outcome="failed", error=describe(error))
+                report = Report(step, outcome="failed", error=traceback.format_exc())
         here = Place(platform.node(), os.getpid(), device)
         report = replace(report, place=report.place or here)
         lost = report.lost is not None
@@ -116,11 +125,18 @@ def open_attempt(order: Order, device: str) -> Attempt | Seat:
     return replicates.open_attempt(order, device)
 
 
-def describe(error: Exception) -> str:
-    """Return an error for a person to read: a bug with its traceback, a refusal without."""
+def is_of_the_node(error: Exception) -> bool:
+    """Tell whether another node might do better: this one has other code, or lacks a corpus."""
     if isinstance(error, ForeignCodeError):
-        return str(error)
-    return traceback.format_exc()
+        return True
+    from eigensweep.tasks.corpus import CorpusMissingError
+
+    return isinstance(error, CorpusMissingError)
+
+
+def find_node() -> str | None:
+    """Return Ray's id of this node, None outside of Ray."""
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
 
 
 def assigned_device() -> str:

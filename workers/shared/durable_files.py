@@ -23,6 +23,12 @@ DISK_ERRORS = frozenset(
 )
 """The disk is full, broken or gone."""
 
+STORE_ERRORS = DISK_ERRORS | {
+    *(errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    *(errno.ETIMEDOUT, errno.ENOLCK),
+}
+"""The store, which all trials share, cannot be read or written."""
+
 
 class StorageError(RuntimeError):
     """A file of the store could not be written or read; says where and why."""
@@ -82,7 +88,7 @@ def write_from(path: Path, offset: int, content: bytes) -> None:
 
 
 def disk_failure(error: BaseException) -> BaseException | None:
-    """Return the cause of an error that is the disk's: full, broken or gone. None for others.
+    """Return the error if it is the disk's or the store's, which all share. None for others.
 
     >>> error = StorageError("cannot write a file")
     >>> error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
@@ -90,8 +96,10 @@ def disk_failure(error: BaseException) -> BaseException | None:
     StorageError('cannot write a file')
     """
     each: BaseException | None = error
+    known = DISK_ERRORS
     while each is not None:
-        if isinstance(each, OSError) and each.errno in DISK_ERRORS:
+        known = STORE_ERRORS if isinstance(each, StorageError) else known
+        if isinstance(each, OSError) and each.errno in known:
             return error
         each = each.__cause__ if each.__cause__ is not each else None
     return None

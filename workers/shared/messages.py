@@ -350,6 +350,8 @@ class Order:
     """Training that a lost process costs at most."""
     engine: EngineNeed | None = None
     """The engine that trains it beside others; None: it trains in its own process."""
+    avoid: tuple[str, ...] = ()
+    """Ray's ids of the nodes that the experiment leaves out for now."""
 
     def to_dict(self) -> Json:
         return {
@@ -367,6 +369,7 @@ class Order:
             "resources": dict(self.resources),
             "code": self.code.to_dict(),
             "engine": self.engine and self.engine.to_dict(),
+            "avoid": list(self.avoid),
         }
 
     @classmethod
@@ -387,10 +390,11 @@ class Order:
             resources=content["resources"],
             code=Code.from_dict(content["code"]),
             engine=engine and EngineNeed.from_dict(engine),
+            avoid=tuple(content.get("avoid", ())),
         )
 
 
-LostBy = Literal["process", "engine", "disk"]
+LostBy = Literal["process", "engine", "disk", "node"]
 """What an attempt can be lost by: its own process died, or what others share failed."""
 
 
@@ -412,7 +416,10 @@ class Report:
     lost: str | None = None
     """Why this attempt cannot go on although its trial is not to blame; the trial comes again."""
     lost_by: LostBy = "engine"
-    """What is to blame then: the engine that trained it is gone, or the disk fails."""
+    """What is to blame then: the engine that trained it is gone, the disk fails, or the node has
+    other code or lacks a corpus."""
+    node_id: str | None = None
+    """Ray's id of the node that is to blame."""
 
     def to_dict(self) -> Json:
         return {
@@ -424,6 +431,7 @@ class Report:
             "place": self.place and self.place.to_dict(),
             "lost": self.lost,
             "lost_by": self.lost_by,
+            "node_id": self.node_id,
         }
 
     @classmethod
@@ -438,4 +446,5 @@ class Report:
             place=place and Place.from_dict(place),
             lost=content.get("lost"),
             lost_by=content.get("lost_by", "engine"),
+            node_id=content.get("node_id"),
         )
