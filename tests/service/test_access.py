@@ -163,6 +163,16 @@ class TestPagesOfOtherOrigins:
         assert client.post("/v1/experiments", json=spec(), headers=own).status_code == 201
 
 
+def test_a_body_of_two_lengths_is_refused_and_not_looked_at(make_client, spec):
+    client = make_client(None)
+    body = json.dumps(spec()).encode()
+    headers = {"Content-Length": str(len(body)), "Transfer-Encoding": "chunked"}
+    answer = client.post("/v1/experiments", content=body, headers=headers)
+    assert (answer.status_code, answer.headers["connection"]) == (400, "close")
+    assert "not both" in answer.json()["detail"]
+    assert client.get("/v1/experiments").json()["items"] == []
+
+
 class TestTokens:
     @pytest.mark.parametrize("token", [" ", "two words", "schlüssel", "line\nbreak", "tab\t"])
     def test_one_that_no_header_can_carry_is_refused_at_start(self, tmp_path, token):
