@@ -143,7 +143,7 @@ def photograph(
 
 
 def _set_height(driver: webdriver.Chrome, height: int) -> None:
-    width = driver.execute_script("return innerWidth")
+    width = driver.execute_script("return screen.width")
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
@@ -163,7 +163,6 @@ def photograph_all(client: Client) -> None:
     FOLDER.mkdir(exist_ok=True)
     with chromium(WIDE, dark=False) as driver:
         photograph(driver, client.url, "experiments")
-        photograph(driver, quick, "experiment", "#curves path.js-line")
         photograph(driver, search, "search", "#importance:not([hidden]) path")
         photograph(driver, f"{search}/trials/{trials[0]['number']}", "trial")
         photograph(driver, f"{search}/trials?state=diverged", "trials")

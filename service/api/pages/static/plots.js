@@ -63,14 +63,19 @@ export function fill(element, heads, rows) {
     return made;
   };
   const head = add(add(table, "thead"), "tr");
-  for (const words of heads) add(head, "th", words).scope = "col";
+  const isNumber = heads.map((_, place) => place && rows.every((row) => typeof (row[place] ?? 0) === "number"));
+  heads.forEach((words, place) => {
+    const made = add(head, "th", words);
+    made.scope = "col";
+    if (isNumber[place]) made.className = "number";
+  });
   const body = add(table, "tbody");
   for (const row of rows) {
     const line = add(body, "tr");
     row.forEach((cell, place) => {
       const made = add(line, place ? "td" : "th", digits(cell));
-      if (place) made.className = "number";
-      else made.scope = "row";
+      if (isNumber[place]) made.className = "number";
+      if (!place) made.scope = "row";
     });
   }
   element.replaceChildren(table);
