@@ -22,15 +22,17 @@ import torch
 
 from eigensweep.models.recurrence.native import ungated
 from eigensweep.models.recurrence.native.library import load_library
+from eigensweep.workers.trial.memory import keep_freed_memory
 
 LEAST_ROUNDS = 3
 """A variant takes part in at least so many rounds, even if it is slow."""
 
 
 def settle() -> dict[str, Any]:
-    """Use one thread on one core, and flush denormals; return what is known of the machine."""
+    """Set one thread, one core, and what a trial's process sets; return what the machine is."""
     torch.set_num_threads(1)
     flushed = torch.set_flush_denormal(True)
+    keep_freed_memory()
     core = None
     if hasattr(os, "sched_setaffinity"):
         core = max(os.sched_getaffinity(0))

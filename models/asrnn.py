@@ -123,6 +123,7 @@ class AsRNN(RecurrentModel):
         )
 
         def run(x: Tensor, state: State | None) -> tuple[Tensor, State]:
+            start = self._start(x, state)
             logits, g = recur(
                 x,
                 U,
@@ -132,7 +133,7 @@ class AsRNN(RecurrentModel):
                 self.c,
                 activation="tanh",
                 readout=self.shapes.readout,
-                h0=linear(self._start(x, state), W_f),
+                h0=start if state is None else linear(start, W_f),  # W_f 0 = 0
             )
             return logits, linear(g, inverse)
 

@@ -26,6 +26,7 @@ from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import CurvePoint, StateDict
 from eigensweep.workers.shared.messages import End, Json, Metrics, ParameterCount, ReplicateResult
 from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
+from eigensweep.workers.trial.memory import keep_freed_memory
 from eigensweep.workers.trial.optimizers import Optimizers
 from eigensweep.workers.trial.schedules import Schedule
 from eigensweep.workers.trial.selection import ReportedTests, Selection, Weights
@@ -125,6 +126,7 @@ class Training:
         and when `checkpoint_seconds` have passed since the last one.
         """
         torch.set_flush_denormal(True)  # without it vanishing gradients cost several times as much
+        keep_freed_memory()
         end = self.steps if until is None else min(until, self.steps)
         self._started = committed = time.perf_counter()
         try:

@@ -83,3 +83,13 @@ def pack(W: Tensor, panel: int) -> Tensor:
     """
     padded = pad(W, (0, -W.shape[-1] % panel)).contiguous()
     return padded.view(*W.shape[:2], -1, panel).transpose(1, 2).contiguous()
+
+
+def pack_rows(W: Tensor, panel: int) -> Tensor:
+    """Return the rows of W, (M, n, k), in panels: `pack(W.mT, panel)`, with W read in order.
+
+    >>> pack_rows(torch.tensor([[[1, 4, 7], [2, 5, 8], [3, 6, 9]]]), 2).tolist()
+    [[[[1, 2], [4, 5], [7, 8]], [[3, 0], [6, 0], [9, 0]]]]
+    """
+    padded = pad(W, (0, 0, 0, -W.shape[1] % panel))
+    return padded.unflatten(1, (-1, panel)).mT.contiguous()

@@ -22,6 +22,7 @@ from eigensweep.models.recurrence.native.calls import (
     integers,
     lane_strides,
     pack,
+    pack_rows,
     pointers,
     row_length,
 )
@@ -76,7 +77,7 @@ class NativeGatedSteps(GatedSteps):
         return self._spread_and_pack(self.weights[0]), None
 
     def _interleave(self, R: Tensor) -> Tensor:
-        gates = [pack(gate.mT, self.compiled.panel) for gate in torch.split(R, self.n, 1)]
+        gates = [pack_rows(gate, self.compiled.panel) for gate in torch.split(R, self.n, 1)]
         return torch.stack(gates, 2)
 
     def _spread_and_pack(self, R: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ class NativeLSTMSteps(NativeGatedSteps, LSTMSteps):
 
     def pack_forward(self) -> tuple[Tensor, Tensor | None]:
         full = self.peephole == "output_full"
-        other = pack(self.weights[1].mT, self.compiled.panel) if full else self._vectors()
+        other = pack_rows(self.weights[1], self.compiled.panel) if full else self._vectors()
         return super().pack_forward()[0], other
 
     def pack_backward(self) -> tuple[Tensor, Tensor | None]:

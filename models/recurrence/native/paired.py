@@ -17,6 +17,7 @@ from eigensweep.models.recurrence.native.calls import (
     lane_strides,
     numbers,
     pack,
+    pack_rows,
     pointers,
     row_length,
 )
@@ -54,7 +55,7 @@ class NativePairedSteps(PairedSteps):
 
     def run(self, H: Tensor) -> None:
         if self.packed is None:
-            self.packed = pack(self.parameters.W.mT, self.compiled.panel)
+            self.packed = pack_rows(self.parameters.W, self.compiled.panel)
         self._call(self.packed, H)
 
     def run_back(self, G: Tensor, H: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from eigensweep.models.recurrence.native.calls import (
     lane_strides,
     numbers,
     pack,
+    pack_rows,
     pointers,
     row_length,
 )
@@ -56,11 +57,11 @@ class NativeSteps:
     def forward(self, H: Tensor, x: Tensor, logits: Tensor | None) -> None:
         if self.packed is None:  # [h, x] meets [W, U], and [V, 0] for the readout
             U, W, _, V, _ = self.parameters
-            Ut = U.mT if x.is_floating_point() else U.mT[:, :0]
-            parts = [torch.cat((W.mT, Ut), 1)]
+            U = U if x.is_floating_point() else U[..., :0]
+            parts = [torch.cat((W, U), 2)]
             if logits is not None:
-                parts.append(pad(V.mT, (0, 0, 0, Ut.shape[1])))
-            self.packed = torch.cat([pack(part, self.compiled.panel) for part in parts], 1)
+                parts.append(pad(V, (0, U.shape[-1])))
+            self.packed = torch.cat([pack_rows(part, self.compiled.panel) for part in parts], 1)
         if not self.m:
             H[:, 1:, :, : self.n] = x
         self._call(H=H, x=x, logits=logits, W=self.packed)
