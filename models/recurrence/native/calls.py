@@ -92,4 +92,4 @@ def pack_rows(W: Tensor, panel: int) -> Tensor:
     [[[[1, 2], [4, 5], [7, 8]], [[3, 0], [6, 0], [9, 0]]]]
     """
     padded = pad(W, (0, 0, 0, -W.shape[1] % panel))
-    return padded.unflatten(1, (-1, panel)).mT.contiguous()
+    return padded.reshape(len(W), -1, panel, W.shape[2]).mT.contiguous()
