@@ -97,7 +97,7 @@ class Reproducer:
                     found = self._look_after(found)
                 if found.state == "reporting":
                     self._report(found)
-            except (SpecError, ValueError) as error:  # its suite was removed, or has changed
+            except (SpecError, ValueError, LookupError) as error:  # changed or removed since
                 self.reproductions.finish(found, ReportOutcome(error=str(error)))
         return bool(self.reproductions.list(("running", "reporting")))
 

@@ -163,10 +163,12 @@ class Reproductions:
         return found
 
     def list(self, states: Sequence[str] = ()) -> Sequence[ReproductionRecord]:
-        """Return those in one of the states (default: all), in the order of their names."""
+        """Return those in one of the states (default: all), by name, then by age."""
         found = [each for each in self._records.values() if not states or each.state in states]
         places = {name: place for place, name in enumerate(suite_names())}
-        return sorted(found, key=lambda each: (places.get(each.name, 0), each.budget, each.id))
+        return sorted(
+            found, key=lambda each: (places.get(each.name, 0), each.budget, each.created_at)
+        )
 
     def file(self, id: str, name: str) -> Path:
         """Return the path of one of the report's files.
