@@ -112,6 +112,7 @@ def chromium(width: int, *, dark: bool) -> Iterator[webdriver.Chrome]:
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+            driver.width = width
             driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
             yield driver
         finally:
@@ -143,7 +144,7 @@ def photograph(
 
 
 def _set_height(driver: webdriver.Chrome, height: int) -> None:
-    width = driver.execute_script("return screen.width")
+    width = driver.width
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
