@@ -157,7 +157,7 @@ class TestOutcomes:
         assert parent.data.tags["eigensweep.best_trial"] == "0"
         kept = [a.path for a in e.client.list_artifacts(parent.info.run_id)]
         kept += [a.path for a in e.client.list_artifacts(parent.info.run_id, "best")]
-        assert kept == ["best", "spec.yaml", "best/best.pt", "best/config.json"]
+        assert kept == ["best", "report", "spec.yaml", "best/best.pt", "best/config.json"]
         assert e.ledger.read("tracked") is True
         assert all(entry.tracked for entry in e.ledger.load())
 
