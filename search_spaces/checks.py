@@ -104,11 +104,12 @@ def check_against(
     known = [*COSTS, *(n for n in spec.task.objectives if n != spec.objective_metric.name)]
     for name in dict.fromkeys(against):
         if name not in known or against.count(name) > 1:
-            times = "stands twice" if name in known else "is none of them"
+            is_known = name in known
+            problem = "stands twice" if is_known else f"is none of them{did_you_mean(name, known)}"
             yield UnknownMetricError(
                 place,
                 f"{spec.objective_metric.name} is weighed against {', '.join(known)}; "
-                f"'{shorten(name)}' {times}{did_you_mean(name, known)}",
+                f"'{shorten(name)}' {problem}",
                 expected="costs, or other metrics of the task, each once",
                 got=shorten(name),
                 available=known,

@@ -24,6 +24,10 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
             f"{spec.limits.trials:,} of {spec.space().count():,} points run: a sample that is "
             f"spread over the grid{_taking_turns(arms)}. Another 'search.seed' takes another sample"
         )
+    elif method == "grid" and spec.search.trials is not None:
+        words.append(
+            "grid runs every point, whatever 'search.trials' says; 'limits.trials' runs a sample"
+        )
     elif method in ("qmc", *JOINT) and len(arms) > 1:
         words.append("The arms take turns, so each gets the same number of trials")
     if spec.objective.against:
@@ -115,6 +119,17 @@ def _explain_brackets(spec: ExperimentSpec) -> str:
     steps = config.training.steps or 1
     first = min(settings.min_steps or spec.rung_steps(config)[0], steps)
     brackets = Brackets(first, steps, settings.reduction_factor, settings.brackets)
+    if len(brackets.begins) == 1:
+        does = (
+            f"as asha stops trials from {first:,} steps on" if first < steps else "stops no trial"
+        )
+        words = f"hyperband has a single bracket here, and {does}"
+        if settings.brackets == 1:
+            return words
+        return (
+            f"{words}: between its first rung and the end at {steps:,} steps is no room for "
+            "another. Take more steps, or a smaller 'scheduler.min_steps' or 'scheduler.rung_every'"
+        )
     return (
         f"hyperband has brackets that begin to stop trials at {_join(brackets.begins)} steps; they "
         f"get {_join(brackets.weights)} of each {sum(brackets.weights)} trials"

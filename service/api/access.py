@@ -60,7 +60,7 @@ class Access:
             return None
         fetched = headers.get("sec-fetch-site", "none")
         if fetched not in ("same-origin", "none") or (
-            origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+            origin is not None and _read_place(origin) != host.lower()
         ):
             return problem(403, "a page of another origin may not change anything here")
         return None
@@ -84,6 +84,14 @@ class Access:
             "'Authorization: Bearer <the value of EIGENSWEEP_TOKEN>'",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+
+def _read_place(origin: str) -> str:
+    """Return host and port of an Origin header, nothing for one that is no address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def is_public_name(host: str) -> bool:

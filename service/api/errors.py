@@ -208,6 +208,8 @@ def _describe(error: Mapping[str, Any]) -> ProblemItem:
         return ProblemItem(path=path, message=f"'{shorten(path)}' is missing")
     if kind == "missing" and place[0] == "body":
         return ProblemItem(path="", message="the body is empty", expected="JSON")
+    if kind == "model_attributes_type":
+        error = {**error, "msg": "should be an object with named fields"}
     wish = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     got = shorten(error.get("input"))
     return ProblemItem(path=path, message=f"{wish}; got {got!r}", expected=wish, got=got)
@@ -225,7 +227,7 @@ def _answer_http_error(request: Request, error: HTTPException) -> Response:
         path = shorten(request.url.path)
         detail = f"there is nothing at {path}; the pages at /docs list what there is"
     if error.status_code == 405:
-        headers["Allow"] = _find_methods(request)
+        headers["Allow"] = _find_methods(request) or "GET"  # pages are not documented
         detail = f"{request.url.path} does not take {request.method}; it takes {headers['Allow']}"
     return problem(error.status_code, detail, headers=headers)
 

@@ -11,6 +11,8 @@ from eigensweep.search_spaces.errors import SpecError
 
 Part = float | int | str
 """A sorted column's value."""
+LARGEST = 2**63 - 1
+"""Of the whole numbers that a database takes."""
 
 
 def encode(sort: str, key: Sequence[Part]) -> str:
@@ -38,6 +40,11 @@ def decode(sort: str, cursor: str | None, kinds: Sequence[type]) -> list[Part] |
         was_sorted_by, *key = json.loads(base64.urlsafe_b64decode(padded))
         if was_sorted_by != sort or [type(part) for part in key] != list(kinds):
             raise ValueError(cursor)
+        for part in key:
+            if isinstance(part, str):
+                part.encode()  # half of a surrogate pair is no text
+            elif isinstance(part, int) and abs(part) > LARGEST:
+                raise ValueError(cursor)
     except (ValueError, TypeError, binascii.Error) as error:
         raise SpecError(
             "cursor",

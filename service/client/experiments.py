@@ -77,7 +77,7 @@ class Experiment(Remote):
         return self.connection.get(f"{self.path}/trials/{number}")
 
     def pareto(self, *against: str) -> JsonObject:
-        """Return the trials that no other one beats in everything.
+        """Return the trials that no other one beats: better in something, and worse in nothing.
 
         The metric is weighed against `parameters`, `seconds` or other metrics; by default against
         what the spec says, else against `parameters`.

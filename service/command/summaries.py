@@ -119,15 +119,20 @@ def format_pareto(content: JsonObject) -> str:
             str(trial["number"]),
             trial["arm"],
             format_cell("settings", trial["params"]),
-            *(format_cell(name, trial["values"][name]) for name in names),
+            *(_format_goal(name, trial["values"][name]) for name in names),
         )
         for trial in content["front"]
     ]
     lines = [align_columns(("trial", "arm", "settings", *names), rows)] if rows else []
-    lines.append(f"{_count(content['beaten'], 'other trial')} beaten in everything by one of these")
+    others = _count(content["beaten"], "other trial")
+    lines.append(f"{others} beaten by one of these: worse in something, and better in nothing")
     if content["unknown"]:
         lines.append(f"{_count(content['unknown'], 'trial')} without a value of some objective")
     return "\n".join(lines)
+
+
+def _format_goal(name: str, value: float) -> str:
+    return f"{value:.0f}" if name == "parameters" else format_cell(name, value)
 
 
 def _format_side_by_side(side: JsonObject) -> list[str]:

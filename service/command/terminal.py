@@ -283,7 +283,7 @@ def _make_pair_row(pair: JsonObject, split: str, name: str) -> list[str]:
         format_cell("difference", found["mean"]),
         format_interval(found),
         "-" if p is None else f"{p:.2g}",
-        format_cell("ratio", found["effect"]),
+        "-" if found["effect"] is None else f"{found['effect']:.3g}",
         f"{found['verdict']}{because}",
     ]
 

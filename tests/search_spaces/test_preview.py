@@ -108,3 +108,16 @@ def test_a_sample_of_a_grid_shows_its_first_points_and_how_many_run():
 def test_hyperband_says_when_its_brackets_begin():
     (words,) = preview(make(scheduler={"name": "hyperband", "min_steps": 10})).search.words
     assert "begin to stop trials at 10, 30, 90 steps; they get 9, 5, 3 of each 17" in words
+    for first, does in ((40, "as asha stops trials from 40 steps on"), (500, "stops no trial")):
+        settings = {"name": "hyperband", "min_steps": first}
+        (words,) = preview(make(scheduler=settings)).search.words
+        assert f"a single bracket here, and {does}: " in words
+        assert "no room for another. Take more steps" in words
+    (words,) = preview(make(scheduler=settings | {"brackets": 1})).search.words
+    assert words == "hyperband has a single bracket here, and stops no trial"
+
+
+def test_a_grid_says_that_it_runs_every_point_whatever_trials_are_asked_for():
+    found = preview(make(search=make().search.model_dump() | {"trials": 2}))
+    assert found.trials == found.points
+    assert "'limits.trials' runs a sample" in found.search.words[0]

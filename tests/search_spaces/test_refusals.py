@@ -266,7 +266,7 @@ RANGE = {"low": 0.1, "high": 0.9}
             {"objective": {"against": ["seconds", "seconds"]}},
             UnknownMetricError,
             "objective.against",
-            "'seconds' stands twice",
+            "'seconds' stands twice$",
         ),
         (
             {"objective": {"against": ["seconds"]}, "scheduler": {"name": "asha"}},

@@ -141,6 +141,7 @@ class TestPagesOfOtherOrigins:
             {"Origin": "https://evil.example"},
             {"Origin": "http://localhost:9999"},
             {"Origin": "null"},
+            {"Origin": "http://[evil"},
             {"Sec-Fetch-Site": "cross-site"},
             {"Sec-Fetch-Site": "same-site"},
         ],

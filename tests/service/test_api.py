@@ -19,6 +19,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.comparison import Comparison
+from eigensweep.service.api.paging import encode
 from eigensweep.service.api.routes.analyses import AnalysisNow
 from eigensweep.service.api.schemas import ExperimentNow, TrialNow, TrialSummary
 from eigensweep.service.record.database import engine
@@ -240,6 +241,7 @@ class TestRefusals:
             ("GET", "/v1/presets/../../etc/passwd", 404, ""),
             ("GET", "/v2", 404, "/docs"),
             ("DELETE", "/v1/experiments", 405, "it takes GET, POST"),
+            ("DELETE", "/compare", 405, "it takes GET"),
             ("GET", "/v1/experiments?limit=0", 422, "limit"),
             ("GET", "/v1/experiments?state=lost", 422, "queued"),
             ("GET", "/v1/experiments?sort=color", 422, "created_at"),
@@ -301,6 +303,21 @@ class TestReading:
                 if cursor is None:
                     break
             assert seen == expected
+
+    def test_a_cursor_that_no_page_gave_is_refused_even_if_its_types_fit(self, client, spec):
+        id = client.post("/v1/experiments", json=spec()).json()["id"]
+        half, huge = "\ud800", 10**30
+        for path, sort, key in (
+            ("/v1/experiments", "-created_at", [1.0, half]),
+            ("/v1/experiments", "name", [half, "x"]),
+            ("/", "-created_at", [1.0, half]),
+            (f"/v1/experiments/{id}/trials", "number", [huge]),
+            (f"/v1/experiments/{id}/trials", "value", [0.5, -huge]),
+            (f"/experiments/{id}/trials", "value", [0.5, huge]),
+        ):
+            query = {"cursor": encode(sort, key)} | ({"sort": sort} if path != "/" else {})
+            answer = client.get(path, params=query)
+            assert (answer.status_code, "next_cursor" in answer.text) == (422, True), path
 
     def test_a_list_is_filtered_by_state_project_and_name(self, client, spec):
         one = client.post("/v1/experiments", json=spec(name="The One", project="p")).json()["id"]

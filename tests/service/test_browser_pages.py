@@ -117,6 +117,9 @@ class TestExperiment:
         found = re.findall(r"/trials/(\d+)\"", client.get(f"{here}?arm=lstm&sort=-number").text)
         assert found == ["7", "5", "3", "2"]
         assert re.findall(r"/trials/(\d+)\"", client.get(f"{here}?state=failed").text) == ["4"]
+        nothing = client.get(f"{here}?arm=<i>").text
+        assert "No trial matches." in nothing
+        assert "<option selected>&lt;i&gt;</option>" in nothing
 
     def test_a_trial_shows_settings_checkpoints_log_and_traceback(self, client, ledger):
         here = f"/experiments/{ledger.experiment_id}/trials"

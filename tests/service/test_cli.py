@@ -362,6 +362,7 @@ def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spe
     assert verdict == "better"
     (shown,) = [line for line in lines if f"{id}/0  test " in line]
     assert shown.endswith(verdict)
+    assert f" {as_json['pairs'][0]['test']['effect']:.3g} " in shown
     assert "paired t-test" in lines[-1]
 
 
@@ -451,6 +452,8 @@ def test_a_pareto_table_weighs_the_metric_against_parameters_or_seconds(
     ]
     table = cli("pareto", id, "--against", "parameters").stdout.splitlines()
     assert table[0].split() == ["trial", "arm", "settings", "cross_entropy", "parameters"]
+    assert table[1].split()[-1] == f"{found['front'][0]['values']['parameters']:.0f}"
+    assert "beaten by one of these: worse in something, and better in nothing" in table[-1]
     refused = cli("pareto", id, "--against", "size")
     assert (refused.exit_code, "parameters, seconds" in refused.stderr) == (2, True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 
 import pytest
@@ -117,12 +118,18 @@ def test_a_name_that_means_nothing_is_refused_with_what_there_is(run, client, sp
         ([id, f"{id}/rnn"], {}, 404, "its arms are lstm, gru"),
         ([id, f"{id}/7"], {}, 404, "has no trial 7"),
         ([id, f"{id}/{10**20}"], {}, 404, f"a trial is written {id}/NUMBER"),
-        ([id, f"{id}/a/b"], {}, 422, "should match pattern"),
-        ([id, "e\0"], {}, 422, "should match pattern"),
+        ([id, f"{id}/a/b"], {}, 422, "should be EXPERIMENT, EXPERIMENT/NUMBER or EXPERIMENT/ARM"),
+        ([id, "e\0"], {}, 422, "should be EXPERIMENT, EXPERIMENT/NUMBER or EXPERIMENT/ARM"),
+        ([id, "e" * 121], {}, 422, "should be EXPERIMENT, EXPERIMENT/NUMBER or EXPERIMENT/ARM"),
         ([id, "e0"], {}, 404, "there is no experiment 'e0'"),
         ([id, queued], {}, 409, "has finished"),
-        ([id], {}, 422, "at least 2"),
+        ([id], {}, 422, "should be 2 to 20 names; one alone cannot be compared"),
+        ([id] * 50, {}, 422, "should be 2 to 20 names; 50 names came"),
         ([id, id], {"metric": "f1"}, 422, "it has cross_entropy, recall_accuracy"),
     ]:
         answer = client.get("/v1/compare", params={"of": names, **query})
         assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
+        page = client.get("/compare", params={"of": names, **query})
+        one = len(names) == 1
+        assert page.status_code == (200 if one else status)
+        assert ("One alone cannot be compared" if one else words) in unescape(page.text)

@@ -212,6 +212,7 @@ def test_one_whose_suite_was_changed_or_removed_says_so(client, reproducer, play
         ({"name": NAME, "budget": "tiny"}, 422, "short"),
         ({"name": NAME, "seed": 3}, 422, "seed"),
         ({}, 422, "name"),
+        ([], 422, "an object with named fields"),
     ],
 )
 def test_bad_input_is_refused_with_what_would_work(client, body, status, words):

@@ -247,7 +247,7 @@ class ComparePageQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    of: list[str] = Field([], max_length=40)
+    of: list[str] = Field([], max_length=1000)  # empty ones among them; the API counts names
     metric: str = Field("", max_length=120)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from eigensweep.service.api.comparison import Comparison, compare
 from eigensweep.service.api.errors import describe_errors
@@ -13,8 +14,29 @@ from eigensweep.service.api.parts import TheService
 
 router = APIRouter(tags=["trials"])
 
+PATTERN = r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$"
+FEWEST, MOST = 2, 20
+"""How many may be compared at once."""
+
+
+def _check_subject(name: str) -> str:
+    if len(name) > 120 or not re.fullmatch(PATTERN, name):
+        raise ValueError("should be EXPERIMENT, EXPERIMENT/NUMBER or EXPERIMENT/ARM")
+    return name
+
+
+def check_count(names: list[str]) -> list[str]:
+    """Return names as they are, if they are neither too few to be compared nor too many."""
+    if isinstance(names, list) and not FEWEST <= len(names) <= MOST:
+        few = "one alone cannot be compared" if len(names) == 1 else f"{len(names)} names came"
+        raise ValueError(f"should be {FEWEST} to {MOST} names; {few}")
+    return names
+
+
 Subject = Annotated[
-    str, StringConstraints(max_length=120, pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$")
+    str,
+    AfterValidator(_check_subject),
+    Field(json_schema_extra={"maxLength": 120, "pattern": PATTERN}),
 ]
 
 
@@ -23,9 +45,8 @@ class ComparisonQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    of: list[Subject] = Field(
-        min_length=2,
-        max_length=20,
+    of: Annotated[list[Subject], BeforeValidator(check_count)] = Field(
+        json_schema_extra={"minItems": FEWEST, "maxItems": MOST},
         description="Two or more of: EXPERIMENT/NUMBER, a trial; EXPERIMENT/ARM, the arm's best "
         "trial on validation data; EXPERIMENT, its best trial",
     )

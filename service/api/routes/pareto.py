@@ -22,7 +22,7 @@ router = APIRouter(tags=["trials"])
 
 
 class FrontTrial(Answer):
-    """A trial that no other one beats in everything."""
+    """A trial that no other one beats: better in something, and worse in nothing."""
 
     number: int
     arm: str
@@ -35,7 +35,10 @@ class ParetoTable(Answer):
 
     objectives: list[Metric] = Field(description="The metric that ranks trials comes first")
     front: list[FrontTrial] = Field(description="The best by the first objective comes first")
-    beaten: int = Field(description="Finished trials that another one beats in everything")
+    beaten: int = Field(
+        description="Finished trials that another one beats: it is better in something, and worse "
+        "in nothing"
+    )
     unknown: int = Field(description="Finished trials without a value of some objective")
 
 

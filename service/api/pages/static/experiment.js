@@ -39,8 +39,8 @@ async function drawCurves() {
       const group = { legendgroup: each.arm, showlegend: false };
       if (dash === "solid" && each.low.some((low) => low !== null)) {
         const around = { x: each.steps, mode: "lines", line: { width: 0 }, hoverinfo: "skip", ...group };
-        traces.push({ ...around, y: each.low.map((low) => Math.max(low, floor)) });
-        traces.push({ ...around, y: each.high, fill: "tonexty", fillcolor: `${tone}2e` });
+        traces.push({ ...around, y: each.low.map((low, at) => Math.max(low ?? each.mean[at], floor)) });
+        traces.push({ ...around, y: each.high.map((high, at) => high ?? each.mean[at]), fill: "tonexty", fillcolor: `${tone}2e` });
       }
       traces.push({
         ...group,
@@ -254,7 +254,7 @@ async function showFront() {
   if (section.hidden) return;
   const names = objectives.map((each) => each.name);
   document.getElementById("front-words").textContent =
-    `No other trial is better in ${names.map((name) => name.replaceAll("_", " ")).join(" and ")}; ${beaten} others are beaten in everything.`;
+    `No other trial is better in ${names.map((name) => name.replaceAll("_", " ")).join(" or ")} without being worse in something; ${beaten} other${beaten === 1 ? " is" : "s are"} beaten by one of these.`;
   fill(
     section.querySelector("div"),
     ["trial", "arm", ...names.map((name) => name.replaceAll("_", " ")), "settings"],
