@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import yaml
@@ -81,8 +82,9 @@ def read_text(text: str) -> Any:
     try:
         if text.lstrip().startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):  # JSON may hold tabs, YAML not
-                return json.loads(text, parse_int=_read_integer)
+                return json.loads(text, parse_int=_read_integer, object_pairs_hook=_read_object)
         _refuse_bombs(text)
+        _refuse_double_keys(text)
         return yaml.load(text, _Loader)
     except TextError:
         raise
@@ -95,6 +97,36 @@ def read_text(text: str) -> Any:
         raise TextError(str(error)) from error
     except (ValueError, LookupError) as error:  # a tag says int, and the text is none
         raise TextError(str(error)) from error
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        double = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise TextError(f"the key '{double[:80]}' stands twice")
+    return found
+
+
+def _refuse_double_keys(text: str) -> None:
+    """Raise TextError if a key stands twice in one mapping, where YAML would drop the first."""
+    waiting = [yaml.compose(text, _Loader)]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                waiting.append(value)
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in keys:
+                        line = key.start_mark.line + 1
+                        raise TextError(f"the key '{key.value[:80]}' stands twice", line)
+                    keys.add(key.value)
 
 
 def _refuse_bombs(text: str) -> None:

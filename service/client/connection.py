@@ -66,7 +66,7 @@ class Connection:
     longest wait for an answer, in seconds.
 
     Raises:
-        InputError: if `url` is not an address.
+        InputError: if `url` is not an address, or `token` cannot be one.
     """
 
     def __init__(
@@ -75,6 +75,8 @@ class Connection:
         url = (url or os.environ.get("EIGENSWEEP_URL") or _find_url()).rstrip("/")
         self.url = url if "://" in url else f"http://{url}"
         token = token or os.environ.get("EIGENSWEEP_TOKEN")
+        if token and not token.isascii():
+            raise InputError("no token has letters or signs beyond ASCII; look at EIGENSWEEP_TOKEN")
         try:
             self._http = httpx2.Client(
                 base_url=self.url,

@@ -124,8 +124,11 @@ def format_pareto(content: JsonObject) -> str:
         for trial in content["front"]
     ]
     lines = [align_columns(("trial", "arm", "settings", *names), rows)] if rows else []
-    others = _count(content["beaten"], "other trial")
-    lines.append(f"{others} beaten by one of these: worse in something, and better in nothing")
+    if rows:
+        others = _count(content["beaten"], "other trial")
+        lines.append(f"{others} beaten by one of these: worse in something, and better in nothing")
+    elif not content["unknown"]:
+        lines.append("no trial has finished")
     if content["unknown"]:
         lines.append(f"{_count(content['unknown'], 'trial')} without a value of some objective")
     return "\n".join(lines)

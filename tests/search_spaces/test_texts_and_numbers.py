@@ -30,6 +30,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ('{"a": ' + "9" * 6_000 + "}", "at most 300 digits; got 6000"),
         ("a: 0x" + "f" * 9_000, "at most 300 digits"),
         ("a: !!int x", "invalid literal"),
+        ("- {b: 1}\n- {lr: 1, b: {}, lr: 2}", "line 2: .*the key 'lr' stands twice"),
+        ('{"a": {"b": 1, "b": 2}}', "the key 'b' stands twice"),
         ("a: !!bool x", "x"),
         ("a: !!timestamp x", "tag"),
         ("a: !!python/object/apply:os.getcwd []", "tag"),
@@ -51,6 +53,8 @@ def test_toml_is_refused_in_words_too(text: str) -> None:
 
 def test_aliases_are_read() -> None:
     assert read_text("a: &rates [1e-3, 0.01]\nb: *rates") == {"a": [1e-3, 0.01], "b": [1e-3, 0.01]}
+    merged = read_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")
+    assert merged == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
 
 
 def spec(**changes: Any) -> dict[str, Any]:

@@ -289,6 +289,13 @@ class TestRefusals:
 
 
 class TestReading:
+    def test_an_export_without_trials_has_its_columns(self, client, spec):
+        here = client.post("/v1/experiments", json=spec()).json()["links"]["trials"]
+        for read, name in ((pd.read_csv, "csv"), (pd.read_parquet, "parquet")):
+            table = read(io.BytesIO(client.get(f"{here}.{name}").content))
+            assert list(table.columns[:3]) == ["number", "arm", "state"]
+            assert table.empty
+
     def test_pages_follow_one_another_without_gap_or_repetition(self, client, spec):
         posted = [
             client.post("/v1/experiments", json=spec(name=f"e{i}")).json()["id"] for i in range(5)

@@ -23,6 +23,7 @@ from eigensweep.service.client import Client, connection
 from eigensweep.service.client.trial_table import COLUMNS, TrialTable
 from eigensweep.service.command import terminal
 from eigensweep.service.command.cli import app
+from eigensweep.service.command.summaries import format_pareto
 
 SPEC = """
 name: nine
@@ -454,6 +455,8 @@ def test_a_pareto_table_weighs_the_metric_against_parameters_or_seconds(
     assert table[0].split() == ["trial", "arm", "settings", "cross_entropy", "parameters"]
     assert table[1].split()[-1] == f"{found['front'][0]['values']['parameters']:.0f}"
     assert "beaten by one of these: worse in something, and better in nothing" in table[-1]
+    empty = {"objectives": found["objectives"], "front": [], "beaten": 0, "unknown": 0}
+    assert format_pareto(empty) == "no trial has finished"
     refused = cli("pareto", id, "--against", "size")
     assert (refused.exit_code, "parameters, seconds" in refused.stderr) == (2, True)
 

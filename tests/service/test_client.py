@@ -202,6 +202,8 @@ def test_an_answer_of_another_program_is_refused(stub: Stub, client: Client) -> 
 def test_a_malformed_address_is_refused_with_words(url: str) -> None:
     with pytest.raises(InputError, match="is not the address of a service"):
         Client(url)
+    with pytest.raises(InputError, match="EIGENSWEEP_TOKEN"):
+        Client("http://localhost:1", token="schlüssel")
 
 
 def test_numbers_in_a_spec_file_are_numbers(tmp_path: Any) -> None:

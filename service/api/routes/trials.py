@@ -112,6 +112,8 @@ def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
     """Return a row for each trial: its parameters by path, `valid/` and `test/` metrics, spread."""
     import pandas as pd
 
+    if not trials:
+        return pd.DataFrame(columns=[*(n for n in TrialSummary.model_fields if n in EXPORTED), "n"])
     return pd.DataFrame(
         {
             **trial.model_dump(include=set(EXPORTED)),
