@@ -17,15 +17,17 @@ from pathlib import Path
 from eigensweep.direction import sign
 from eigensweep.search_spaces.labels import describe_settings, format_value
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver import plots
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Json, Result
 from eigensweep.workers.shared.states import RANKED, ExperimentEnd
 
 logger = logging.getLogger(__name__)
 
+PLOTS = "eigensweep.workers.driver.plots"
+"""The program that draws the plots. A driver does not import it: matplotlib starts slowly."""
+
 DRAWING_SECONDS = 300.0
-"""How long the process that draws the plots may take."""
+"""How long that program may take."""
 
 COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the baseline", "trials")
 
@@ -65,7 +67,7 @@ def _write(
 
 
 def _draw(folder: Path, order: str) -> None:
-    command = [sys.executable, "-m", plots.__name__, str(folder)]
+    command = [sys.executable, "-m", PLOTS, str(folder)]
     try:
         done = subprocess.run(
             command, input=order, text=True, capture_output=True, timeout=DRAWING_SECONDS
