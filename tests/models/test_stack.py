@@ -149,13 +149,16 @@ class TestLanesOfDifferentNumbers:
         close(stack.call("penalty"), torch.stack([net.penalty() for net in networks]))
 
     def test_checkpoints_know_nothing_of_them(self, nets, name, common, each):
-        networks = [nets.build(name, **{**common, **fields}) for fields in each]
+        networks = [nets.build(name, **{**common, **fields}).double() for fields in each]
         stack = Stack(networks)
         assert stack.lane(0).keys() == networks[0].state_dict().keys()
         stack.put(1, networks[0])
         close(stack.lane(1), dict(networks[0].state_dict()))
         x = nets.input(networks[0].shapes)
-        assert torch.equal(stack(x, shared=True)[0][0], stack(x, shared=True)[0][1])
+        first, second = stack(x, shared=True)[0]
+        close(
+            first, second
+        )  # not bit for bit: a product's rounding depends on where a lane's data begin
 
 
 @pytest.mark.parametrize(
