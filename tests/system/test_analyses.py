@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from links import run_id_of
 from mlflow import MlflowClient
 from waiting import wait_until
 
@@ -39,8 +40,8 @@ def test_an_analysis_outlives_a_kill_and_stands_on_its_trial_s_run_in_mlflow(ser
     found = wait_for(service, id, "finished", "failed")
 
     assert (found["error"], found["mlflow_problem"]) == (None, None)
-    run_id = service.trials(of["id"])[0]["links"]["mlflow"].rpartition("/")[2]
-    assert found["links"]["mlflow"].endswith(run_id)
+    run_id = run_id_of(service.trials(of["id"])[0]["links"]["mlflow"])
+    assert run_id_of(found["links"]["mlflow"]) == run_id
     folder = f"analyses/gradient_norms-{id}"
     kept = MlflowClient(service.mlflow_uri()).list_artifacts(run_id, folder)
     assert [file.path.rpartition("/")[2] for file in kept] == [

@@ -6,6 +6,7 @@ from typing import Any
 
 import optuna
 import pytest
+from links import run_id_of
 from mlflow import MlflowClient
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -75,7 +76,7 @@ def run_of(service: Any, trial: dict[str, Any]) -> Any:
 
     def find() -> Any:
         link = service.get(trial["links"]["self"])["links"]["mlflow"]
-        run = link and client.get_run(link.rsplit("/", 1)[-1])
+        run = link and client.get_run(run_id_of(link))
         return run if run and run.info.status != "RUNNING" else None
 
     return wait_until(find, lambda: f"no ended MLflow run of {trial}", pause=0.3)

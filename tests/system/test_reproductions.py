@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from links import run_id_of
 from mlflow import MlflowClient
 from waiting import wait_until
 
@@ -31,8 +32,7 @@ def test_a_reproduction_outlives_a_kill_and_its_report_is_in_mlflow(service: Any
     report = service.get(ended["links"]["report"]["json"])
     assert [made["problem"] for made in report["analyses"]] == [None] * 3
     assert report["arms"][0]["seeds"] == 3
-    run_id = service.get(f"/v1/experiments/{id}")["links"]["mlflow"].partition("?")[0]
-    run_id = run_id.rstrip("/").rpartition("/")[2]
+    run_id = run_id_of(service.get(f"/v1/experiments/{id}")["links"]["run"])
     kept = MlflowClient(service.mlflow_uri()).list_artifacts(run_id, "reproductions/enrnn/figure-4")
     assert {file.path.rpartition("/")[2] for file in kept} == {
         "figure.svg",
