@@ -211,6 +211,7 @@ class TestKills:
             }
         )
 
+    @pytest.mark.slow
     def test_whatever_process_dies_each_trial_goes_on_and_ends_once(self, experiment):
         e = self.slow(experiment, 3)
         handle = e.launch()
@@ -276,6 +277,7 @@ class TestKills:
         assert e.curve(e.runs()[0].info.run_id, "valid/cross_entropy")
 
 
+@pytest.mark.slow
 def test_the_last_trial_of_an_experiment_leaves_room_for_another_one(cluster, mlflow_uri, tmp_path):
     last = {"model": SLOW | {"seconds": 0.5}}
     long = {"arms": [{"model": SCORNN}, {"name": "last", **last}], "training": {"steps": 200}}

@@ -90,6 +90,7 @@ def loads_torch(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_sweep_with_lanes_ends_with_the_results_of_one_without(experiment):
     sweep = {
         "search": rates(1, 2, 3, 4),
@@ -134,6 +135,7 @@ def test_a_trial_that_diverges_or_has_a_bug_ends_alone(experiment):
     assert "LookupError: the toy's bug" in e.trials()[2].error
 
 
+@pytest.mark.slow
 def test_asha_prunes_trials_and_their_lanes_are_refilled(experiment):
     e = experiment(
         {
