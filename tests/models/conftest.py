@@ -4,11 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compilers import need_libraries, need_nvrtc
 
 from eigensweep.models import MODELS
-from eigensweep.models.recurrence.cuda import compiler, scan
 from eigensweep.models.recurrence.native import ungated
-from eigensweep.models.recurrence.native.library import load_library
 
 REQUIRED = {
     "scornn": {"negative_ones": 3},
@@ -71,17 +70,11 @@ def nets():
 @pytest.fixture(scope="module")
 def kernels_folder(tmp_path_factory):
     """A folder for kernels that are compiled for the CPU."""
-    if load_library(ungated.SOURCE) is None:
-        pytest.skip("no C++ compiler here")
+    need_libraries(ungated.SOURCE)
     return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture(scope="session")
 def nvrtc():
     """Skip where kernels cannot be compiled for a GPU."""
-    pytest.importorskip("cuda.bindings.nvrtc")
-    smallest = scan.ScanShape(8, 1, 1, False, "tanh")
-    try:
-        compiler.compile_kernel(scan.SOURCE, dict(smallest.definitions), "sm_90")
-    except compiler.CompileError as error:
-        pytest.skip(f"no NVRTC here: {error}")
+    need_nvrtc()

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import platform
 import re
-import shutil
 import stat
 
 import pytest
@@ -15,9 +14,9 @@ import torch
 from eigensweep.models.recurrence.gated import gru
 from eigensweep.models.recurrence.native import gated, paired, ungated
 from eigensweep.models.recurrence.native.library import (
-    COMPILERS,
     CompilationError,
     compile_library,
+    find_compiler,
     load_library,
     source_files,
     use_native,
@@ -25,9 +24,7 @@ from eigensweep.models.recurrence.native.library import (
 from eigensweep.models.recurrence.ungated import recur
 
 MODULES = [ungated, gated, paired]
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, COMPILERS)), reason="no C++ compiler here"
-)
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def fake_compiler(tmp_path, monkeypatch):
 
     It passes everything else to the real compiler.
     """
-    real = next(filter(None, map(shutil.which, COMPILERS)), "")
+    real = find_compiler()
 
     def make(*refused):
         calls, script = tmp_path / "calls", tmp_path / "compiler"

@@ -86,7 +86,7 @@ def compile_library(source: Path, folder: Path) -> Path:
     make_private(folder)  # whoever can write there runs code in this process
     if path.exists():
         return path
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
+    compiler = find_compiler()
     if compiler is None:
         raise FileNotFoundError("no C++ compiler found; install g++ or set CXX")
     with FileLock(path.with_suffix(".lock")):
@@ -96,6 +96,11 @@ def compile_library(source: Path, folder: Path) -> Path:
                 _run_compiler(compiler, tunings, source, output)
                 output.replace(path)
     return path
+
+
+def find_compiler() -> str | None:
+    """Return the path of the C++ compiler that `CXX` names, or of another one, if there is one."""
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
 
 
 def source_files(source: Path) -> list[Path]:
