@@ -8,7 +8,13 @@ from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
-from eigensweep.search_spaces.sections import IN_GENERATIONS, JOINT, LEARNING, Arm
+from eigensweep.search_spaces.sections import (
+    IN_GENERATIONS,
+    JOINT,
+    LEARNING,
+    Arm,
+    SchedulerConfig,
+)
 from eigensweep.search_spaces.spec import ExperimentSpec
 
 FEWEST_RANGES = 2
@@ -57,9 +63,18 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
     return words
 
 
+OF_SCHEDULERS = {
+    "reduction_factor": ("asha", "hyperband"),
+    "brackets": ("hyperband",),
+    "min_samples": ("median",),
+}
+"""Settings that only some schedulers read."""
+
+
 def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
-    """Yield what the search method cannot do with this spec."""
+    """Yield what the search method, or the scheduler, cannot do with this spec."""
     search = spec.search
+    yield from _find_unread_settings(spec.scheduler)
     if search.population is not None and search.method not in IN_GENERATIONS:
         yield SpecError(
             "search.population",
@@ -107,6 +122,20 @@ def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
                 "and conditions",
                 expected=f"at least {FEWEST_RANGES} ranges without 'when'",
                 got=ranges,
+            )
+
+
+def _find_unread_settings(scheduler: SchedulerConfig) -> Iterator[SpecError]:
+    """Yield the settings that a person changed and that this scheduler does not read."""
+    for name, readers in OF_SCHEDULERS.items():
+        default, got = SchedulerConfig.model_fields[name].default, getattr(scheduler, name)
+        if got != default and scheduler.name not in readers:
+            yield SpecError(
+                f"scheduler.{name}",
+                f"the scheduler {scheduler.name} does not read '{name}'; it is for "
+                f"{' and '.join(readers)}. Leave it out, or choose another 'scheduler.name'",
+                expected=f"no {name}",
+                got=got,
             )
 
 

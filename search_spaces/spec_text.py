@@ -84,7 +84,7 @@ def read_text(text: str) -> Any:
             with contextlib.suppress(json.JSONDecodeError):  # JSON may hold tabs, YAML not
                 return json.loads(text, parse_int=_read_integer, object_pairs_hook=_read_object)
         _refuse_bombs(text)
-        _refuse_double_keys(text)
+        _refuse_double_keys_of_yaml(text)
         return yaml.load(text, _Loader)
     except TextError:
         raise
@@ -99,6 +99,15 @@ def read_text(text: str) -> Any:
         raise TextError(str(error)) from error
 
 
+def refuse_double_keys(text: str) -> None:
+    """Raise TextError if a key stands twice in one object of a JSON text, where the last would win.
+
+    What is not JSON passes: who reads the text says so.
+    """
+    with contextlib.suppress(json.JSONDecodeError, RecursionError):
+        json.loads(text, parse_int=str, object_pairs_hook=_read_object)
+
+
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -107,7 +116,7 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse_double_keys(text: str) -> None:
+def _refuse_double_keys_of_yaml(text: str) -> None:
     """Raise TextError if a key stands twice in one mapping, where YAML would drop the first."""
     waiting = [yaml.compose(text, _Loader)]
     seen: set[int] = set()

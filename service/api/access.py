@@ -76,7 +76,7 @@ class Access:
             return None
         if sessions.has_session(headers.get("cookie", ""), self._token):
             return None
-        if scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
+        if scope["method"] in ("GET", "HEAD") and "text/html" in headers.get("accept", ""):
             return sessions.ask_to_sign_in()
         return problem(
             401,

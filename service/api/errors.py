@@ -227,7 +227,7 @@ def _answer_http_error(request: Request, error: HTTPException) -> Response:
         path = shorten(request.url.path)
         detail = f"there is nothing at {path}; the pages at /docs list what there is"
     if error.status_code == 405:
-        headers["Allow"] = _find_methods(request) or "GET"  # pages are not documented
+        headers["Allow"] = _find_methods(request) or "GET, HEAD"  # pages are not documented
         detail = f"{request.url.path} does not take {request.method}; it takes {headers['Allow']}"
     return problem(error.status_code, detail, headers=headers)
 

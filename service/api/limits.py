@@ -11,7 +11,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eigensweep.search_spaces.spec_text import TextError, read_text
+from eigensweep.search_spaces.spec_text import TextError, read_text, refuse_double_keys
 from eigensweep.service.api.errors import ProblemItem, problem
 
 LARGEST_BODY: Final = 1024 * 1024
@@ -73,7 +73,16 @@ class BodyLimits:
                 return
             changed = MutableHeaders(scope=scope)
             changed["content-type"], changed["content-length"] = JSON, str(len(body))
-        elif body and kind != JSON:
+        elif body and kind == JSON:
+            try:
+                refuse_double_keys(body.decode())
+            except UnicodeDecodeError:
+                pass  # the route says what is wrong with it
+            except TextError as error:
+                found = ProblemItem(path="", message=error.reason, expected="each key once")
+                await problem(422, error.reason, [found])(scope, receive, send)
+                return
+        elif body:
             refusal = problem(
                 415, f"send the header 'Content-Type: {JSON}' or '{YAML}'; got '{kind[:80]}'"
             )

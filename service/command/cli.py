@@ -6,6 +6,7 @@ experiment failed or was cancelled, the service is away); 2 bad input; 130 Ctrl-
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -145,6 +146,17 @@ def connect_or_answer_here(url: str | None, as_json: bool = False) -> Iterator[C
 def _fail(words: str, problem: Mapping[str, Any], as_json: bool, code: int) -> None:
     typer.echo(json.dumps(problem) if as_json else words, err=True)
     raise typer.Exit(code)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of files that are written later, after long work.
+
+    Raises:
+        OSError: if it cannot be made, or nothing can be written into it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "nothing can be written there", str(folder))
 
 
 def _print_json(content: Any) -> None:
@@ -382,7 +394,7 @@ def analyse(
         subjects += [{"experiment": experiment} for experiment in experiments or []]
         settings = parse_options(options or [])
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
         analyses = [client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
         for analysis in analyses:
             _wait_for(analysis)
@@ -463,6 +475,11 @@ def reproduce(
         words = "give the name of a table or figure, or --all; --list shows the names"
         _fail(f"error: {words}", {"title": "The input cannot be read", "detail": words}, as_json, 2)
     with connect(url, as_json) as found, ExitStack() as stack:
+        if every and page is None:
+            page = Path("docs/reproduction.md")
+        for folder in (out, page and page.parent):
+            if folder is not None:
+                make_folder(folder)
         client = stack.enter_context(work.service_of_our_own(screen)) if own_service else found
         names = work.choose(client, budget) if name is None else [name]
         try:
@@ -474,8 +491,8 @@ def reproduce(
             for each in ended:
                 if each.state == "finished":
                     each.save(out)
-        if every or page is not None:
-            page = work.save_page(client, budget, page or Path("docs/reproduction.md"))
+        if page is not None:
+            work.save_page(client, budget, page)
         if as_json:
             _print_json([each.content for each in ended])
         else:

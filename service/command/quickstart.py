@@ -22,6 +22,7 @@ from rich.console import Console
 from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
 from eigensweep.service.client import Client, Experiment, RefusedError, ServiceAwayError
+from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.command import summaries, terminal
 
 PRESET = "quickstart"
@@ -48,7 +49,8 @@ def main() -> int:
             code = run(client, screen)
             print_next_steps(home, screen)
             if screen.is_terminal:
-                screen.print(f"The service keeps running at {client.url}; Ctrl-C ends it.")
+                page = page_of(client, find_newest(client)["id"])
+                screen.print(f"The service keeps running; look at {page}; Ctrl-C ends it.")
                 signal.pause()
             else:
                 wait_for_delivery(client, screen)
@@ -62,13 +64,22 @@ def main() -> int:
 
 def wait_for_delivery(client: Client, screen: Console) -> None:
     """Wait until MLflow has all of the last experiment, for `DELIVERY_SECONDS` at most."""
-    newest = client.get("/v1/experiments", limit=1)["items"][0]
     deadline = time.monotonic() + DELIVERY_SECONDS
-    while not client.get(newest["links"]["self"])["delivered"]:
+    while not find_newest(client)["delivered"]:
         if time.monotonic() > deadline:
             screen.print("MLflow has not received everything yet; the next start goes on with it")
             return
         time.sleep(0.2)
+
+
+def find_newest(client: Client) -> JsonObject:
+    """Return the experiment that was posted last."""
+    return dict(client.get("/v1/experiments", limit=1)["items"][0])
+
+
+def page_of(client: Client, experiment_id: str) -> str:
+    """Return the address of an experiment's page for browsers."""
+    return f"{client.url}/experiments/{experiment_id}"
 
 
 def run(client: Client, screen: Console) -> int:
@@ -76,6 +87,7 @@ def run(client: Client, screen: Console) -> int:
     started = time.monotonic()
     experiment = client.submit(PRESET)
     screen.print(f"POST {client.url}/v1/experiments: {experiment.id} {experiment.name}")
+    screen.print(f"Its page    {page_of(client, experiment.id)}")
     terminal.follow(experiment, screen)
     screen.print()
     terminal.show_trials(experiment.trials, screen)

@@ -109,15 +109,13 @@ def describe_end(content: JsonObject) -> str:
     return f"{content['state']}{': ' + error[-1] if error else ''}"
 
 
-def save_page(client: Client, budget: str, page: Path) -> Path:
+def save_page(client: Client, budget: str, page: Path) -> None:
     """Write all finished reports as one Markdown page, the pictures into a folder beside it."""
     query = {"budget": budget, "state": "finished"}
     for content in client.get(Reproduction.listing_path, **query)["items"]:
         Reproduction(client, content).save(page.parent / page.stem, ["svg"])
     asked = urlencode({"budget": budget, "figures": page.stem})
-    page.parent.mkdir(parents=True, exist_ok=True)
     page.write_bytes(client.download(f"/v1/reproduction-page?{asked}"))
-    return page
 
 
 @contextmanager

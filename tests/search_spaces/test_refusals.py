@@ -288,6 +288,18 @@ RANGE = {"low": 0.1, "high": 0.9}
             "cmaes looks for one best value.*'nsga2', 'tpe' or 'gp'",
         ),
         (
+            {"scheduler": {"name": "asha", "brackets": 3}},
+            SpecError,
+            "scheduler.brackets",
+            "the scheduler asha does not read 'brackets'; it is for hyperband. Leave it out",
+        ),
+        (
+            {"scheduler": {"name": "median", "reduction_factor": 4}},
+            SpecError,
+            "scheduler.reduction_factor",
+            "the scheduler median does not read 'reduction_factor'; it is for asha and hyperband",
+        ),
+        (
             {"search": {"population": 8, **grid(optimizer__lr=[0.1])}},
             SpecError,
             "search.population",

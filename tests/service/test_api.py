@@ -200,6 +200,15 @@ class TestRefusals:
         assert "model.negative_ones" in error["available"]
         assert "did you mean" in error["message"]
 
+    def test_a_key_that_stands_twice_is_refused_by_its_name(self, client, spec):
+        body = json.dumps(spec()).replace('"delay": 5', '"delay": 5, "delay": 6')
+        answer = client.post(
+            "/v1/experiments", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == "the key 'delay' stands twice"
+        assert client.get("/v1/experiments").json()["items"] == []
+
     @pytest.mark.parametrize("announced", [True, False])
     def test_a_body_of_ten_megabytes_is_refused_in_words(self, client, announced):
         pieces = (b"[" * 65_536 for _ in range(160))

@@ -174,6 +174,17 @@ class TestExperiment:
         assert words in read(client, path, status)
 
 
+class TestHead:
+    def test_head_is_answered_as_get_without_the_body(self, client, ledger):
+        for path in pages_of(ledger.experiment_id):
+            got, headed = client.get(path), client.head(path)
+            assert headed.status_code == got.status_code == 200, path
+            assert headed.headers["Content-Type"] == got.headers["Content-Type"]
+        assert client.head("/experiments/none").status_code == 404
+        refused = client.put("/", json={})
+        assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, HEAD")
+
+
 class TestSafety:
     def test_nothing_that_a_person_wrote_runs_on_any_page(self, client, ledger):
         for path in pages_of(ledger.experiment_id):
@@ -245,7 +256,19 @@ class TestOverviews:
         thin = client.get(f"{here}?points=4&trials=1").json()["items"]
         assert thin[0]["steps"] == [0, 40, 80, 100]
         assert len(thin) == 3
-        assert client.get(f"{here}?metric=valid/none").json()["items"][0]["steps"] == []
+
+    def test_a_metric_that_no_curve_holds_is_refused_with_those_that_exist(self, client, ledger):
+        here = f"/v1/experiments/{ledger.experiment_id}/curves"
+        refused = client.get(f"{here}?metric=valid/cross_entrpy")
+        assert refused.status_code == 422
+        (problem,) = refused.json()["errors"]
+        assert (problem["path"], problem["available"]) == ("metric", ["valid/cross_entropy"])
+        assert "did you mean 'valid/cross_entropy'?" in problem["message"]
+
+    def test_before_the_first_point_no_metric_is_unknown(self, client, spec):
+        id = client.post("/v1/experiments", json=spec()).json()["id"]
+        answer = client.get(f"/v1/experiments/{id}/curves?metric=train/loss")
+        assert (answer.status_code, answer.json()["items"]) == (200, [])
 
     def test_a_reused_trial_shows_the_curve_it_was_taken_from(
         self, client, record, ledger, settings

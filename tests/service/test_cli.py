@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from waiting import PATIENCE
 
 from eigensweep.service.client import Client, connection
 from eigensweep.service.client.trial_table import COLUMNS, TrialTable
-from eigensweep.service.command import terminal
+from eigensweep.service.command import quickstart, terminal
 from eigensweep.service.command.cli import app
 from eigensweep.service.command.summaries import format_pareto
 
@@ -382,6 +383,15 @@ def test_importance_is_told_arm_by_arm(cli: Cli, spec: str) -> None:
     assert shares["lstm"]["optimizer.lr"] > 0.9
     assert set(shares["lstm"]) == {"optimizer.lr", "model.hidden_size"}
     assert lines[1].split()[:2] == ["lstm", "optimizer.lr"]
+
+
+def test_the_quickstart_names_the_page_of_its_experiment(scripted_service: str) -> None:
+    screen = Console(file=io.StringIO(), width=200)
+    with Client(scripted_service) as client:
+        quickstart.run(client, screen)
+        written = screen.file.getvalue()
+        (address,) = re.findall(rf"Its page +({scripted_service}/experiments/\w+)\n", written)
+        assert b"<h1>quickstart</h1>" in client.download(address.removeprefix(scripted_service))
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

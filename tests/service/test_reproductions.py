@@ -302,6 +302,16 @@ class TestCommandLine:
         listed = run("--list").output
         assert all(name in listed for name in suite_names())
 
+    @pytest.mark.parametrize("option", ["--out", "--page"])
+    def test_a_place_that_cannot_be_written_is_refused_before_anything_is_posted(
+        self, client, run, tmp_path, option
+    ):
+        (tmp_path / "file").touch()
+        done = run(NAME, option, str(tmp_path / "file" / "page"))
+        assert done.exit_code == 2, done.output
+        assert f"error: {tmp_path / 'file'}" in done.output
+        assert client.get("/v1/reproductions").json()["items"] == []
+
     @pytest.mark.parametrize(
         ("words", "hint"),
         [

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
+from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
@@ -27,6 +28,7 @@ from eigensweep.service.record.overviews import (
 )
 from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, trial_key
+from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import summarize
 
@@ -216,14 +218,17 @@ def get_curves(
     leaders = list_leaders(service.record, id, trials)
     reports = list_reports(service.record, id, [trial.number for trial in leaders])
     is_own = name == f"valid/{experiment.metric}"
+    items = [
+        _make_curve(_store(service), trial, reports[trial.number], name, points)
+        for trial in leaders
+    ]
+    if metric is not None and not any(item.steps for item in items):
+        _refuse_unknown_metric(_store(service), leaders, reports, metric)
     return Curves(
         metric=name,
         unit=experiment.unit if is_own else "",
         baseline=experiment.baseline if is_own else None,
-        items=[
-            _make_curve(_store(service), trial, reports[trial.number], name, points)
-            for trial in leaders
-        ],
+        items=items,
     )
 
 
@@ -386,6 +391,26 @@ def _find_keys(trial: Trial) -> list[tuple[int, str]]:
     )
     first = trial.seed or 0
     return [(seed, f"{place}/{seed}") for seed in range(first, first + (trial.replicates or 1))]
+
+
+def _refuse_unknown_metric(
+    store: Store, leaders: Sequence[Trial], reports: Mapping[int, Sequence[Report]], metric: str
+) -> None:
+    """Refuse a metric that no curve holds; while there is no curve at all, none is unknown."""
+    names = {name for trial in leaders for r in reports[trial.number] for name in r.metrics}
+    for trial in leaders:
+        for _, key in _find_keys(trial):
+            names |= {name for point in store.points(key) for name in point.metrics}
+    if names:
+        known = sorted(names - {OBJECTIVE})
+        raise SpecError(
+            "metric",
+            f"no curve holds '{shorten(metric)}'{did_you_mean(metric, known)}; "
+            f"the curves hold {', '.join(known)}",
+            expected="the name of a curve",
+            got=shorten(metric),
+            available=known,
+        )
 
 
 def _make_curve(
