@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eigensweep.service.api import sessions
 from eigensweep.service.api.errors import problem
+from eigensweep.service.api.sessions import Sessions
 
 GUARDED: Final = ("/v1", "/mlflow", "/experiments", "/compare", "/new")
 """What needs the token, with all below; and the first page."""
@@ -27,14 +29,17 @@ READING: Final = ("GET", "HEAD", "OPTIONS")
 class Access:
     """Answers 401 to requests for `GUARDED` that carry neither token nor session.
 
+    `sessions` is the file that keeps the sessions of browsers.
+
     Without a token the service is for this machine only. A request that names a public host then
     comes from a web page whose name leads to this machine (DNS rebinding), and is answered 403. So
     is, with and without a token, a request that a page of another origin sends to change something.
     """
 
-    def __init__(self, app: ASGIApp, token: SecretStr | None) -> None:
+    def __init__(self, app: ASGIApp, token: SecretStr | None, sessions: Path) -> None:
         self._app = app
         self._token = token.get_secret_value() if token is not None else ""
+        self._sessions = Sessions(sessions, self._token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp = self._app
@@ -43,8 +48,8 @@ class Access:
             refusal = self._refuse_page(scope, headers) or self._refuse_stranger(scope, headers)
             if refusal is not None:
                 answer = refusal
-            elif self._token and scope["path"] == sessions.PLACE and scope["method"] == "POST":
-                answer = await sessions.sign_in(Request(scope, receive), self._token)
+            elif self._token and scope["path"] in (sessions.PLACE, sessions.END):
+                answer = await sessions.answer_session(Request(scope, receive), self._sessions)
         await answer(scope, receive, send)
 
     def _refuse_page(self, scope: Scope, headers: Headers) -> Response | None:
@@ -74,7 +79,7 @@ class Access:
         given = headers.get("authorization", "").encode()
         if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             return None
-        if sessions.has_session(headers.get("cookie", ""), self._token):
+        if self._sessions.has(headers.get("cookie", "")):
             return None
         if scope["method"] in ("GET", "HEAD") and "text/html" in headers.get("accept", ""):
             return sessions.ask_to_sign_in()

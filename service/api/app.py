@@ -108,7 +108,7 @@ def create_app(
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
     answer_errors(app)
     app.add_middleware(BodyLimits)
-    app.add_middleware(Access, token=settings.token)
+    app.add_middleware(Access, token=settings.token, sessions=settings.home / "sessions.json")
     return app
 
 

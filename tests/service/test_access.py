@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from starlette.testclient import TestClient
 
+from eigensweep.service.api import sessions
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.record import Record
@@ -131,6 +132,58 @@ class TestSessions:
     def test_it_leads_to_no_other_site(self, make_client, place):
         answer = make_client().post("/session", data={"token": TOKEN, "place": place})
         assert answer.headers["location"] == "/"
+
+    def test_who_signs_out_is_out_also_with_a_copy_of_the_cookie(self, make_client):
+        mine = make_client()
+        other = TestClient(mine.app, base_url=mine.base_url, follow_redirects=False)
+        for client in (mine, other):
+            client.post("/session", data={"token": TOKEN, "place": "/"})
+        assert "<button>Sign out</button>" in mine.get("/").text
+        copied = mine.cookies["eigensweep_session"]
+
+        sent = mine.post("/session/end")
+
+        assert (sent.status_code, sent.headers["location"]) == (303, "/session")
+        assert "eigensweep_session" not in mine.cookies
+        assert "You are signed out." in mine.get("/session").text
+        stale = {"Cookie": f"eigensweep_session={copied}"}
+        for client in (mine, make_client()):  # the second is a service that started later
+            assert client.get("/v1/experiments", headers=stale).status_code == 401
+        later = make_client()
+        later.cookies = other.cookies
+        assert later.get("/v1/experiments").status_code == 200
+        assert later.get("/session").headers["location"] == "/"
+
+    def test_a_session_ends_with_its_time_or_another_token(self, make_client, monkeypatch):
+        client = make_client()
+        client.post("/session", data={"token": TOKEN, "place": "/"})
+        changed = make_client("another")
+        changed.cookies = client.cookies
+        assert changed.get("/v1/models").status_code == 401
+        assert client.get("/v1/models").status_code == 200
+        monkeypatch.setattr(sessions, "LONGEST", 0.0)
+        assert client.get("/v1/models").status_code == 401
+
+    def test_the_file_of_sessions_holds_neither_token_nor_cookie(self, make_client, settings):
+        client = make_client()
+        client.post("/session", data={"token": TOKEN, "place": "/"})
+        kept = (settings.home / "sessions.json").read_text()
+        assert len(json.loads(kept)) == 1
+        assert TOKEN not in kept
+        assert client.cookies["eigensweep_session"] not in kept
+
+    def test_without_a_token_there_is_nothing_to_sign_out_of(self, make_client):
+        client = make_client(None)
+        assert "Sign out" not in client.get("/").text
+        assert client.get("/session").status_code == 404
+
+    def test_a_page_of_another_origin_signs_nobody_out(self, make_client):
+        client = make_client()
+        client.post("/session", data={"token": TOKEN, "place": "/"})
+        headers = {"Origin": "https://evil.example"}
+        assert client.post("/session/end", headers=headers).status_code == 403
+        assert client.get("/session/end").status_code == 405
+        assert client.get("/v1/models").status_code == 200
 
 
 class TestPagesOfOtherOrigins:

@@ -221,3 +221,11 @@ def test_a_browser_signs_in_and_comes_back(browser, serve, ledger):
     wait_until(lambda: browser.find_elements(By.ID, "spec"))
     assert browser.current_url.endswith("/new?preset=quickstart")
     assert not [text for text in complain(browser, address) if "401" not in text]
+
+    find(browser, "header form button").click()
+    wait_until(lambda: "You are signed out." in text_of(browser, "main"))
+    assert browser.get_cookies() == []
+    browser.back()
+    find(browser, "#token")
+    browser.get(f"{address}/new")
+    find(browser, "#token")

@@ -29,7 +29,7 @@ from eigensweep.search_spaces.presets import load_preset
 from eigensweep.service.api.errors import STATUS, answer_error
 from eigensweep.service.api.page_headers import PAGE_HEADERS
 from eigensweep.service.api.pages.formats import FILTERS, show_number
-from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes import (
     analyses,
     catalogue,
@@ -89,7 +89,9 @@ class PageRoute(APIRoute):
                 return await answer(request)
             except SHOWN_ERRORS as error:
                 told = answer_error(request, error)
-                return render("error.html", told.status_code, problem=json.loads(bytes(told.body)))
+                found = json.loads(bytes(told.body))
+                service = request.app.state.service
+                return render(service, "error.html", told.status_code, problem=found)
 
         return answer_with_page
 
@@ -103,9 +105,11 @@ def add_pages(app: FastAPI) -> None:
     app.mount("/static", GZipMiddleware(_Static(directory=PLACE / "static")))
 
 
-def render(template: str, status: int = 200, **content: Any) -> Response:
-    """Return a page."""
-    return HTMLResponse(TEMPLATES.get_template(template).render(content), status, PAGE_HEADERS)
+def render(service: Service, template: str, status: int = 200, **content: Any) -> Response:
+    """Return a page; where a token is needed, it has a button to sign out."""
+    has_sessions = service.settings.token is not None
+    text = TEMPLATES.get_template(template).render(content, has_sessions=has_sessions)
+    return HTMLResponse(text, status, PAGE_HEADERS)
 
 
 def validate(model: type[Query_], **fields: Any) -> Query_:
@@ -141,6 +145,7 @@ def show_experiments(service: TheService, query: Annotated[ListQuery, Query()]) 
     )
     page = experiments.list_experiments(service, asked)
     return render(
+        service,
         "experiments.html",
         page=page,
         query=query,
@@ -162,6 +167,7 @@ def show_experiment(service: TheService, id: ExperimentId) -> Response:
         if getattr(experiment.progress, state)
     }
     return render(
+        service,
         "experiment.html",
         experiment=experiment,
         arms=overviews.get_arms(service, id).items,
@@ -209,6 +215,7 @@ def show_trials(
     )
     experiment = experiments.get_experiment(service, id)
     return render(
+        service,
         "trials.html",
         experiment=experiment,
         page=trials.list_trials(service, id, asked),
@@ -224,6 +231,7 @@ def show_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> Re
     """Return the page of one trial."""
     trial = trials.get_trial(service, id, number)
     return render(
+        service,
         "trial.html",
         experiment=experiments.get_experiment(service, id),
         trial=trial,
@@ -265,7 +273,7 @@ def show_comparison(
     if len(names) > 1:
         asked = validate(ComparisonQuery, of=names, metric=query.metric or None)
         found = comparisons.compare_subjects(request, service, asked)
-    return render("compare.html", names=names, metric=query.metric, found=found)
+    return render(service, "compare.html", names=names, metric=query.metric, found=found)
 
 
 @router.get("/new")
@@ -276,6 +284,7 @@ def show_form(service: TheService, query: Annotated[FormQuery, Query()]) -> Resp
     else:
         spec = experiments.get_experiment(service, query.experiment).spec
     return render(
+        service,
         "new.html",
         text=_write_yaml(spec),
         presets=catalogue.list_presets().items,

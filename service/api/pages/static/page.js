@@ -8,6 +8,7 @@ async function update() {
   let text;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (answer.status === 401) location.reload(); // signed out in another tab
     if (!answer.ok) return;
     text = await answer.text();
   } catch {
