@@ -79,7 +79,7 @@ class PageRoute(APIRoute):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.methods = self.methods | {"HEAD"}  # the server leaves the body out
+        self.methods = {*(self.methods or ()), "HEAD"}  # the server leaves the body out
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = super().get_route_handler()
