@@ -2,7 +2,8 @@
 
 `python -m bench.pages` fills a record with one experiment of 10,000 trials (three arms, ten reports
 each, curves of 2,000 points for the best ones), asks for each page and for the data of its plots
-in this process, without a network, and prints the median milliseconds of the processor.
+in this process, without a network, and prints the median milliseconds of the processor and the size
+of each answer.
 """
 
 from __future__ import annotations
@@ -136,8 +137,10 @@ def fill(url: str, storage: Path, id: str, config: dict[str, Any], trials: int) 
             store.commit(key, 1, 20_000, {}, curve)
 
 
-def measure(client: TestClient, id: str, number: int, reads: int) -> dict[str, float]:
-    """Return the median milliseconds of each page and of the data of its plots."""
+def measure(
+    client: TestClient, id: str, number: int, reads: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return median milliseconds and kilobytes of each page and of the data of its plots."""
     here, data = f"/experiments/{id}", f"/v1/experiments/{id}"
     paths = {
         "list": "/",
@@ -145,12 +148,16 @@ def measure(client: TestClient, id: str, number: int, reads: int) -> dict[str, f
         "its arms": f"{data}/arms",
         "its curves": f"{data}/curves",
         "its points": f"{data}/points",
+        "its importance": f"{data}/importance",
+        "its front": f"{data}/pareto",
         "its trials": f"{here}/trials",
         "its failures": f"{here}/trials?state=failed",
         "one trial": f"{here}/trials/{number}",
         "its own curves": f"{data}/trials/{number}/curves",
         "form": "/new",
+        "experiments as JSON": "/v1/experiments",
     }
+    sizes = {}
     taken: dict[str, list[float]] = {name: [] for name in paths}
     for _ in range(reads + 1):
         for name, path in paths.items():
@@ -158,7 +165,8 @@ def measure(client: TestClient, id: str, number: int, reads: int) -> dict[str, f
             answer = client.get(path)
             taken[name].append(1e3 * (time.process_time() - began))
             answer.raise_for_status()
-    return {name: median(times[1:]) for name, times in taken.items()}
+            sizes[name] = len(answer.content) / 1000
+    return {name: median(times[1:]) for name, times in taken.items()}, sizes
 
 
 def main() -> None:
@@ -184,13 +192,13 @@ def main() -> None:
             config = shown["first"][0]["config"]
             fill(settings.database, Path(settings.storage_folder), id, config, given.trials)
             best = client.get(f"/v1/experiments/{id}").json()["best"]["number"]
-            found = measure(client, id, best, given.reads)
+            found, sizes = measure(client, id, best, given.reads)
         database.engine(settings.database).dispose()
     screen = Console()
     screen.print(f"one experiment of {given.trials:,} trials; median of {given.reads} reads")
     for name, milliseconds in found.items():
-        screen.print(f"{name}: {milliseconds:.0f} ms")
-    write({"trials": given.trials, "pages_ms": found}, given.json)
+        screen.print(f"{name}: {milliseconds:.0f} ms, {sizes[name]:.0f} kB")
+    write({"trials": given.trials, "pages_ms": found, "pages_kb": sizes}, given.json)
 
 
 if __name__ == "__main__":

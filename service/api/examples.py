@@ -103,7 +103,7 @@ TRIAL: Final[Json] = {
     ],
 }
 
-EXPERIMENT: Final[Json] = {
+EXPERIMENT_SUMMARY: Final[Json] = {
     "id": "1m7xnz0qe2nqc",
     "name": "copying with scoRNN",
     "project": "default",
@@ -112,7 +112,6 @@ EXPERIMENT: Final[Json] = {
     "created_at": "2026-11-20T12:00:00Z",
     "started_at": "2026-11-20T12:00:00Z",
     "finished_at": None,
-    "spec": GRID,
     "baseline": 0.1733,
     "metric": {"name": "cross_entropy", "unit": "nats", "better": "lower"},
     "progress": {
@@ -131,12 +130,15 @@ EXPERIMENT: Final[Json] = {
         "fraction": 0.79,
     },
     "eta_seconds": 24.0,
-    "best": TRIAL,
+    "best": {
+        name: TRIAL_SUMMARY[name] for name in ("number", "arm", "state", "params", "value", "links")
+    },
     "error": None,
     "delivered": False,
     "cancel_requested": False,
     "links": {
         "self": "/v1/experiments/1m7xnz0qe2nqc",
+        "page": "/experiments/1m7xnz0qe2nqc",
         "trials": "/v1/experiments/1m7xnz0qe2nqc/trials",
         "events": "/v1/experiments/1m7xnz0qe2nqc/events",
         "cancel": "/v1/experiments/1m7xnz0qe2nqc/cancel",
@@ -146,6 +148,8 @@ EXPERIMENT: Final[Json] = {
         "?workflowType=machine_learning",
     },
 }
+
+EXPERIMENT: Final[Json] = {**EXPERIMENT_SUMMARY, "best": TRIAL, "spec": GRID}
 
 ANALYSES: Final[dict[str, Example]] = {
     "trial": {

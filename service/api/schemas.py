@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.direction import Better
 from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.service.api.examples import EXPERIMENT, TRIAL, TRIAL_SUMMARY
+from eigensweep.service.api.examples import EXPERIMENT, EXPERIMENT_SUMMARY, TRIAL, TRIAL_SUMMARY
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.workers.shared.messages import Json, Metrics, Result
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
@@ -112,20 +112,26 @@ class TrialLinks(Answer):
     mlflow: str | None = Field(description="Its run on MLflow's pages; null before there is one")
 
 
-class TrialSummary(Answer):
-    """A trial in a list: its settings, its state, its scores."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [TRIAL_SUMMARY]})
+class TrialHead(Answer):
+    """The best trial of an experiment in a list."""
 
     number: int
     arm: str
     state: TrialState
     params: dict[str, Scalar] = Field(description="What the search chose, by dotted path")
+    value: float | None = Field(description="Best validation value of the experiment's metric")
+    links: TrialLinks
+
+
+class TrialSummary(TrialHead):
+    """A trial in a list: its settings, its state, its scores."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [TRIAL_SUMMARY]})
+
     hash: str | None = Field(
         description="Content hash of the configuration, without seed and budget"
     )
     attempt: int
-    value: float | None = Field(description="Best validation value of the experiment's metric")
     best_step: int | None
     step: int
     steps: int
@@ -146,7 +152,6 @@ class TrialSummary(Answer):
     error: str | None = Field(description="Traceback of a failed trial, or why a point is invalid")
     started_at: datetime | None
     ended_at: datetime | None
-    links: TrialLinks
 
 
 class TrialNow(TrialSummary):
@@ -164,6 +169,7 @@ class ExperimentLinks(Answer):
     """Paths and addresses of an experiment."""
 
     self: str
+    page: str = Field(description="Its page for browsers")
     trials: str
     events: str
     cancel: str
@@ -175,10 +181,10 @@ class ExperimentLinks(Answer):
     )
 
 
-class ExperimentNow(Answer):
-    """An experiment: its spec, its progress, its best trial so far."""
+class ExperimentSummary(Answer):
+    """An experiment in a list: its progress and the head of its best trial, without its spec."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT]})
+    model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT_SUMMARY]})
 
     id: str
     name: str
@@ -188,7 +194,6 @@ class ExperimentNow(Answer):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
     baseline: float | None = Field(
         description="What a memoryless model scores on the metric; null if unknown"
     )
@@ -197,13 +202,22 @@ class ExperimentNow(Answer):
     eta_seconds: float | None = Field(
         description="Estimated from the speed so far; null while that is unknown, and after the end"
     )
-    best: TrialNow | None
-    error: str | None
+    best: TrialHead | None = Field(description="The first in the ranking so far")
+    error: str | None = Field(description="Why it failed; in a list the last line of that")
     cancel_requested: bool
     delivered: bool = Field(
         description="Whether it is over and MLflow has all of it; also true if MLflow refused it"
     )
     links: ExperimentLinks
+
+
+class ExperimentNow(ExperimentSummary):
+    """An experiment: its spec, its progress, its best trial so far."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT]})
+
+    best: TrialNow | None = Field(description="The first in the ranking so far, in full")
+    spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
 
 
 class Views:
@@ -214,36 +228,66 @@ class Views:
 
     def experiment(self, record: ExperimentRecord) -> ExperimentNow:
         """Return an experiment in full."""
+        return ExperimentNow(
+            **self._describe(record),
+            best=None if record.best is None else self.trial(record.best),
+            error=record.experiment.error,
+            spec=record.experiment.spec,
+        )
+
+    def listed(self, record: ExperimentRecord) -> ExperimentSummary:
+        """Return an experiment as it stands in a list."""
+        lines = (record.experiment.error or "").strip().splitlines()
+        return ExperimentSummary(
+            **self._describe(record),
+            best=None if record.best is None else TrialHead(**self._head(record.best.trial)),
+            error=lines[-1] if lines else None,
+        )
+
+    def _describe(self, record: ExperimentRecord) -> dict[str, Any]:
+        """Return what an experiment's answer has in a list, too."""
         row = record.experiment
         now = compute_progress(row, record.counts, time.time())
         here = f"/v1/experiments/{row.id}"
-        return ExperimentNow(
-            id=row.id,
-            name=row.name,
-            project=row.project,
-            state=row.state,
-            priority=row.priority,
-            created_at=to_datetime(row.created_at),
-            started_at=to_datetime_if_known(row.started_at),
-            finished_at=to_datetime_if_known(row.finished_at),
-            spec=row.spec,
-            baseline=row.baseline,
-            metric=Metric(name=row.metric, unit=row.unit, better=row.better),
-            progress=_make_progress(now),
-            eta_seconds=now.eta_seconds,
-            best=None if record.best is None else self.trial(record.best),
-            error=row.error,
-            cancel_requested=row.intent == "cancel",
-            delivered=row.state in ENDED and row.tracked,
-            links=ExperimentLinks(
+        return {
+            "id": row.id,
+            "name": row.name,
+            "project": row.project,
+            "state": row.state,
+            "priority": row.priority,
+            "created_at": to_datetime(row.created_at),
+            "started_at": to_datetime_if_known(row.started_at),
+            "finished_at": to_datetime_if_known(row.finished_at),
+            "baseline": row.baseline,
+            "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
+            "progress": _make_progress(now),
+            "eta_seconds": now.eta_seconds,
+            "cancel_requested": row.intent == "cancel",
+            "delivered": row.state in ENDED and row.tracked,
+            "links": ExperimentLinks(
                 self=here,
+                page=f"/experiments/{row.id}",
                 trials=f"{here}/trials",
                 events=f"{here}/events",
                 cancel=f"{here}/cancel",
                 mlflow=self.chart(row),
                 run=self.run(row.run_id, row.run_project),
             ),
-        )
+        }
+
+    def _head(self, row: Trial) -> dict[str, Any]:
+        """Return what a trial's answer has everywhere."""
+        return {
+            "number": row.number,
+            "arm": row.arm,
+            "state": row.state,
+            "params": row.params,
+            "value": row.value,
+            "links": TrialLinks(
+                self=f"/v1/experiments/{row.experiment_id}/trials/{row.number}",
+                mlflow=self.run(row.run_id, row.run_project),
+            ),
+        }
 
     def summary(self, record: TrialRecord) -> TrialSummary:
         """Return a trial as it stands in a list."""
@@ -251,13 +295,9 @@ class Views:
         result = row.scores
         newest = record.reports[-1].metrics if record.reports else {}
         return TrialSummary(
-            number=row.number,
-            arm=row.arm,
-            state=row.state,
-            params=row.params,
+            **self._head(row),
             hash=row.config_hash,
             attempt=row.attempt,
-            value=row.value,
             best_step=result.get("best_step"),
             step=row.step,
             steps=row.steps,
@@ -272,10 +312,6 @@ class Views:
             error=row.error,
             started_at=to_datetime_if_known(row.started_at),
             ended_at=to_datetime_if_known(row.ended_at),
-            links=TrialLinks(
-                self=f"/v1/experiments/{row.experiment_id}/trials/{row.number}",
-                mlflow=self.run(row.run_id, row.run_project),
-            ),
         )
 
     def trial(self, record: TrialRecord) -> TrialNow:

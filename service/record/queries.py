@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
+from sqlalchemy.sql.base import ExecutableOption
 
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Report, Trial
+from eigensweep.workers.shared.messages import Json, Params
 
 Key = Sequence[float | int | str]
 """Where a page ended: the last item's value in the sorted column, and its id or number."""
@@ -27,6 +29,10 @@ TRIAL_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
     "number": (Trial.number,),
     "value": (Trial.rank, Trial.number),
 }
+OF_BEST: tuple[InstrumentedAttribute[Any], ...] = (
+    *(Trial.arm, Trial.state, Trial.params, Trial.value, Trial.run_id, Trial.run_project),
+)
+"""What a list of experiments has of the best trial, beside its number."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,21 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
+class RankedTrial:
+    """What is read of a trial whose value counts, where all of them are read."""
+
+    number: int
+    arm: str
+    params: Params
+    result: Json | None
+
+
+@dataclass(frozen=True)
 class ExperimentRecord:
-    """An experiment with its counts by trial state, and its best trial so far."""
+    """An experiment with its counts by trial state, and its best trial so far.
+
+    In a list the experiment comes without its spec, and the best trial with `OF_BEST` alone.
+    """
 
     experiment: Experiment
     counts: dict[str, StateCount]
@@ -97,7 +116,10 @@ class Queries:
         """
 
         def work(session: Session) -> ExperimentRecord:
-            return _describe(session, [_get_experiment(session, id)])[0]
+            row = _get_experiment(session, id)
+            (best,) = _find_best(session, [id]) or [None]
+            record = best and _add_history(session, id, [best])[0]
+            return ExperimentRecord(row, count_states(session, [id])[id], record)
 
         return database.read(self.url, work)
 
@@ -119,7 +141,10 @@ class Queries:
         limit: int = 50,
         after: Key | None = None,
     ) -> list[ExperimentRecord]:
-        """Return a page of experiments; `name` matches anywhere in the name, whatever the case."""
+        """Return a page of experiments; `name` matches anywhere in the name, whatever the case.
+
+        They come without their specs, and with the heads of their best trials.
+        """
         chosen: list[ColumnElement[bool]] = []
         if states:
             chosen.append(Experiment.state.in_(states))
@@ -127,10 +152,19 @@ class Queries:
             chosen.append(Experiment.project == project)
         if name is not None:
             chosen.append(Experiment.name.icontains(name, autoescape=True))
-        query = _limit_page(select(Experiment).where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
-        return database.read(
-            self.url, lambda session: _describe(session, session.scalars(query).all())
-        )
+        heads = select(Experiment).options(defer(Experiment.spec, raiseload=True))
+        query = _limit_page(heads.where(*chosen), EXPERIMENT_SORTS, sort, limit, after)
+
+        def work(session: Session) -> list[ExperimentRecord]:
+            rows = session.scalars(query).all()
+            ids = [row.id for row in rows]
+            counts = count_states(session, ids)
+            heads_of_best = load_only(*OF_BEST, raiseload=True)
+            best = {t.experiment_id: t for t in _find_best(session, ids, heads_of_best)}
+            records = {id: TrialRecord(trial) for id, trial in best.items()}
+            return [ExperimentRecord(row, counts[row.id], records.get(row.id)) for row in rows]
+
+        return database.read(self.url, work)
 
     def trials(
         self,
@@ -159,13 +193,15 @@ class Queries:
 
         return database.read(self.url, work)
 
-    def ranked(self, id: str) -> list[Trial]:
+    def ranked(self, id: str) -> list[RankedTrial]:
         """Return all trials of an experiment whose value counts, the best first."""
+        mine = select(Trial.number, Trial.arm, Trial.params, Trial.result)
+        mine = mine.where(Trial.experiment_id == id, Trial.rank < UNRANKED)
 
-        def work(session: Session) -> list[Trial]:
+        def work(session: Session) -> list[RankedTrial]:
             _get_experiment(session, id)
-            mine = select(Trial).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
-            return list(session.scalars(mine.order_by(Trial.rank, Trial.number)))
+            found = session.execute(mine.order_by(Trial.rank, Trial.number))
+            return [RankedTrial(*row) for row in found]
 
         return database.read(self.url, work)
 
@@ -220,14 +256,8 @@ def _limit_page(
     return query.order_by(*(c.desc() if falling else c.asc() for c in columns)).limit(limit)
 
 
-def _describe(session: Session, rows: Sequence[Experiment]) -> list[ExperimentRecord]:
-    ids = [row.id for row in rows]
-    counts = count_states(session, ids)
-    best = {record.trial.experiment_id: record for record in _find_best(session, ids)}
-    return [ExperimentRecord(row, counts[row.id], best.get(row.id)) for row in rows]
-
-
-def _find_best(session: Session, ids: Sequence[str]) -> list[TrialRecord]:
+def _find_best(session: Session, ids: Sequence[str], *options: ExecutableOption) -> list[Trial]:
+    """Return the best trial of each experiment that has one."""
     inner = Trial.__table__.alias()
     first = (
         select(inner.c.number)
@@ -239,14 +269,11 @@ def _find_best(session: Session, ids: Sequence[str]) -> list[TrialRecord]:
     )
     query = (
         select(Trial)
+        .options(*options)
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .where(Experiment.id.in_(ids), Trial.number == first)
     )
-    return [
-        record
-        for trial in session.scalars(query)
-        for record in _add_history(session, trial.experiment_id, [trial])
-    ]
+    return list(session.scalars(query))
 
 
 def _add_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:

@@ -144,8 +144,9 @@ class Trial(Base):
 
     __tablename__ = "trials"
     __table_args__ = (
-        Index(None, "experiment_id", "state", "step", "steps"),
+        Index(None, "experiment_id", "state", "number", "step", "steps"),
         Index(None, "experiment_id", "rank", "number"),
+        Index(None, "experiment_id", "arm", "rank", "number", "state"),
         Index(None, "config_hash", "state"),
     )
 

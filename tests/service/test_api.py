@@ -21,7 +21,12 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.api.comparison import Comparison
 from eigensweep.service.api.paging import encode
 from eigensweep.service.api.routes.analyses import AnalysisNow
-from eigensweep.service.api.schemas import ExperimentNow, TrialNow, TrialSummary
+from eigensweep.service.api.schemas import (
+    ExperimentNow,
+    ExperimentSummary,
+    TrialNow,
+    TrialSummary,
+)
 from eigensweep.service.record.database import engine
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Mlflow
@@ -320,6 +325,26 @@ class TestReading:
                     break
             assert seen == expected
 
+    def test_a_list_has_heads_and_one_experiment_has_all(self, client, record, spec):
+        body = spec(description="x" * 900)
+        ledger = post_and_claim(client, record, body)
+        ledger.open(0, "scornn", {"optimizer.lr": 1e-3}, {"seed": 0}, "h0")
+        ledger.finish(0, ledger.begin(0), "completed", Result(value=0.25, step=100))
+        ledger.end("failed", "Traceback\nKeyError: 'x'")
+        (listed,) = client.get("/v1/experiments").json()["items"]
+        whole = client.get(listed["links"]["self"]).json()
+        assert len(json.dumps(listed)) < 1_500
+        assert whole["spec"]["description"] == body["description"]
+        assert whole["best"]["result"]["value"] == 0.25
+        assert whole["error"] == "Traceback\nKeyError: 'x'"
+        assert listed["error"] == "KeyError: 'x'"
+        assert set(whole) - set(listed) == {"spec"}
+        assert listed["best"] == {name: whole["best"][name] for name in listed["best"]}
+        assert listed["best"]["value"] == 0.25
+        changing = {"spec", "best", "error", "eta_seconds"}
+        assert all(listed[name] == whole[name] for name in set(listed) - changing)
+        assert client.get(whole["links"]["page"]).status_code == 200
+
     def test_a_cursor_that_no_page_gave_is_refused_even_if_its_types_fit(self, client, spec):
         id = client.post("/v1/experiments", json=spec()).json()["id"]
         half, huge = "\ud800", 10**30
@@ -439,6 +464,7 @@ class TestReading:
             assert client.post("/v1/experiments", json=example["value"]).status_code == 201
         answers = {
             ExperimentNow: examples_shown.EXPERIMENT,
+            ExperimentSummary: examples_shown.EXPERIMENT_SUMMARY,
             TrialNow: examples_shown.TRIAL,
             TrialSummary: examples_shown.TRIAL_SUMMARY,
             AnalysisNow: examples_shown.ANALYSIS,

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, isfinite, sqrt
-from statistics import fmean, stdev
+from functools import cache
+from math import fsum, inf, isfinite, sqrt
+from statistics import fmean
 from typing import Any, Literal
 
 from eigensweep.direction import Better, sign
@@ -55,7 +56,7 @@ class Summary:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def summarize(values: Sequence[float]) -> Summary:
     mean, n = fmean(values), len(values)
     if n == 1:
         return Summary(mean, n, None, None, None)
-    sd = stdev(values)
+    sd = sqrt(fsum((value - mean) ** 2 for value in values) / (n - 1))
     margin = t_quantile(n - 1) * sd / sqrt(n)
     return Summary(mean, n, sd, mean - margin, mean + margin)
 
@@ -192,6 +193,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+@cache
 def t_quantile(freedom: int) -> float:
     """Return t with P(|T| < t) = 0.95 for Student's T with so many degrees of freedom.
 

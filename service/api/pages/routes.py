@@ -43,6 +43,7 @@ from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQu
 from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.api.routes.trials import TrialQuery
 from eigensweep.service.api.schemas import TrialNow
+from eigensweep.service.record.overviews import list_arms
 from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, TRIAL_STATES, TrialState
 
@@ -56,6 +57,8 @@ A_YEAR: Final = "public, max-age=31536000, immutable"
 UNRANKED_ENDS: Final[tuple[TrialState, ...]] = ("failed", "diverged", "invalid")
 SHOWN: Final = 20
 """Trials on the page of an experiment, and failures of each kind."""
+
+DUMPER: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 SHOWN_ERRORS: Final[tuple[type[Exception], ...]] = (
     RequestValidationError,
@@ -166,12 +169,13 @@ def show_experiment(service: TheService, id: ExperimentId) -> Response:
         for state in UNRANKED_ENDS
         if getattr(experiment.progress, state)
     }
+    arms = list_arms(service.record, id)
     return render(
         service,
         "experiment.html",
         experiment=experiment,
-        arms=overviews.get_arms(service, id).items,
-        published=overviews.get_published(service, id).items,
+        arms=overviews.make_arms(*arms).items,
+        published=overviews.make_published(*arms).items,
         failures=failures,
         trials=trials.list_trials(service, id, TrialQuery(sort="value", limit=SHOWN)).items,
         spec_text=_write_yaml(experiment.spec),
@@ -219,7 +223,7 @@ def show_trials(
         "trials.html",
         experiment=experiment,
         page=trials.list_trials(service, id, asked),
-        arms=[arm.name for arm in overviews.get_arms(service, id).items],
+        arms=[arm.name for arm in list_arms(service.record, id)[1]],
         query=query,
         states=TRIAL_STATES,
         is_live=experiment.state not in ENDED,
@@ -293,7 +297,7 @@ def show_form(service: TheService, query: Annotated[FormQuery, Query()]) -> Resp
 
 
 def _write_yaml(spec: Json) -> str:
-    return str(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=88))
+    return str(yaml.dump(spec, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=88))
 
 
 def _make_log(trial: TrialNow) -> list[tuple[datetime, str]]:

@@ -15,7 +15,7 @@ from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Queue, TheQueue, TheRecord, TheService, TheSettings
-from eigensweep.service.api.schemas import ExperimentNow, Page
+from eigensweep.service.api.schemas import ExperimentNow, ExperimentSummary, Page
 from eigensweep.service.api.warm_start import count_observations
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
@@ -125,8 +125,8 @@ def _check_room(queue: Queue | None, spec: ExperimentSpec) -> Room | None:
 @router.get("/experiments", summary="List experiments", responses=describe_errors(401, 422, 503))
 def list_experiments(
     service: TheService, query: Annotated[ExperimentQuery, Query()]
-) -> Page[ExperimentNow]:
-    """Return experiments, by default the newest first."""
+) -> Page[ExperimentSummary]:
+    """Return experiments without their specs, by default the newest first."""
     kind = float if query.sort.endswith("created_at") else str
     found = service.record.experiments(
         states=query.state,
@@ -141,7 +141,7 @@ def list_experiments(
     if more:
         last = page[-1].experiment
         cursor = encode(query.sort, [last.created_at if kind is float else last.name, last.id])
-    return Page(items=[service.views.experiment(each) for each in page], next_cursor=cursor)
+    return Page(items=[service.views.listed(each) for each in page], next_cursor=cursor)
 
 
 @router.get(

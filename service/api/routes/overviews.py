@@ -170,8 +170,7 @@ def get_arms(service: TheService, id: ExperimentId) -> Arms:
 
     The best trial is chosen by its validation value. Test values were not looked at for that.
     """
-    experiment, arms = list_arms(service.record, id)
-    return Arms(items=[_make_arm(experiment, arm) for arm in arms])
+    return make_arms(*list_arms(service.record, id))
 
 
 @router.get(
@@ -181,11 +180,7 @@ def get_arms(service: TheService, id: ExperimentId) -> Arms:
 )
 def get_published(service: TheService, id: ExperimentId) -> PublishedNumbers:
     """Return the numbers in the spec's `published`, each beside what the best trial measured."""
-    experiment = service.record.row(id)
-    rows = experiment.spec.get("published") or []
-    arms = list_arms(service.record, id)[1] if rows else []
-    best = {arm.name: arm.best for arm in arms}
-    return PublishedNumbers(items=[_make_published(experiment, best, row) for row in rows])
+    return make_published(*list_arms(service.record, id))
 
 
 @router.get(
@@ -291,6 +286,18 @@ def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) 
             for each in _store(service).list_checkpoints(key)
         ]
     )
+
+
+def make_arms(experiment: Experiment, arms: Sequence[ArmRecord]) -> Arms:
+    """Return the answer on an experiment's arms."""
+    return Arms(items=[_make_arm(experiment, arm) for arm in arms])
+
+
+def make_published(experiment: Experiment, arms: Sequence[ArmRecord]) -> PublishedNumbers:
+    """Return the answer on the paper's numbers that an experiment's spec gives."""
+    best = {arm.name: arm.best for arm in arms}
+    rows = experiment.spec.get("published") or []
+    return PublishedNumbers(items=[_make_published(experiment, best, row) for row in rows])
 
 
 def _store(service: Service) -> Store:

@@ -68,7 +68,8 @@ def get_pareto(
     names = [goal.name for goal in goals]
     found, points, unknown = [], [], 0
     for trial in service.record.ranked(id):
-        values = read_goals(names, Result.from_dict(trial.result or {}))
+        means = {**(trial.result or {}), "by_replicate": ()}  # goals are of the trial as a whole
+        values = read_goals(names, Result.from_dict(means))
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             unknown += 1

@@ -262,13 +262,20 @@ async function showFront() {
   );
 }
 
-async function load() {
+// The counts of trials by state: while they stay the same, no trial has begun or ended.
+const counts = () => document.querySelector("#state .counts").textContent;
+let seen = null;
+
+async function load(isOver) {
+  const now = counts();
+  if (now === seen && !isOver) return drawCurves();
+  seen = now;
   arms = (await call(`${place}/arms`)).items.map((arm) => arm.name);
   colourArms();
   await Promise.all([drawCurves(), loadSpace()]);
-  if (state !== "running") await Promise.all([drawImportance(), showFront()]); // both read all trials
+  if (isOver) await Promise.all([drawImportance(), showFront()]); // both read all trials
 }
 
 document.getElementById("space-arm").addEventListener("change", drawSpace);
-document.addEventListener("updated", load);
-load();
+document.addEventListener("updated", (event) => load(event.detail.isOver));
+load(state !== "running");

@@ -3,16 +3,17 @@
 const refresh = Number(document.body.dataset.refresh || 0);
 
 // Fetch this page again and replace its live parts, but none in which somebody types or stands.
+// Return whether it is over.
 async function update() {
-  if (document.hidden) return;
+  if (document.hidden) return false;
   let text;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     if (answer.status === 401) location.reload(); // signed out in another tab
-    if (!answer.ok) return;
+    if (!answer.ok) return false;
     text = await answer.text();
   } catch {
-    return; // the service is away: try again later
+    return false; // the service is away: try again later
   }
   const fresh = new DOMParser().parseFromString(text, "text/html");
   for (const part of document.querySelectorAll("[data-live]")) {
@@ -21,11 +22,10 @@ async function update() {
     const isChosen = part.querySelector("input:checked") !== null;
     if (newer && !isInUse && !isChosen && part.innerHTML !== newer.innerHTML) part.innerHTML = newer.innerHTML;
   }
-  document.dispatchEvent(new CustomEvent("updated"));
-  if (!fresh.body.dataset.refresh) {
-    clearInterval(timer);
-    announce("It is over.");
-  }
+  const isOver = !fresh.body.dataset.refresh;
+  document.dispatchEvent(new CustomEvent("updated", { detail: { isOver } }));
+  if (isOver) announce("It is over.");
+  return isOver;
 }
 
 export function announce(words) {
@@ -40,7 +40,15 @@ export async function call(path, options = {}) {
   return content;
 }
 
-const timer = refresh ? setInterval(update, refresh * 1000) : 0;
+// The next look follows `refresh` seconds after this one, and later where looks take long.
+async function follow() {
+  const began = performance.now();
+  const isOver = await update();
+  const taken = performance.now() - began;
+  if (!isOver) setTimeout(follow, Math.max(refresh * 1000, 10 * taken));
+}
+
+if (refresh) setTimeout(follow, refresh * 1000);
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-post]");
