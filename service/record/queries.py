@@ -117,9 +117,9 @@ class Queries:
 
         def work(session: Session) -> ExperimentRecord:
             row = _get_experiment(session, id)
-            (best,) = _find_best(session, [id]) or [None]
-            record = best and _add_history(session, id, [best])[0]
-            return ExperimentRecord(row, count_states(session, [id])[id], record)
+            best = _add_history(session, id, _find_best(session, [id]))
+            counts = count_states(session, [id])[id]
+            return ExperimentRecord(row, counts, best[0] if best else None)
 
         return database.read(self.url, work)
 
