@@ -24,6 +24,7 @@ from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.editor_schema import make_editor_schema
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.routes.metrics import ServiceCollector, make_registry
 from eigensweep.service.command.cli import app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.migrations import migrate
@@ -183,6 +184,32 @@ def make_trial(model: str, task: str, flag: str) -> TrialConfig:
     return TrialConfig.from_dict(content).resolve()
 
 
+def document_metrics() -> str:
+    """Return the table of what /metrics exports."""
+    families = {family.name: family for family in make_registry(None).collect()}
+    families |= {family.name: family for family in ServiceCollector(None).describe()}
+    ends = {"counter": "_total", "info": "_info"}
+    rows = [
+        (
+            f"`{name}{ends.get(family.type, '')}`",
+            family.type,
+            ", ".join(f"`{label}`" for label in name_labels(family)),
+            family.documentation,
+        )
+        for name, family in families.items()
+        if name.startswith("eigensweep_")
+    ]
+    return "\n".join(table(("metric", "kind", "labels", "what it says"), rows)) + "\n"
+
+
+def name_labels(family: Any) -> list[str]:
+    """Return the labels of a metric, as its collector or its first sample names them."""
+    if family.name == "eigensweep_http_seconds":  # it has no sample before the first request
+        return ["method", "route", "status"]
+    names = getattr(family, "_labelnames", None) or next((s.labels for s in family.samples), ())
+    return [name for name in names if name != "le"]
+
+
 SCHEMA = "spec.schema.json"
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -190,6 +217,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rest-api.md": document_routes,
     "settings.md": document_settings,
     "analyses.md": document_analyses,
+    "metrics.md": document_metrics,
     "../../README.md": document_models_without_lanes,
 }
 

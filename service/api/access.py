@@ -21,7 +21,7 @@ from eigensweep.service.api import sessions
 from eigensweep.service.api.errors import problem
 from eigensweep.service.api.sessions import Sessions
 
-GUARDED: Final = ("/v1", "/mlflow", "/experiments", "/compare", "/new")
+GUARDED: Final = ("/v1", "/metrics", "/mlflow", "/experiments", "/compare", "/new")
 """What needs the token, with all below; and the first page."""
 READING: Final = ("GET", "HEAD", "OPTIONS")
 

@@ -13,6 +13,7 @@ from fastapi_offline import FastAPIOffline
 from eigensweep.service.api import mlflow_proxy
 from eigensweep.service.api.access import Access
 from eigensweep.service.api.errors import answer_errors
+from eigensweep.service.api.latencies import Latencies
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
 from eigensweep.service.api.pages.routes import add_pages
@@ -24,6 +25,7 @@ from eigensweep.service.api.routes import (
     experiments,
     health,
     importances,
+    metrics,
     overviews,
     pareto,
     reproductions,
@@ -103,12 +105,15 @@ def create_app(
     ):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
+    app.include_router(metrics.router, dependencies=guard)
+    app.state.metrics = metrics.make_registry(app.state.service, read_version())
     add_pages(app)
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
     answer_errors(app)
     app.add_middleware(BodyLimits)
     app.add_middleware(Access, token=settings.token, sessions=settings.home / "sessions.json")
+    app.add_middleware(Latencies)  # the last one is the first to see a request
     return app
 
 

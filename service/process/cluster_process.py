@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
 
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import guard
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.engine.shares import Room
@@ -181,6 +182,8 @@ class ClusterProcess:
     def _spawn(self) -> None:
         self._pipe, theirs = Pipe()
         self._spawned += 1
+        if self._spawned > 1:
+            RESTARTS.labels("ray").inc()
         mark = guard.environment(self._own_mark()) if self.mark else {}
         self._process = subprocess.Popen(
             [sys.executable, "-m", PROGRAM, str(theirs.fileno()), json.dumps(self.settings)],

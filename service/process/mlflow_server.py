@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import mlflow_app
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class MlflowServer:
         self._not_before = now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._signal(signal.SIGKILL)
+        RESTARTS.labels("mlflow").inc()
         self.start()
 
     def begin_to_stop(self) -> None:

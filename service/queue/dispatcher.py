@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.counters import RESTARTS
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.engine.shares import Room
@@ -268,6 +269,8 @@ class Dispatcher:
         claim = self.record.claim(id)
         if claim is None:
             return
+        if claim.generation > 1:
+            RESTARTS.labels("driver").inc()
         ledger = RecordLedger(self.record.url, id, claim.generation)
         self._pause(care)  # if the launch fails, or the driver dies at once
         care.driver = self.launcher.launch(id, claim.spec, ledger, self.options)

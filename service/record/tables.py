@@ -148,6 +148,7 @@ class Trial(Base):
         Index(None, "experiment_id", "rank", "number"),
         Index(None, "experiment_id", "arm", "rank", "number", "state"),
         Index(None, "config_hash", "state"),
+        Index(None, "state", "tracked", "ended_at", "started_at"),
     )
 
     experiment_id: Mapped[str] = mapped_column(

@@ -1,0 +1,197 @@
+"""What Prometheus reads: the state of the record, and what this process has counted.
+
+Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import SQLAlchemyError
+
+from eigensweep.service.api.parts import Service
+from eigensweep.service.api.routes.health import CHECKS
+from eigensweep.service.counters import REGISTRY
+from eigensweep.service.record.counts import DURATIONS, Counts, Crew, count_all
+
+router = APIRouter(tags=["health"])
+
+FRESH_SECONDS: Final = 1.0
+"""Seconds for which counts are shown again at least."""
+SHARE: Final = 0.05
+"""The most that counting takes of one core, however often it is asked for."""
+
+
+@dataclass
+class FreshCounts:
+    """Counts the record again when the last counts are old: the older, the longer they took."""
+
+    url: str
+    clock: Callable[[], float] = time.monotonic
+    _counts: Counts | None = None
+    _not_before: float = float("-inf")
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self) -> Counts:
+        """Return the counts.
+
+        Raises:
+            SQLAlchemyError: if the database does not answer.
+        """
+        with self._turn:
+            if self._counts is None or self.clock() >= self._not_before:
+                began = self.clock()
+                self._counts = count_all(self.url)
+                took = self.clock() - began
+                self._not_before = self.clock() + max(FRESH_SECONDS, took / SHARE)
+            return self._counts
+
+
+class ServiceCollector(Collector):
+    """What there is to see of one service; without its database: only what needs none."""
+
+    def __init__(self, service: Service | None, version: str = "0") -> None:
+        """`service` is None where only the names of the metrics are asked for."""
+        self._service, self._version = service, version
+        self._fresh = None if service is None else FreshCounts(service.record.url)
+
+    def describe(self) -> list[Metric]:
+        return [*_about_parts(None, self._version), *_about_record(Counts())]
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _about_parts(self._service, self._version)
+        if self._fresh is None:
+            return
+        try:
+            counts = self._fresh.read()
+        except SQLAlchemyError:
+            return  # `eigensweep_ready` says so
+        yield from _about_record(counts)
+
+
+def _about_parts(service: Service | None, version: str) -> Iterator[Metric]:
+    info = InfoMetricFamily("eigensweep_build", "The version of the service.")
+    info.add_metric([], {"version": version})
+    yield info
+    ready = GaugeMetricFamily(
+        "eigensweep_ready",
+        "Whether a part is ready (1) or not (0), as /readyz says.",
+        labels=["part"],
+    )
+    free = GaugeMetricFamily(
+        "eigensweep_disk_free_bytes", "Free space of a folder's disk.", labels=["folder"]
+    )
+    size = GaugeMetricFamily(
+        "eigensweep_disk_size_bytes", "Size of a folder's disk.", labels=["folder"]
+    )
+    if service is not None:
+        for name, look in CHECKS.items():
+            ready.add_metric([name], float(look(service).ready))
+        settings = service.settings
+        folders = {"home": str(settings.home), "storage": settings.storage_folder}
+        for name, folder in folders.items():
+            try:
+                usage = shutil.disk_usage(folder)
+            except OSError:
+                continue  # the folder is made when it is first needed
+            free.add_metric([name], usage.free)
+            size.add_metric([name], usage.total)
+    yield from (ready, free, size)
+
+
+def _about_record(counts: Counts) -> Iterator[Metric]:
+    yield _by_label("experiments", "Experiments in each state.", "state", counts.experiments)
+    yield GaugeMetricFamily(
+        "eigensweep_queue_depth",
+        "Experiments that wait to be started.",
+        counts.experiments["queued"],
+    )
+    yield _by_label("trials", "Trials in each state.", "state", counts.trials)
+    seconds = HistogramMetricFamily(
+        "eigensweep_trial_seconds",
+        "Seconds from the first start of a trial to its end, waits included, by outcome.",
+        labels=["outcome"],
+    )
+    for outcome, durations in counts.durations.items():
+        bounds = [*map(str, map(float, DURATIONS)), "+Inf"]
+        rising = list(zip(bounds, map(float, accumulate(durations.below)), strict=True))
+        seconds.add_metric([outcome], rising, durations.seconds)
+    yield seconds
+    yield GaugeMetricFamily(
+        "eigensweep_trials_ended_last_hour",
+        "Trials that have ended in the last 3600 seconds.",
+        counts.ended_last_hour,
+    )
+    yield CounterMetricFamily(
+        "eigensweep_mlflow_delivered_trials",
+        "Trials that have ended and that MLflow holds.",
+        counts.delivered,
+    )
+    backlog = {"trials": counts.undelivered_trials, "experiments": counts.undelivered_experiments}
+    yield _by_label("mlflow_backlog", "What has ended and is not in MLflow yet.", "what", backlog)
+    yield from _about_devices(counts.crews)
+
+
+def _about_devices(crews: list[Crew]) -> Iterator[Metric]:
+    devices = {(crew.node, crew.device) for crew in crews}
+    engines = [(crew.lanes, crew.replicates) for crew in crews if crew.lanes is not None]
+    kinds = {"cpu": 0, "cuda": 0}
+    for _, device in devices:
+        kinds["cuda" if device.startswith("cuda") else "cpu"] += 1
+    yield _by_label(
+        "devices_in_use",
+        "Devices on which trials train. All CPUs of a node are one device. A trial counts from "
+        "its first report on.",
+        "kind",
+        kinds,
+    )
+    lanes = {
+        "used": sum(min(lanes, replicates) for lanes, replicates in engines),
+        "free": sum(max(0, lanes - replicates) for lanes, replicates in engines),
+    }
+    yield _by_label("lanes", "Lanes of engines that train, used and free.", "use", lanes)
+
+
+def _by_label(name: str, words: str, label: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(f"eigensweep_{name}", words, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def make_registry(service: Service | None, version: str = "0") -> CollectorRegistry:
+    """Return what collects the metrics of one service and of its process."""
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(ServiceCollector(service, version))
+    ProcessCollector(registry=registry)
+    registry.register(REGISTRY)
+    return registry
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus's text format"}},
+)
+def show_metrics(request: Request) -> Response:
+    """Return all metrics in Prometheus's text format; docs/reference/metrics.md lists them."""
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(request.app.state.metrics), headers={"Content-Type": kind})

@@ -1,0 +1,146 @@
+"""Counts over all experiments and trials, for monitoring. Runs in the service's process.
+
+Nothing is loaded row by row: the trials are counted by one scan of an index that holds the four
+columns that matter. Beside 100,000 trials all of it costs about 0.2 s of one core.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy import case, func, select, text
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.tables import Attempt, Experiment, Trial
+from eigensweep.workers.shared.messages import Place
+from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, OUTCOMES, TRIAL_STATES
+
+DURATIONS: Final = (1, 10, 30, 60, 300, 900, 1800, 3600, 3 * 3600, 12 * 3600, 24 * 3600)
+"""Upper bounds, in seconds, between which the durations of trials are counted."""
+HOUR: Final = 3600.0
+
+
+@dataclass
+class Durations:
+    """How long the trials of one outcome took."""
+
+    below: list[int] = field(default_factory=lambda: [0] * (len(DURATIONS) + 1))
+    """Trials for each bound of `DURATIONS` that is the first one they do not exceed; and longer."""
+    seconds: float = 0.0
+    """The sum of all."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The process that trains trials, and how many."""
+
+    node: str
+    pid: int
+    device: str
+    lanes: int | None
+    """None: it is no engine, and trains one trial."""
+    replicates: int
+    """Replicates of the trials that are aboard; those that wait for a lane included."""
+
+
+@dataclass
+class Counts:
+    """What there is, by state."""
+
+    experiments: dict[str, int] = field(default_factory=lambda: dict.fromkeys(EXPERIMENT_STATES, 0))
+    trials: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRIAL_STATES, 0))
+    durations: dict[str, Durations] = field(default_factory=dict)
+    """By outcome, from the first start of a trial to its end."""
+    ended_last_hour: int = 0
+    delivered: int = 0
+    """Trials that have ended and that MLflow holds."""
+    undelivered_trials: int = 0
+    """Trials that have ended, and that MLflow does not hold yet."""
+    undelivered_experiments: int = 0
+    crews: list[Crew] = field(default_factory=list)
+
+
+def count_all(url: str, now: float | None = None) -> Counts:
+    """Return the counts of the record at a database URL.
+
+    Raises:
+        SQLAlchemyError: if the database does not answer.
+    """
+    moment = time.time() if now is None else now
+
+    def work(session: Session) -> Counts:
+        counts = Counts()
+        _count_experiments(session, counts)
+        _count_trials(session, counts, moment)
+        _count_undelivered(session, counts)
+        counts.crews = list(_find_crews(session))
+        return counts
+
+    return database.read(url, work)
+
+
+def _count_experiments(session: Session, counts: Counts) -> None:
+    grouped = select(Experiment.state, func.count()).group_by(Experiment.state)
+    for state, count in session.execute(grouped):
+        counts.experiments[state] = count
+
+
+def _count_trials(session: Session, counts: Counts, now: float) -> None:
+    duration = Trial.ended_at - Trial.started_at
+    bounds = [(duration <= bound, place) for place, bound in enumerate(DURATIONS)]
+    bucket = case((duration.is_(None), -1), *bounds, else_=len(DURATIONS)).label("bucket")
+    is_recent = case((Trial.ended_at > now - HOUR, 1), else_=0)
+    grouped = select(
+        *(Trial.state, Trial.tracked, bucket),
+        *(func.count(), func.sum(duration), func.sum(is_recent)),
+    ).group_by(Trial.state, Trial.tracked, text("bucket"))
+    for state, tracked, place, count, seconds, recent in session.execute(grouped):
+        counts.trials[state] = counts.trials.get(state, 0) + count
+        if state not in OUTCOMES:
+            continue
+        counts.ended_last_hour += recent
+        counts.delivered += count if tracked else 0
+        if place >= 0:
+            mine = counts.durations.setdefault(state, Durations())
+            mine.below[place] += count
+            mine.seconds += seconds
+
+
+def _count_undelivered(session: Session, counts: Counts) -> None:
+    waits = Experiment.tracked.is_(False)
+    trials = (
+        select(func.count())
+        .select_from(Trial)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(Trial.state.in_(OUTCOMES - {"invalid"}), Trial.tracked.is_(False), waits)
+    )
+    counts.undelivered_trials = session.scalars(trials).one()
+    experiments = select(func.count()).where(waits, Experiment.state.in_(ENDED))
+    counts.undelivered_experiments = session.scalars(experiments).one()
+
+
+def _find_crews(session: Session) -> Iterable[Crew]:
+    """Return the processes that train now, as the newest reports of their trials name them."""
+    query = (
+        select(Attempt.place, Trial.replicates)
+        .join(
+            Trial,
+            (Attempt.experiment_id == Trial.experiment_id)
+            & (Attempt.number == Trial.number)
+            & (Attempt.attempt == Trial.attempt),
+        )
+        .where(Trial.state == "running")
+    )
+    aboard: dict[Place, int] = {}
+    for content, replicates in session.execute(query):
+        if content:
+            place = Place.from_dict(content)
+            aboard[place] = aboard.get(place, 0) + (replicates or 1)
+    return [
+        Crew(place.node, place.pid, place.device, place.lanes, count)
+        for place, count in aboard.items()
+    ]

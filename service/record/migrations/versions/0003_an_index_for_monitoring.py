@@ -1,0 +1,25 @@
+"""An index from which all trials are counted, for monitoring.
+
+Revision: 0003, after 0002; made 2026-11-22.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+NAME = "ix_trials_state_tracked_ended_at_started_at"
+
+
+def upgrade() -> None:
+    """Bring the schema from the version before to this one."""
+    op.create_index(NAME, "trials", ["state", "tracked", "ended_at", "started_at"])
+
+
+def downgrade() -> None:
+    """Bring the schema back to the version before."""
+    op.drop_index(NAME, "trials")
