@@ -35,13 +35,24 @@ def make_private(folder: Path) -> None:
         each.mkdir(mode=0o700, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    for above in dict.fromkeys((*folder.parents, *folder.resolve().parents)):
-        _require_safe(above, may_be_roots=True)
-    _require_safe(folder, may_be_roots=False)
-    is_loose = bool(folder.stat().st_mode & OTHERS)
+    is_loose = require_private(folder)
     folder.chmod(0o700)
     if is_loose:
         _tighten(folder)
+
+
+def require_private(folder: Path) -> bool:
+    """Return whether others may look into a folder that nobody else can change. Changes nothing.
+
+    Raises:
+        UnsafeFolderError: if the folder or one above it belongs to somebody else, or if others may
+            write into it.
+    """
+    folder = folder.absolute()
+    for above in dict.fromkeys((*folder.parents, *folder.resolve().parents)):
+        _require_safe(above, may_be_roots=True)
+    _require_safe(folder, may_be_roots=False)
+    return bool(folder.stat().st_mode & OTHERS)
 
 
 def _require_safe(folder: Path, may_be_roots: bool) -> None:

@@ -30,6 +30,7 @@ from eigensweep.service.command.cli import app
 from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpora import all_under
+from eigensweep.variables import KNOWN
 from eigensweep.workers.analyses import ANALYSES
 
 ROOT = Path(__file__).parents[1]
@@ -258,6 +259,13 @@ def test_python_examples_run(
         assert len(names["frame"]) == 9
         assert names["result"].outcome == "completed"
         assert max(names["steps"]) == 50
+
+
+def test_the_reference_lists_each_environment_variable() -> None:
+    listed = set(re.findall(r"`(EIGENSWEEP_\w+)`", read("docs/reference/settings.md")))
+
+    unlisted = {"EIGENSWEEP_STARTED_BY"}  # nobody sets it by hand
+    assert listed | unlisted == KNOWN, "bring eigensweep/variables.py up to date"
 
 
 @cache

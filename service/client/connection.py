@@ -197,7 +197,12 @@ def _read_json(response: httpx2.Response) -> JsonObject:
 def _find_url() -> str:
     """Return the address that the service of this home folder has written there, or the default."""
     home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
+    return read_own_url(home.expanduser()) or DEFAULT_URL
+
+
+def read_own_url(home: Path) -> str | None:
+    """Return the address that the service of a home folder has written there, None without one."""
     try:
-        return str(json.loads((home.expanduser() / "service.json").read_text())["url"])
+        return str(json.loads((home / "service.json").read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
-        return DEFAULT_URL
+        return None

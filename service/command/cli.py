@@ -179,6 +179,18 @@ def serve() -> None:
 
 
 @app.command()
+def doctor(url: Url = None, as_json: AsJson = False) -> None:
+    """Look at all that the service needs, and say what to do where something is wrong.
+
+    It works with and without a running service. Exit code 1: there is a problem.
+    """
+    from eigensweep.service.command.doctor import print_findings
+
+    if not print_findings(url, as_json, terminal.console()):
+        raise typer.Exit(FAILURE)
+
+
+@app.command()
 def submit(
     source: Source,
     settings: Settings = None,

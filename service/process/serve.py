@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError
+from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.shared.messages import DriverOptions
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def serve(settings: Settings) -> None:
     )
     for chatty in ("httpx2", "httpcore2", "alembic", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    warn_of_unknown(os.environ, logger)
     with (
         suppress(_StoppedEarly),
         _signals() as stopping,

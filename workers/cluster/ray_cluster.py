@@ -21,6 +21,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.private_folders import UnsafeFolderError
+from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared.ledger import Ledger
@@ -60,6 +61,7 @@ class DriverActor:
         from eigensweep.workers.driver.experiment import run_experiment
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+        warn_of_unknown(os.environ, logger)
         if options.mlflow_token is not None:
             os.environ["MLFLOW_TRACKING_TOKEN"] = options.mlflow_token
         try:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
@@ -29,8 +31,7 @@ def migrate(url: str) -> None:
         NewerRecordError: if its schema has a version that this one does not know.
         RecordUnusableError: if the database does not answer, or is none.
     """
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config = _configure()
     try:
         with database.engine(url).execution_options(writes=True).begin() as connection:
             config.attributes["connection"] = connection
@@ -46,3 +47,21 @@ def migrate(url: str) -> None:
             f"the database of the record at {place} cannot be used: {error.orig}; start it, or set "
             "EIGENSWEEP_DATABASE_URL to another one"
         ) from error
+
+
+def compare_versions(url: str) -> tuple[str | None, str]:
+    """Return the version of a database's schema, None if it has none, and that of this code.
+
+    Raises:
+        SQLAlchemyError: if the database does not answer.
+    """
+    newest = ScriptDirectory.from_config(_configure()).get_current_head()
+    assert newest is not None
+    with database.engine(url).connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision(), newest
+
+
+def _configure() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return config

@@ -1,0 +1,526 @@
+"""Looks at everything that the service needs, and says what to do where something is wrong.
+
+Runs in a user's terminal, with and without a running service. It changes nothing but two kinds of
+files: a test file that is removed at once, and the compiled steps that the first trial would make.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import httpx2
+import psutil  # type: ignore[import-untyped]
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from pydantic import ValidationError
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from eigensweep.private_folders import UnsafeFolderError, require_private
+from eigensweep.service.settings import Settings
+from eigensweep.variables import describe_unknown, find_unknown
+
+State = Literal["ok", "warning", "problem"]
+
+PATIENCE_SECONDS: Final = 5.0
+"""How long a service or a database may take to answer."""
+LOW_SHARE, LOW_BYTES, LEAST_BYTES = 0.1, 5 * 2**30, 2**28
+"""A disk is low below a tenth that is free, or 5 GiB; below 256 MiB nothing can run."""
+CLOCK_WARNING, CLOCK_PROBLEM = 5.0, 60.0
+"""Seconds by which clocks may differ."""
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "lustre", "ceph")
+)
+PASSING_FILE_SYSTEMS: Final = frozenset(("tmpfs", "ramfs"))
+"""What is there is gone after the next start of the machine."""
+PIN: Final = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found at one place."""
+
+    state: State
+    what: str
+    detail: str
+    advice: str = ""
+    """What to do; empty if nothing has to be done."""
+
+
+@dataclass
+class Patient:
+    """What is looked at."""
+
+    settings: Settings
+    url: str | None
+    """Address of a service that may run; None: none is known."""
+    token: str | None = field(default=None, repr=False)
+    _answers: dict[str, httpx2.Response | None] = field(default_factory=dict)
+
+    def ask(self, path: str) -> httpx2.Response | None:
+        """Return the service's answer to a GET, None if there is none."""
+        if path not in self._answers:
+            headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            self._answers[path] = None
+            if self.url is not None:
+                with suppress(httpx2.HTTPError, httpx2.InvalidURL):
+                    self._answers[path] = httpx2.get(
+                        f"{self.url.rstrip('/')}{path}",
+                        headers=headers,
+                        timeout=PATIENCE_SECONDS,
+                        trust_env=False,
+                    )
+        return self._answers[path]
+
+    def forget(self, path: str) -> None:
+        """Ask the service again the next time."""
+        self._answers.pop(path, None)
+
+
+def ok(what: str, detail: str) -> Finding:
+    """Return that all is well at one place."""
+    return Finding("ok", what, detail)
+
+
+def examine(url: str | None = None, environment: dict[str, str] | None = None) -> list[Finding]:
+    """Return what was found, place by place.
+
+    `url` is the address of a service; None: that of EIGENSWEEP_URL, or of the home folder.
+    """
+    names = os.environ if environment is None else environment
+    found = [
+        Finding("warning", "variables", describe_unknown(name, nearest), "correct or remove it")
+        for name, nearest in find_unknown(names).items()
+    ] or [ok("variables", "every EIGENSWEEP_* variable that is set is read by something")]
+    found += list(check_installation())
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        return [*found, *_explain_settings(error)]
+    token = settings.token.get_secret_value() if settings.token else None
+    patient = Patient(settings, url or names.get("EIGENSWEEP_URL") or _read_url(settings), token)
+    for name, check in CHECKS.items():
+        try:
+            found += check(patient)
+        except Exception as error:  # the next place is looked at in any case
+            words = f"this could not be looked at: {type(error).__name__}: {error}"
+            found.append(Finding("problem", name, words, "please report it as a bug"))
+    return found
+
+
+def _explain_settings(error: ValidationError) -> Iterator[Finding]:
+    for one in error.errors():
+        name = "_".join(str(part) for part in one["loc"]).upper()
+        words = one["msg"].removeprefix("Value error, ")
+        label = f"EIGENSWEEP_{name}: " if name else ""
+        advice = "correct it; docs/reference/settings.md says what it may be"
+        yield Finding("problem", "settings", f"{label}{words}", advice)
+
+
+def _read_url(settings: Settings) -> str | None:
+    from eigensweep.service.client.connection import read_own_url
+
+    return read_own_url(settings.home)
+
+
+def check_installation() -> Iterator[Finding]:
+    """Yield what is wrong with Python and the packages."""
+    yield ok("python", f"{platform.python_version()} at {sys.executable}")
+    try:
+        declared = [Requirement(each) for each in requires("eigensweep") or []]
+    except PackageNotFoundError:
+        words = "Eigensweep is imported from its sources and is not installed"
+        yield Finding("warning", "packages", words, "install it: make setup, or pip install")
+        return
+    wrong = [words for each in declared if (words := _compare(each)) is not None]
+    if wrong:
+        advice = "install them: make setup, or pip install --upgrade eigensweep"
+        yield Finding("problem", "packages", "; ".join(wrong), advice)
+        return
+    pins = _read_pins()
+    moved = [
+        f"{name} {have}, tested with {pinned}"
+        for name, pinned in pins.items()
+        if (have := _find_version(name)) not in (None, pinned)
+    ]
+    if moved:
+        words = f"{len(moved)} packages have other versions than those of the tests: "
+        advice = "pip install -c constraints.txt -e . brings the tested ones"
+        yield Finding("warning", "packages", words + "; ".join(moved[:5]), advice)
+        return
+    told = f"all {len(pins)} as pinned" if pins else f"all {len(declared)} requirements are met"
+    yield ok("packages", f"eigensweep {version('eigensweep')}; {told}")
+
+
+def _compare(requirement: Requirement) -> str | None:
+    """Return what is wrong with a required package, None if nothing is."""
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return None
+    have = _find_version(requirement.name)
+    if have is None:
+        return f"{requirement.name} is missing"
+    if not requirement.specifier.contains(have, prereleases=True):
+        return f"{requirement.name} is {have}, needed is {requirement.specifier}"
+    return None
+
+
+def _find_version(name: str) -> str | None:
+    try:
+        return version(name).partition("+")[0]  # +cpu, +cu130: the same version of torch
+    except PackageNotFoundError:
+        return None
+
+
+def _read_pins() -> dict[str, str]:
+    """Return the versions that the tests ran with, where the sources are at hand."""
+    file = Path(__file__).resolve().parents[2] / "constraints.txt"
+    if not file.exists():
+        return {}
+    return {canonicalize_name(name): pinned for name, pinned in PIN.findall(file.read_text())}
+
+
+def check_compiler(patient: Patient) -> Iterator[Finding]:
+    """Yield whether the steps of the recurrences are compiled; compile them if they are not."""
+    from eigensweep.models.matrices import mirror
+    from eigensweep.models.recurrence.cache import cache_folder
+    from eigensweep.models.recurrence.native import gated, library, paired, ungated
+
+    compiler = library.find_compiler()
+    if compiler is None:
+        words = "no C++ compiler: networks train in PyTorch on a CPU, several times slower"
+        advice = "install one (Debian and Ubuntu: apt-get install g++), or set CXX"
+        yield Finding("warning", "compiler", words, advice)
+        return
+    yield ok("compiler", compiler)
+    failed = []
+    sources = [ungated.SOURCE, gated.SOURCE, paired.SOURCE, mirror.SOURCE]
+    for source in sources:
+        try:
+            library.compile_library(source, cache_folder())
+        except OSError as error:
+            failed.append(f"{source.name}: {error}")
+    if failed:
+        advice = "networks train in PyTorch meanwhile; try another compiler with CXX"
+        yield Finding("warning", "native kernels", "; ".join(failed), advice)
+    else:
+        yield ok("native kernels", f"{len(sources)} libraries in {cache_folder()}")
+
+
+def check_devices(patient: Patient) -> Iterator[Finding]:
+    """Yield the processors and GPUs."""
+    import torch
+
+    memory = psutil.virtual_memory().total / 2**30
+    yield ok("processors", f"{os.cpu_count()} cores, {memory:.0f} GiB of memory")
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+        yield ok("gpus", f"{len(names)}: {', '.join(names)}; CUDA {torch.version.cuda}")
+    elif shutil.which("nvidia-smi"):
+        words = f"this machine has NVIDIA's tools, and torch {torch.__version__} sees no GPU"
+        advice = "install torch with CUDA (https://pytorch.org), or look at the driver: nvidia-smi"
+        yield Finding("warning", "gpus", words, advice)
+    else:
+        yield ok("gpus", "none; trials train on processors")
+
+
+def check_service(patient: Patient) -> Iterator[Finding]:
+    """Yield whether a service runs, and what it says of itself."""
+    alive = patient.ask("/healthz")
+    if alive is None:
+        known = f" at {patient.url}" if patient.url else ""
+        yield ok("service", f"none answers{known}; `eigensweep serve` starts one")
+        return
+    yield ok("service", f"it answers at {patient.url}")
+    ready = patient.ask("/readyz")
+    checks: dict[str, Any] = {}
+    with suppress(ValueError, AttributeError):
+        checks = ready.json().get("checks", {}) if ready is not None else {}
+    for name, check in checks.items():
+        if check.get("ready"):
+            yield ok(f"service: {name}", check.get("detail") or "ready")
+        else:
+            words = check.get("detail") or "not ready"
+            advice = ADVICE.get(name, "the service's console says more")
+            yield Finding("problem", f"service: {name}", words, advice)
+
+
+ADVICE: Final = {
+    "database": "start the database of the record, or set EIGENSWEEP_DATABASE_URL to another",
+    "mlflow": "look at mlflow/server.log in the home folder, or start the server at "
+    "EIGENSWEEP_MLFLOW_URI; training goes on meanwhile",
+    "launcher": "Ray is started or joined again by itself; if it stays so, look at the console",
+}
+
+
+def check_database(patient: Patient) -> Iterator[Finding]:
+    """Yield whether the record can be read and has the schema of this version."""
+    from eigensweep.service.record import database
+    from eigensweep.service.record.migrations import compare_versions
+
+    url = patient.settings.database
+    parsed = make_url(url)
+    place = parsed.render_as_string(hide_password=True)
+    is_file = parsed.get_backend_name() == "sqlite"
+    if is_file and not Path(parsed.database or "").exists():
+        yield ok("database", f"{place} is made at the first start")
+        return
+    try:
+        have, newest = compare_versions(url)
+    except SQLAlchemyError as error:
+        words = f"{place} does not answer: {str(error).splitlines()[0]}"
+        yield Finding("problem", "database", words, ADVICE["database"])
+        return
+    finally:
+        database.engine(url).dispose()
+    if have == newest:
+        yield ok("database", f"{place} has schema {have}")
+    elif have is None or have < newest:
+        words = f"{place} has schema {have or 'none'}; this version has {newest}"
+        yield Finding("warning", "database", words, "the next start brings it up to date")
+    else:
+        words = f"{place} has schema {have}, which is newer than {newest} of this version"
+        yield Finding("problem", "database", words, "install the newer version of Eigensweep")
+    optuna = patient.settings.optuna_url
+    if optuna is not None:
+        yield _look_at_optuna(patient.settings.optuna)
+
+
+def _look_at_optuna(url: str) -> Finding:
+    from eigensweep.service.record import database
+
+    place = make_url(url).render_as_string(hide_password=True)
+    try:
+        with database.engine(url).connect() as connection:
+            connection.execute(text("SELECT 1"))
+    except SQLAlchemyError as error:
+        words = f"{place} does not answer: {str(error).splitlines()[0]}"
+        return Finding("problem", "optuna", words, "start it, or correct EIGENSWEEP_OPTUNA_URL")
+    finally:
+        database.engine(url).dispose()
+    return ok("optuna", f"{place} answers")
+
+
+def check_folders(patient: Patient) -> Iterator[Finding]:
+    """Yield whether folders are there, safe, writable, and on which file system they are."""
+    from eigensweep.models.recurrence.cache import cache_folder
+
+    settings = patient.settings
+    for name, folder in (("home", settings.home), ("compiled steps", cache_folder())):
+        yield _look_at_rights(name, folder)
+    for name, folder in (("home", settings.home), ("storage", Path(settings.storage_folder))):
+        yield from _look_at_place(name, folder, needs_locks=name == "home")
+
+
+def _look_at_rights(name: str, folder: Path) -> Finding:
+    what = f"rights of {name}"
+    if not folder.exists():
+        return ok(what, f"{folder} is made at the first start, for you alone")
+    try:
+        is_loose = require_private(folder)
+    except (UnsafeFolderError, OSError) as error:
+        return Finding("problem", what, str(error), "do as it says; nothing starts before that")
+    if is_loose:
+        words = f"others may read {folder}"
+        return Finding("warning", what, words, f"chmod -R go-rwx {folder}, or start the service")
+    return ok(what, f"{folder} is yours alone")
+
+
+def _look_at_place(name: str, folder: Path, needs_locks: bool) -> Iterator[Finding]:
+    kind = find_file_system(folder)
+    here = _nearest(folder)
+    try:
+        with tempfile.NamedTemporaryFile(dir=here, prefix=".eigensweep-doctor-") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        words = f"{here} cannot be written ({error.strerror}); file system {kind}"
+        variable = "EIGENSWEEP_HOME" if name == "home" else "EIGENSWEEP_STORAGE"
+        yield Finding("problem", name, words, f"give yourself the right, or set {variable}")
+    else:
+        if needs_locks and kind in NETWORK_FILE_SYSTEMS:
+            words = f"{folder} is on {kind}, where locks of databases can fail"
+            advice = "set EIGENSWEEP_HOME to a local disk; EIGENSWEEP_STORAGE may be shared"
+            yield Finding("warning", name, words, advice)
+        elif kind in PASSING_FILE_SYSTEMS:
+            words = f"{folder} is on {kind}, which is empty after the next start of the machine"
+            yield Finding("warning", name, words, "set it to a folder on a disk")
+        else:
+            yield ok(name, f"{folder} can be written; file system {kind}")
+    yield _look_at_space(name, here)
+
+
+def _look_at_space(name: str, folder: Path) -> Finding:
+    usage = shutil.disk_usage(folder)
+    what, words = (
+        f"disk of {name}",
+        f"{usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free",
+    )
+    if usage.free < LEAST_BYTES:
+        return Finding("problem", what, words, "free space: trials wait on a full disk")
+    if usage.free < min(LOW_BYTES, LOW_SHARE * usage.total):
+        return Finding("warning", what, words, "free space soon; checkpoints need it")
+    return ok(what, words)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the one above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def find_file_system(folder: Path) -> str:
+    """Return the kind of file system that a folder is on, or will be on."""
+    place = str(_nearest(folder).resolve())
+    best, kind = "", "unknown"
+    for mount in psutil.disk_partitions(all=True):
+        point = mount.mountpoint
+        is_above = place == point or place.startswith(point.rstrip("/") + "/")
+        if is_above and len(point) >= len(best):
+            best, kind = point, mount.fstype
+    return kind
+
+
+def check_ports(patient: Patient) -> Iterator[Finding]:
+    """Yield whether the ports are free, or taken by this service."""
+    settings = patient.settings
+    alive = patient.ask("/healthz") is not None
+    wanted = [("port", "port", settings.host, settings.port)]
+    if settings.mlflow_uri is None:
+        wanted.append(("port of mlflow", "mlflow_port", "127.0.0.1", settings.mlflow_port))
+    for what, name, host, port in wanted:
+        if _is_free(host, port):
+            yield ok(what, f"{port} is free")
+        elif alive:
+            yield ok(what, f"{port} is taken; a service runs")
+        elif name in settings.model_fields_set:
+            words = f"{port} on {host} is taken, or this machine has no address {host}"
+            advice = f"end what listens there, or set EIGENSWEEP_{name.upper()} to another port"
+            yield Finding("problem", what, words, advice)
+        else:
+            yield ok(what, f"{port} is taken; the next free one is used")
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_outer_parts(patient: Patient) -> Iterator[Finding]:
+    """Yield whether MLflow and Ray answer, where they belong to somebody else."""
+    settings = patient.settings
+    if settings.mlflow_uri is not None:
+        try:
+            uri = settings.mlflow_uri.rstrip("/")
+            status = httpx2.get(
+                f"{uri}/health", timeout=PATIENCE_SECONDS, trust_env=False
+            ).status_code
+            words = "" if status == 200 else f"it answers {status}"
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            words = f"no answer ({error})"
+        if words:
+            told = f"{settings.mlflow_uri}: {words}"
+            yield Finding("problem", "mlflow", told, ADVICE["mlflow"])
+        else:
+            yield ok("mlflow", f"{settings.mlflow_uri} answers")
+    if settings.ray_address is not None:
+        host, _, port = settings.ray_address.rpartition(":")
+        if host and port.isdecimal():
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), PATIENCE_SECONDS).close()
+            except OSError as error:
+                words = f"nobody listens at {settings.ray_address}: {error}"
+                advice = "start Ray's head, or correct EIGENSWEEP_RAY_ADDRESS"
+                yield Finding("problem", "ray", words, advice)
+                return
+        yield ok("ray", f"{settings.ray_address} listens")
+
+
+def check_corpora(patient: Patient) -> Iterator[Finding]:
+    """Yield which corpora are there, whole by their digests, and which are not."""
+    from eigensweep.tasks.corpora import all_under
+    from eigensweep.tasks.corpus import CorpusMismatchError, CorpusMissingError
+
+    root = patient.settings.corpora
+    missing = []
+    for name, corpus in all_under(root).items():
+        try:
+            corpus.verify(root)
+        except CorpusMismatchError as error:
+            advice = f"remove the file and `eigensweep data fetch {name}`"
+            yield Finding("problem", f"corpus {name}", str(error), advice)
+        except CorpusMissingError:
+            missing.append(name)
+        except OSError as error:
+            words = f"{error.filename}: {error.strerror}"
+            yield Finding("problem", f"corpus {name}", words, "give yourself the right to read it")
+        else:
+            yield ok(f"corpus {name}", f"complete in {root / corpus.folder}, digests agree")
+    if missing:
+        words = f"not in {root}: {', '.join(missing)}; only tasks that read them need them"
+        yield ok("corpora", f"{words} (`eigensweep data fetch`)")
+
+
+def check_clock(patient: Patient) -> Iterator[Finding]:
+    """Yield how far this machine's clock is from the service's and from the database's."""
+    compared = False
+    before = time.time()
+    patient.forget("/healthz")
+    answer = patient.ask("/healthz")
+    if answer is not None and "date" in answer.headers:
+        shown = parsedate_to_datetime(answer.headers["date"]).timestamp()
+        compared = True  # the header has whole seconds: half of one is its mean error
+        yield _judge_clock("service", (before + time.time()) / 2 - shown - 0.5)
+    url = patient.settings.database
+    if make_url(url).get_backend_name() == "postgresql":
+        from eigensweep.service.record import database
+
+        asked = text("SELECT extract(epoch FROM clock_timestamp())")
+        with suppress(SQLAlchemyError), database.engine(url).connect() as connection:
+            shown = float(connection.execute(asked).scalar_one())
+            compared = True
+            yield _judge_clock("database", time.time() - shown)
+        database.engine(url).dispose()
+    if not compared:
+        yield ok("clock", f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}; nothing to compare it with")
+
+
+def _judge_clock(whose: str, ahead: float) -> Finding:
+    """Return a finding about a clock here that is so many seconds ahead of another one."""
+    what = f"clock against {whose}"
+    side = "ahead of" if ahead > 0 else "behind"
+    words = f"this machine is {abs(ahead):.0f} s {side} the {whose}"
+    if abs(ahead) < CLOCK_WARNING:
+        return ok(what, f"within {CLOCK_WARNING:.0f} s")
+    state: State = "problem" if abs(ahead) >= CLOCK_PROBLEM else "warning"
+    return Finding(state, what, words, "let both follow a time server: timedatectl set-ntp true")
+
+
+CHECKS: Final[dict[str, Callable[[Patient], Iterator[Finding]]]] = {
+    "compiler": check_compiler,
+    "devices": check_devices,
+    "folders": check_folders,
+    "database": check_database,
+    "service": check_service,
+    "ports": check_ports,
+    "outer parts": check_outer_parts,
+    "corpora": check_corpora,
+    "clock": check_clock,
+}

@@ -1,0 +1,285 @@
+"""`eigensweep doctor`: what it looks at, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import create_engine, text
+from typer.testing import CliRunner
+
+from eigensweep.models.recurrence.native import library
+from eigensweep.service.command.cli import app
+from eigensweep.service.process import checkup
+from eigensweep.service.process.checkup import Finding, Patient, examine
+from eigensweep.service.settings import Settings
+from eigensweep.tasks import treebank
+
+pytestmark = pytest.mark.usefixtures("_no_environment")
+SECRET = "planted-secret"
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Callable[..., Patient]:
+    """Return a function that makes a patient with a fresh home; answers of a service by path."""
+
+    def make(answers: dict[str, httpx2.Response] | None = None, **settings: Any) -> Patient:
+        made = Settings(home=tmp_path / "home", **settings)
+        return Patient(
+            made, "http://127.0.0.1:1" if answers else None, _answers=dict(answers or {})
+        )
+
+    return make
+
+
+def only(found: Iterable[Finding], what: str) -> Finding:
+    (finding,) = (each for each in found if each.what == what)
+    return finding
+
+
+class TestCommand:
+    def test_a_sound_machine_has_no_problem_and_the_exit_code_is_0(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "home"))
+        done = CliRunner().invoke(app, ["doctor", "--json"])
+
+        content = json.loads(done.stdout)
+        assert (done.exit_code, content["ok"]) == (0, True), content
+        looked_at = {finding["what"] for finding in content["findings"]}
+        assert {
+            *("variables", "python", "packages", "compiler", "processors", "gpus", "home"),
+            *("rights of home", "disk of home", "storage", "database", "service", "port"),
+            *("port of mlflow", "corpora", "clock"),
+        } <= looked_at
+        assert not (tmp_path / "home").exists(), "it only looks"
+
+    def test_a_problem_comes_with_what_to_do_and_exit_code_1(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+        monkeypatch.setenv("EIGENSWEEP_PORT", "70000")
+        done = CliRunner().invoke(app, ["doctor"])
+
+        assert done.exit_code == 1
+        assert "problem  settings" in done.stdout
+        assert "EIGENSWEEP_PORT: Input should be less than or equal to 65535" in done.stdout
+        assert "-> correct it" in done.stdout
+        assert done.stdout.splitlines()[-1].startswith("1 problems")
+
+    def test_no_secret_is_shown(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("EIGENSWEEP_TOKEN", SECRET)
+        monkeypatch.setenv("EIGENSWEEP_TOKENN", SECRET)
+        url = f"postgresql://me:{SECRET}@127.0.0.1:1/record"
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", url)
+        monkeypatch.setenv("EIGENSWEEP_OPTUNA_URL", url)
+        monkeypatch.setattr(
+            checkup, "CHECKS", {"database": checkup.check_database, "clock": checkup.check_clock}
+        )
+        done = CliRunner().invoke(app, ["doctor", "--json"])
+
+        assert SECRET not in done.stdout
+        assert "EIGENSWEEP_TOKENN" in done.stdout
+        assert "***@127.0.0.1" in done.stdout
+
+    def test_with_a_running_service_it_shows_what_that_says(self, scripted_service):
+        found = [*checkup.check_service(Patient(Settings(), scripted_service))]
+
+        assert only(found, "service").detail == f"it answers at {scripted_service}"
+        assert {finding.state for finding in found} == {"ok"}
+        assert only(found, "service: database").detail == "ready"
+        clock = [*checkup.check_clock(Patient(Settings(), scripted_service))]
+        assert only(clock, "clock against service").state == "ok"
+
+    def test_a_place_that_cannot_be_looked_at_does_not_hide_the_others(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+
+        def broken(patient: Patient) -> Any:
+            raise RuntimeError("out of order")
+
+        checks = {"first": broken, "second": checkup.check_clock}
+        monkeypatch.setattr(checkup, "CHECKS", checks)
+        found = examine(environment={})
+
+        assert "out of order" in only(found, "first").detail
+        assert only(found, "first").state == "problem"
+        assert only(found, "clock").state == "ok"
+
+
+class TestInstallation:
+    def test_a_package_that_is_too_old_or_missing_is_named(self, monkeypatch):
+        known = checkup._find_version
+        changed = {"fastapi": "0.1", "optuna": None}
+        monkeypatch.setattr(
+            checkup, "_find_version", lambda name: changed[name] if name in changed else known(name)
+        )
+        finding = only(checkup.check_installation(), "packages")
+
+        assert finding.state == "problem"
+        assert "fastapi is 0.1, needed is >=" in finding.detail
+        assert "optuna is missing" in finding.detail
+
+    def test_another_version_than_the_pinned_one_is_a_warning(self, monkeypatch):
+        known = checkup._find_version
+        monkeypatch.setattr(
+            checkup, "_find_version", lambda name: "99.0" if name == "rich" else known(name)
+        )
+        finding = only(checkup.check_installation(), "packages")
+
+        assert finding.state == "warning"
+        assert "rich 99.0, tested with " in finding.detail
+
+    def test_without_a_compiler_training_is_slower_and_that_is_said(self, monkeypatch, patient):
+        monkeypatch.setattr(library, "find_compiler", lambda: None)
+        finding = only(checkup.check_compiler(patient()), "compiler")
+
+        assert finding.state == "warning"
+        assert "apt-get install g++" in finding.advice
+
+    def test_nvidia_tools_without_a_gpu_for_torch_are_a_warning(self, monkeypatch, patient):
+        import torch
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(checkup.shutil, "which", lambda name: f"/usr/bin/{name}")
+        assert only(checkup.check_devices(patient()), "gpus").state == "warning"
+        monkeypatch.setattr(checkup.shutil, "which", lambda name: None)
+        assert only(checkup.check_devices(patient()), "gpus").state == "ok"
+
+
+class TestStores:
+    @pytest.mark.parametrize(
+        ("version", "state", "advice"),
+        [
+            ("0001", "warning", "the next start brings it up to date"),
+            ("9999", "problem", "install the newer version"),
+        ],
+    )
+    def test_a_schema_of_another_version_is_named(self, patient, url, version, state, advice):
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
+        engine.dispose()
+        finding = only(checkup.check_database(patient(database_url=url)), "database")
+
+        assert (finding.state, version in finding.detail) == (state, True)
+        assert advice in finding.advice
+
+    def test_a_record_of_this_version_is_well(self, patient, each_url):
+        assert (
+            only(checkup.check_database(patient(database_url=each_url)), "database").state == "ok"
+        )
+
+    def test_a_file_that_is_no_database_is_a_problem(self, patient, tmp_path):
+        (tmp_path / "record.db").write_text("not a database, but long enough to be looked at" * 99)
+        url = f"sqlite:///{tmp_path}/record.db"
+        assert (
+            only(checkup.check_database(patient(database_url=url)), "database").state == "problem"
+        )
+
+    def test_a_home_that_others_may_change_is_a_problem_and_one_they_may_read_a_warning(
+        self, patient, tmp_path
+    ):
+        home = tmp_path / "home"
+        for mode, state in ((0o700, "ok"), (0o755, "warning"), (0o777, "problem")):
+            home.mkdir(exist_ok=True)
+            home.chmod(mode)
+            found = only(checkup.check_folders(patient()), "rights of home")
+            assert (found.state, home.stat().st_mode & 0o777) == (state, mode), "it only looks"
+
+    def test_a_folder_that_cannot_be_written_is_a_problem(self, patient, tmp_path):
+        (tmp_path / "file").touch()
+        found = checkup.check_folders(patient(storage=tmp_path / "file" / "storage"))
+        finding = only(list(found)[:-1], "storage")
+        assert (finding.state, "EIGENSWEEP_STORAGE" in finding.advice) == ("problem", True)
+
+    @pytest.mark.parametrize(
+        ("kind", "home", "storage"),
+        [("nfs4", "warning", "ok"), ("tmpfs", "warning", "warning"), ("ext4", "ok", "ok")],
+    )
+    def test_the_file_system_matters(self, patient, monkeypatch, kind, home, storage):
+        monkeypatch.setattr(checkup, "find_file_system", lambda folder: kind)
+        found = [*checkup.check_folders(patient())]
+        assert (only(found, "home").state, only(found, "storage").state) == (home, storage)
+        assert kind in only(found, "home").detail
+
+    def test_the_kind_of_a_file_system_is_that_of_the_nearest_mount(self):
+        assert checkup.find_file_system(Path("/proc/self")) == "proc"
+
+    @pytest.mark.parametrize(
+        ("free", "state"), [(2**27, "problem"), (2**31, "warning"), (2**38, "ok")]
+    )
+    def test_little_space_is_named(self, monkeypatch, tmp_path, free, state):
+        usage = SimpleNamespace(free=free, total=2**40)
+        monkeypatch.setattr(checkup.shutil, "disk_usage", lambda folder: usage)
+        assert checkup._look_at_space("home", tmp_path).state == state
+
+
+class TestNetwork:
+    def test_a_port_that_was_chosen_and_is_taken_is_a_problem(self, patient):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            chosen = only(checkup.check_ports(patient(port=port)), "port")
+            assert (chosen.state, "EIGENSWEEP_PORT" in chosen.advice) == ("problem", True)
+            alive = {"/healthz": httpx2.Response(200)}
+            assert only(checkup.check_ports(patient(alive, port=port)), "port").state == "ok"
+
+    def test_what_a_service_is_not_ready_for_comes_with_advice(self, patient):
+        checks = {"mlflow": {"ready": False, "detail": "no answer"}, "database": {"ready": True}}
+        answers = {
+            "/healthz": httpx2.Response(200),
+            "/readyz": httpx2.Response(503, json={"ready": False, "checks": checks}),
+        }
+        found = [*checkup.check_service(patient(answers))]
+        assert only(found, "service: mlflow").state == "problem"
+        assert "mlflow/server.log" in only(found, "service: mlflow").advice
+        assert only(found, "service: database").state == "ok"
+
+    def test_outer_parts_that_do_not_answer_are_problems(self, patient, free_port):
+        found = [
+            *checkup.check_outer_parts(
+                patient(
+                    mlflow_uri=f"http://127.0.0.1:{free_port()}",
+                    ray_address=f"127.0.0.1:{free_port()}",
+                )
+            )
+        ]
+        assert {finding.what: finding.state for finding in found} == {
+            "mlflow": "problem",
+            "ray": "problem",
+        }
+
+    @pytest.mark.parametrize(("ahead", "state"), [(0, "ok"), (20, "warning"), (-3600, "problem")])
+    def test_a_clock_that_differs_is_named(self, monkeypatch, patient, ahead, state):
+        date = formatdate(time.time() - ahead, usegmt=True)
+        answer = httpx2.Response(200, headers={"Date": date})
+        monkeypatch.setattr(Patient, "ask", lambda self, path: answer)
+        finding = only(checkup.check_clock(patient()), "clock against service")
+        assert finding.state == state
+
+    def test_the_clock_is_compared_with_the_database(self, patient, postgresql_url):
+        found = [*checkup.check_clock(patient(database_url=postgresql_url))]
+        assert only(found, "clock against database").state == "ok"
+
+
+class TestCorpora:
+    def test_files_with_other_contents_are_a_problem_and_missing_ones_are_none(
+        self, patient, tmp_path
+    ):
+        folder = tmp_path / "data" / treebank.CORPUS.folder
+        folder.mkdir(parents=True)
+        for name, (size, _) in treebank.CORPUS.files.items():
+            with (folder / name).open("wb") as file:
+                os.truncate(file.fileno(), size)
+        found = [*checkup.check_corpora(patient(data_root=tmp_path / "data"))]
+
+        damaged = only(found, f"corpus {treebank.CORPUS.folder}")
+        assert (damaged.state, "SHA-256" in damaged.detail) == ("problem", True)
+        assert "eigensweep data fetch" in damaged.advice
+        assert only(found, "corpora").state == "ok"
+        assert "mnist" in only(found, "corpora").detail

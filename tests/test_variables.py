@@ -1,0 +1,72 @@
+"""The environment variables that are ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eigensweep.service.settings import Settings
+from eigensweep.variables import KNOWN, PREFIX, find_unknown, warn_of_unknown
+
+ROOT = Path(__file__).parents[1]
+OF_TESTS = {"EIGENSWEEP_TEST_MARK"}
+SECRET = "a-secret-of-somebody"
+
+
+def named_in_the_code() -> set[str]:
+    """Return the variables that programs, Compose and make name."""
+    rooms = ("service", "workers", "search_spaces", "models", "tasks", "bench", "docs")
+    files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    files += [path for path in (ROOT / "eigensweep").glob("*.py") if path.name != "variables.py"]
+    files += [ROOT / name for name in ("docker-compose.yml", "Makefile", ".env.example", ".ci/run")]
+    found = set()
+    for file in files:
+        found |= set(re.findall(rf"\b{PREFIX}[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8")))
+    return found - OF_TESTS
+
+
+def test_the_list_has_every_setting_and_all_that_the_code_names_and_nothing_else() -> None:
+    settings = {PREFIX + name.upper() for name in Settings.model_fields}
+
+    assert settings | named_in_the_code() == KNOWN, "change the list in eigensweep/variables.py"
+
+
+def test_a_slip_of_the_pen_is_told_with_the_nearest_name_and_without_its_value(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment = {"EIGENSWEEP_TOKN": SECRET, "EIGENSWEEP_HOME": "/x", "eigensweep_port": "1"}
+
+    with caplog.at_level(logging.WARNING):
+        warn_of_unknown(environment, logging.getLogger("eigensweep.test"))
+
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "nothing reads the variable EIGENSWEEP_TOKN; did you mean EIGENSWEEP_TOKEN?"
+    )
+    assert SECRET not in caplog.text
+
+
+def test_a_name_that_resembles_none_is_told_without_a_guess() -> None:
+    assert find_unknown(["EIGENSWEEP_QQQQQQ"]) == {"EIGENSWEEP_QQQQQQ": None}
+
+
+def test_serve_names_unknown_variables_at_its_start(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file in the place of the folder, so that the service ends at once")
+    given = {"EIGENSWEEP_HOME": str(home), "EIGENSWEEP_MAX_EXPERIMENT": "3"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "eigensweep.service.process.serve"],
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 2
+    assert "EIGENSWEEP_MAX_EXPERIMENT; did you mean EIGENSWEEP_MAX_EXPERIMENTS?" in done.stderr
