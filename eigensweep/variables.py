@@ -16,7 +16,16 @@ PREFIX: Final = "EIGENSWEEP_"
 KNOWN: Final = frozenset(
     PREFIX + name
     for name in (
-        *("CHECKPOINT_SECONDS", "CPUS", "DATABASE_URL", "DATA_ROOT", "HOME", "HOST", "LOG_LEVEL"),
+        *(
+            "CHECKPOINT_SECONDS",
+            "CPUS",
+            "DATABASE_URL",
+            "DATA_ROOT",
+            "HOME",
+            "HOST",
+            "LOG_FORMAT",
+            "LOG_LEVEL",
+        ),
         *("MAX_EXPERIMENTS", "MLFLOW_PAGES", "MLFLOW_PORT", "MLFLOW_TOKEN", "MLFLOW_URI"),
         *("OPTUNA_URL", "PORT", "RAY_ADDRESS", "RETRIES", "STORAGE", "TOKEN"),
         "STARTED_BY",  # the mark of what a service has started; nobody sets it by hand

@@ -13,6 +13,8 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 
+from eigensweep.workers.shared.logs import LogFormat
+
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """A path made absolute, so that it does not depend on the working folder."""
 
@@ -114,6 +116,8 @@ class Settings(BaseSettings):
     """Seconds of training that a lost process costs at most."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines on the console."""
+    log_format: LogFormat = "text"
+    """Form of log lines: `text`, or `json`, one object a line with experiment and trial."""
 
     @field_validator("token", "mlflow_token")
     @classmethod

@@ -242,18 +242,27 @@ def _find_methods(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
+def _find_subject(request: Request) -> dict[str, str]:
+    """Return the experiment and the trial that a request names, for the log."""
+    names = {"id": "experiment", "number": "trial"}
+    return {names[name]: value for name, value in request.path_params.items() if name in names}
+
+
 def _answer_database_error(request: Request, error: Exception) -> Response:
     if isinstance(error, WrongSchemaError):
-        logger.error("wrong schema path=%s error=%s", request.url.path, error)
+        words = "wrong schema path=%s error=%s"
+        logger.error(words, request.url.path, error, extra=_find_subject(request))
         return problem(500, str(error))
     if not is_away(error):
         return _answer_bug(request, error)
-    logger.warning("database away path=%s error=%s", request.url.path, error)
+    words = "database away path=%s error=%s"
+    logger.warning(words, request.url.path, error, extra=_find_subject(request))
     detail = "the database of the record does not answer; nothing was changed, try again soon"
     return problem(503, detail, headers={"Retry-After": "5"})
 
 
 def _answer_bug(request: Request, error: Exception) -> Response:
-    logger.error("bug path=%s", request.url.path, exc_info=error)
+    subject = _find_subject(request)
+    logger.error("bug path=%s", request.url.path, exc_info=error, extra=subject)
     detail = "this is a bug; the service's console has the traceback"
     return problem(500, detail)

@@ -146,7 +146,7 @@ def check_installation() -> Iterator[Finding]:
         words = "Eigensweep is imported from its sources and is not installed"
         yield Finding("warning", "packages", words, "install it: make setup, or pip install")
         return
-    wrong = [words for each in declared if (words := _compare(each)) is not None]
+    wrong = [fault for each in declared if (fault := _compare(each)) is not None]
     if wrong:
         advice = "install them: make setup, or pip install --upgrade eigensweep"
         yield Finding("problem", "packages", "; ".join(wrong), advice)

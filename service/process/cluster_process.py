@@ -70,7 +70,7 @@ class ClusterProcess:
     """Starts drivers by way of a process that holds the connection to Ray."""
 
     settings: dict[str, Any]
-    """Arguments of `RayCluster.start`, and `log_level`."""
+    """Arguments of `RayCluster.start`, and `log_level` and `log_format`."""
     mark: str
     """The mark of this service's processes; empty: they are not marked."""
     problem: str | None = "Ray is starting"

@@ -24,6 +24,7 @@ from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError
 from eigensweep.variables import warn_of_unknown
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.messages import DriverOptions
 
 if TYPE_CHECKING:
@@ -87,9 +88,7 @@ def main() -> int:
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then stop everything that was started, within 15 seconds."""
     os.umask(0o077)  # for this process and for all that it starts
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(levelname)s %(name)s %(message)s", force=True
-    )
+    logs.set_up(settings.log_format, settings.log_level.upper(), anew=True)
     for chatty in ("httpx2", "httpcore2", "alembic", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     warn_of_unknown(os.environ, logger)
@@ -217,6 +216,7 @@ def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
         optuna=settings.optuna,
         retries=settings.retries,
         checkpoint_seconds=settings.checkpoint_seconds,
+        log_format=settings.log_format,
         room_seconds=0.0 if settings.ray_address is None else NODES_JOIN_SECONDS,
     )
 
@@ -280,6 +280,7 @@ def _run_cluster(settings: Settings, mark: str) -> Iterator[ClusterProcess]:
             "num_cpus": settings.cpus,
             "temp_dir": str(settings.home / "ray"),
             "log_level": settings.log_level.upper(),
+            "log_format": settings.log_format,
         },
         mark,
     )

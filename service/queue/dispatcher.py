@@ -22,6 +22,7 @@ from eigensweep.service.counters import RESTARTS
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 from eigensweep.workers.shared.states import ENDED
@@ -202,6 +203,12 @@ class Dispatcher:
         """
         if care.problem is not None and self.clock() < care.not_before:
             return False
+        with logs.about(id):
+            return self._try_at_once(act, id, care, *arguments)
+
+    def _try_at_once(
+        self, act: Callable[..., None], id: str, care: _Care, *arguments: bool
+    ) -> bool:
         try:
             act(id, care, *arguments)
         except (SQLAlchemyError, LauncherAwayError):  # concerns every experiment

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +15,7 @@ from waiting import wait_until
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import MOST_DEATHS, Dispatcher
 from eigensweep.service.record.record import Record
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
@@ -266,3 +270,21 @@ class TestTrouble:
             wait_until(lambda: dispatcher.problem is None)
         finally:
             dispatcher.stop()
+
+
+def test_lines_about_an_experiment_name_it_in_json(dispatcher, post):
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logs.make_formatter("json"))
+    handler.addFilter(logs.add_subject)
+    logger = logging.getLogger("eigensweep.service.queue.dispatcher")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    id = post()
+    dispatcher.tick()
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["experiment"] for line in lines] == [id]

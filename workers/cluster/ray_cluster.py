@@ -24,6 +24,7 @@ from eigensweep.private_folders import UnsafeFolderError
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.engine.actor import NAMESPACE
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 
@@ -50,6 +51,13 @@ class ClusterError(RuntimeError):
     """Ray could not be started or reached."""
 
 
+def begin_driver(experiment: str, options: DriverOptions) -> None:
+    """Set up the log of a driver's process, and name variables that nothing reads."""
+    logs.set_up(options.log_format)
+    logs.name_process(experiment)
+    warn_of_unknown(os.environ, logger)
+
+
 class DriverActor:
     """The process of one experiment's driver, which also answers how it is."""
 
@@ -60,8 +68,7 @@ class DriverActor:
     def run(self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
         from eigensweep.workers.driver.experiment import run_experiment
 
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-        warn_of_unknown(os.environ, logger)
+        begin_driver(experiment, options)
         if options.mlflow_token is not None:
             os.environ["MLFLOW_TRACKING_TOKEN"] = options.mlflow_token
         try:

@@ -26,6 +26,7 @@ from eigensweep.workers.cluster.ray_cluster import (
     RayCluster,
     explain_loss,
 )
+from eigensweep.workers.shared import logs
 
 CHECK_SECONDS: Final = 1.0
 """Seconds between two looks at Ray."""
@@ -96,9 +97,7 @@ def main() -> None:
     """Start or join Ray, serve requests, and leave it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends this
     settings = json.loads(sys.argv[2])
-    logging.basicConfig(
-        level=settings.pop("log_level"), format="%(levelname)s %(name)s %(message)s"
-    )
+    logs.set_up(settings.pop("log_format"), settings.pop("log_level"))
     pipe = Connection(int(sys.argv[1]))
     try:
         cluster = RayCluster.start(**settings)

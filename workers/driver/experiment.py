@@ -227,6 +227,7 @@ def make_order(
         code=own_code(),
         engine=None if job.alone else share.engine,
         avoid=job.avoid,
+        log_format=options.log_format,
     )
 
 

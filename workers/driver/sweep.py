@@ -244,10 +244,11 @@ class Sweep:
             counts[by][number] += 1
         if by == "disk":
             rest = min(2.0 ** self._lost_by_disk[number], LONGEST_REST)
-            logger.warning("the disk fails, trial %d waits %.0f s: %s", number, rest, cause)
+            self._warn(number, "the disk fails, trial %d waits %.0f s: %s", number, rest, cause)
             self._rests[number] = self._clock() + rest
         if by == "engine":
-            logger.warning("trial lost its engine trial=%d attempt=%d: %s", number, attempt, cause)
+            words = "trial lost its engine trial=%d attempt=%d: %s"
+            self._warn(number, words, number, attempt, cause)
         if self._lost[number] > self.retries:
             times = self._lost[number]
             self.end(number, "failed", error=f"its process died {times} times; the last: {cause}")
@@ -258,6 +259,10 @@ class Sweep:
         self._handed_out.discard(number)
         if by != "disk":
             self._queue.append(number)
+
+    def _warn(self, number: int, words: str, *values: object) -> None:
+        """Log a warning about a trial; the driver's process knows the experiment."""
+        logger.warning(words, *values, extra={"trial": number})
 
     def _find_earlier(self) -> Iterator[tuple[Source, TrialEntry, Point]]:
         """Yield trials of the experiments that the search starts from, at their points here."""

@@ -24,7 +24,9 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
+from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.messages import Code, EngineNeed, Json, LostBy, Order, Place, Report
 
 if TYPE_CHECKING:
@@ -83,9 +85,11 @@ class _Seat:
 class EngineActor:
     """The process of an engine. Calls meet in one event loop; what blocks has a thread each."""
 
-    def __init__(self, device: str, gpu: str | None, need: Json, code: Json) -> None:
+    def __init__(
+        self, device: str, gpu: str | None, need: Json, code: Json, log_format: LogFormat = "text"
+    ) -> None:
         """Take the device as trials name it, `cpu` or `cuda:ID`, and the id of its GPU."""
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+        logs.set_up(log_format)
         # Ray gives this process no GPU, because the trials' shares are the account. It sees the one
         # that Ray gave to the trial which started it. Nothing has loaded CUDA yet.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu or ""
@@ -195,7 +199,8 @@ class EngineActor:
                 waits = time.monotonic() - seat.asked_at
                 if waits > LEASE_SECONDS:
                     words = "trial has not asked for %.0f s, off the engine experiment=%s trial=%d"
-                    logger.warning(words, waits, seat.order.experiment, seat.order.number)
+                    with logs.about(*_key(seat.order)):
+                        logger.warning(words, waits, *_key(seat.order))
                     self._put_off(seat, commit=True)
         if self._is_broken:
             logger.error("engine ends, it could not go on device=%s", self._device)
@@ -304,7 +309,7 @@ def _find_or_start(name: str, device: str, gpu: str | None, order: Order) -> Any
             # Not in the trial's placement group, with which it would end.
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
-        .remote(device, gpu, order.engine.to_dict(), order.code.to_dict())
+        .remote(device, gpu, order.engine.to_dict(), order.code.to_dict(), order.log_format)
     )
 
 

@@ -38,6 +38,7 @@ from eigensweep.workers.engine.errors import (
 from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.occupancy import Occupancy, Span
 from eigensweep.workers.engine.turns import LaneError, SideBySide, Turns
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import StaleAttemptError, cancel_mark
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Report
@@ -432,10 +433,10 @@ class Engine:
             trial.error = error
         else:
             reached = 0 if trial.attempt is None else trial.attempt.reached_step
-            logger.warning(
-                "trial failed experiment=%s trial=%d step=%d error=%s",
-                *(trial.order.experiment, trial.order.number, reached, error),
-            )
+            subject = trial.order.experiment, trial.order.number
+            with logs.about(*subject):
+                words = "trial failed experiment=%s trial=%d step=%d error=%s"
+                logger.warning(words, *subject, reached, error)
             trial.reports.append(Report(reached, outcome="failed", error=describe(error)))
         self._changed.notify_all()
 
@@ -591,10 +592,9 @@ class Engine:
         why = trial.alone or self._unshareable.get(trial.shape)
         if why is not None and why not in self._told_alone:
             self._told_alone.add(why)
-            logger.info(
-                "trial trains alone experiment=%s trial=%d why=%s",
-                *(trial.order.experiment, trial.order.number, why),
-            )
+            subject = trial.order.experiment, trial.order.number
+            with logs.about(*subject):
+                logger.info("trial trains alone experiment=%s trial=%d why=%s", *subject, why)
 
     def _clear_empty(self, kept: int) -> int:
         """Drop groups without trainings but for so many; return how many were dropped."""
@@ -635,10 +635,10 @@ class Engine:
             going.reverse()  # the earliest attempt first
         for trial in going:
             if trial.drop == "silent" and not trial.is_over:
-                logger.warning(
-                    "trial dropped, nobody asks for it experiment=%s trial=%d attempt=%d",
-                    *(trial.order.experiment, trial.order.number, trial.order.attempt),
-                )
+                subject = trial.order.experiment, trial.order.number
+                words = "trial dropped, nobody asks for it experiment=%s trial=%d attempt=%d"
+                with logs.about(*subject):
+                    logger.warning(words, *subject, trial.order.attempt)
             self._drop(trial, commit=trial.drop != "left")
 
     def _drop(self, trial: TrialAboard, commit: bool) -> None:

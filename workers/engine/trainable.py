@@ -20,6 +20,7 @@ from ray import tune
 from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from eigensweep.workers.engine.actor import Seat
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
@@ -117,6 +118,8 @@ def open_attempt(order: Order, device: str) -> Attempt | Seat:
         ForeignCodeError: if this process would run other code than the driver.
         StaleAttemptError: if a later attempt has begun.
     """
+    logs.set_up(order.log_format)
+    logs.name_process(order.experiment, order.number)
     check_code(order.code)
     if order.engine is not None:
         return Seat(order)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.states import Outcome
 from eigensweep.workers.shared.statistics import Summary, summarize
 
@@ -66,6 +67,8 @@ class DriverOptions:
     """Training that a lost process costs at most; commits that cost little come more often."""
     concurrency: int | None = None
     """Trials at once; None: as many as the cluster has room for."""
+    log_format: LogFormat = "text"
+    """Form of the log lines of the driver and of its trials' processes."""
     room_seconds: float = 0.0
     """How long to wait for a node that a trial fits on before the experiment counts as failed."""
 
@@ -352,6 +355,8 @@ class Order:
     """The engine that trains it beside others; None: it trains in its own process."""
     avoid: tuple[str, ...] = ()
     """Ray's ids of the nodes that the experiment leaves out for now."""
+    log_format: LogFormat = "text"
+    """Form of the log lines of the process."""
 
     def to_dict(self) -> Json:
         return {
@@ -370,6 +375,7 @@ class Order:
             "code": self.code.to_dict(),
             "engine": self.engine and self.engine.to_dict(),
             "avoid": list(self.avoid),
+            "log_format": self.log_format,
         }
 
     @classmethod
@@ -391,6 +397,7 @@ class Order:
             code=Code.from_dict(content["code"]),
             engine=engine and EngineNeed.from_dict(engine),
             avoid=tuple(content.get("avoid", ())),
+            log_format=content.get("log_format", "text"),
         )
 
 

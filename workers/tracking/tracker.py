@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from eigensweep.direction import sign
+from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
@@ -193,7 +194,8 @@ class Tracker:
             if entry.state in OPEN_TRIALS:
                 return
         except RefusedError as error:
-            logger.error("MLflow refuses trial %d, given up: %s", entry.number, error)
+            with logs.about(self._subject.id, entry.number):
+                logger.error("MLflow refuses trial %d, given up: %s", entry.number, error)
         self._ledger.set_tracked(entry.number)
         with self._lock:
             if self._news[entry.number] is entry:

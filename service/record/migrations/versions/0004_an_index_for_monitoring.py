@@ -1,14 +1,14 @@
 """An index from which all trials are counted, for monitoring.
 
-Revision: 0003, after 0002; made 2026-11-22.
+Revision: 0004, after 0003; made 2026-11-22.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
