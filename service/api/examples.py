@@ -69,6 +69,7 @@ TRIAL_SUMMARY: Final[Json] = {
     "parameters": {"free": 3273, "stored": 3273},
     "seconds": 41.2,
     "error": None,
+    "reopened_for": None,
     "started_at": "2026-11-20T12:00:05Z",
     "ended_at": "2026-11-20T12:00:51Z",
     "links": {

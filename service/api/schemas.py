@@ -150,6 +150,10 @@ class TrialSummary(TrialHead):
         description="Seconds of training, summed over replicates; lanes share the time that passes"
     )
     error: str | None = Field(description="Traceback of a failed trial, or why a point is invalid")
+    reopened_for: str | None = Field(
+        description="What a trial trains on for that had ended, such as seeds of a race; its value "
+        "and scores are those of before. Null for every other trial"
+    )
     started_at: datetime | None
     ended_at: datetime | None
 
@@ -200,7 +204,8 @@ class ExperimentSummary(Answer):
     metric: Metric
     progress: ProgressNow
     eta_seconds: float | None = Field(
-        description="Estimated from the speed so far; null while that is unknown, and after the end"
+        description="Estimated from the speed so far; null while that is unknown, while leaders "
+        "of a race train more seeds, and after the end"
     )
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
@@ -310,6 +315,7 @@ class Views:
             parameters=result.get("parameters"),
             seconds=result.get("seconds"),
             error=row.error,
+            reopened_for=None if row.earlier is None else row.earlier["reason"],
             started_at=to_datetime_if_known(row.started_at),
             ended_at=to_datetime_if_known(row.ended_at),
         )

@@ -103,6 +103,8 @@ def format_event(event: Event) -> str:
         words.append(f"of {data['steps']}" if data.get("steps") is not None else None)
     if data.get("value") is not None:
         words.append(f"value {format_value(data['value'])}")
+    if data.get("reason"):
+        words.append(f"({str(data['reason']).strip().splitlines()[0]})")
     if data.get("error"):
         words.append(f"({str(data['error']).strip().splitlines()[-1]})")
     return " ".join(str(word) for word in words if word is not None)
@@ -124,7 +126,7 @@ def board(experiment: JsonObject, running: Sequence[JsonObject]) -> RenderableTy
         bars.add_row(
             Text(f"  {trial['number']} {trial['arm']}"),
             ProgressBar(total=steps, completed=step, width=30),
-            f"step {step:,} of {steps:,}",
+            trial.get("reopened_for") or f"step {step:,} of {steps:,}",
             _format_current(trial),
             Text(format_cell("settings", trial.get("params"))),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -16,19 +16,22 @@ from eigensweep.direction import sign
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
+    EarlierJson,
     Event,
     EventDetails,
     Experiment,
     KindDetails,
     Trial,
 )
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.ledger import error_of_undone
+from eigensweep.workers.shared.messages import ConfigJson, Json
 from eigensweep.workers.shared.states import (
     ENDED,
     OPEN_TRIALS,
     RANKED,
     ExperimentEnd,
     Outcome,
+    brings_back,
     may_follow,
 )
 
@@ -92,7 +95,19 @@ def finish_trial(
     result: Json | None = None,
     error: str | None = None,
 ) -> None:
-    """Give an open trial its outcome, its result and its place in the ranking."""
+    """Give an open trial its outcome, its result and its place in the ranking.
+
+    One that was opened again and now failed or was cancelled is again what it was before.
+    """
+    close_attempt(session, trial, None)
+    before = trial.earlier
+    if before is not None:
+        trial.earlier, trial.tracked = None, False
+    if before is not None and brings_back(before["state"], outcome):
+        _bring_back(session, experiment, trial, before, outcome, error)
+        return
+    if before is not None:
+        trial.tier -= (trial.replicates or 1) - before["config"].get("replicates", 1)
     trial.state = outcome
     trial.result = replace_non_finite(result)
     trial.error = remove_nul(error)
@@ -103,10 +118,58 @@ def finish_trial(
     if outcome in RANKED and trial.value is not None:
         trial.rank = sign(experiment.better) * trial.value
     else:
-        trial.rank = UNRANKED
-    close_attempt(session, trial, None)
-    last_line = None if error is None else error.strip().rsplit("\n", 1)[-1]
-    emit_trial(session, experiment, trial, outcome, value=trial.value, error=last_line)
+        trial.rank, trial.tier = UNRANKED, 0
+    emit_trial(session, experiment, trial, outcome, value=trial.value, error=_last_line(error))
+
+
+def reopen_trial(
+    session: Session, experiment: Experiment, trial: Trial, config: ConfigJson, reason: str
+) -> None:
+    """Take a trial that has ended back to `waiting`, to be trained as `config` says.
+
+    Its result, value and place in the ranking stay until it ends anew.
+    """
+    trial.earlier = EarlierJson(
+        state=cast(Outcome, trial.state),
+        config=trial.config or {},
+        error=trial.error,
+        ended_at=trial.ended_at,
+        reason=reason,
+    )
+    _configure(trial, config)
+    trial.state, trial.error, trial.ended_at, trial.tracked = "waiting", None, None, False
+    emit_trial(session, experiment, trial, "reopened", reason=reason)
+
+
+def _bring_back(
+    session: Session,
+    experiment: Experiment,
+    trial: Trial,
+    before: EarlierJson,
+    outcome: Outcome,
+    error: str | None,
+) -> None:
+    """Make an open trial again what it was before it was opened again."""
+    kept = error_of_undone(before["error"], before["reason"], outcome, error)
+    trial.state, trial.error, trial.ended_at = before["state"], remove_nul(kept), before["ended_at"]
+    _configure(trial, before["config"])
+    why = f"{outcome}: {_last_line(error)}" if error else outcome
+    emit_trial(session, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
+
+
+def _configure(trial: Trial, config: ConfigJson) -> None:
+    """Give a trial another number of seeds, or another budget."""
+    trial.config = replace_non_finite(config)
+    trial.replicates, trial.steps = config.get("replicates", 1), budget_of(config)
+
+
+def budget_of(config: ConfigJson) -> int:
+    """Return the optimizer steps of a configuration, 0 where it does not say."""
+    return int(config.get("training", {}).get("steps") or 0)
+
+
+def _last_line(error: str | None) -> str | None:
+    return None if error is None else error.strip().rsplit("\n", 1)[-1]
 
 
 def close_attempt(session: Session, trial: Trial, reason: str | None) -> None:

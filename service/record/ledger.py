@@ -13,15 +13,17 @@ from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.journal import (
+    budget_of,
     close_attempt,
     emit_trial,
     end_experiment,
     finish_trial,
     remove_nul,
+    reopen_trial,
     replace_non_finite,
 )
-from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
-from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
+from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
+from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
@@ -30,6 +32,7 @@ from eigensweep.workers.shared.messages import (
     Result,
     Source,
 )
+from eigensweep.workers.shared.results import cut_seeds
 from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES, ExperimentEnd, Outcome
 
 T = TypeVar("T")
@@ -87,7 +90,7 @@ class RecordLedger:
                     config_hash=config_hash,
                     seed=config.get("seed", 0),
                     replicates=config.get("replicates", 1),
-                    steps=_budget(config),
+                    steps=budget_of(config),
                 )
                 session.add(trial)
 
@@ -196,6 +199,14 @@ class RecordLedger:
 
         self._write(work)
 
+    def reopen(self, number: int, config: ConfigJson, reason: str) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            trial = self._trial(session, number)
+            if trial.state in OUTCOMES:
+                reopen_trial(session, experiment, trial, config, reason)
+
+        self._write(work)
+
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
@@ -221,14 +232,17 @@ class RecordLedger:
                 Trial.config_hash == config_hash,
                 Trial.state == "completed",
                 Trial.seed == seed,
-                Trial.replicates == replicates,
+                Trial.replicates >= replicates,
                 *conditions,
             )
-            found = session.scalars(same.order_by(first).limit(1)).first()
+            found = session.scalars(same.order_by(first, Trial.replicates).limit(1)).first()
             if found is None:
                 return None
             source = Source(found.experiment_id, found.number, found.run_id)
-            return Finished(source, Result.from_dict(found.result or {}))
+            result = Result.from_dict(found.result or {})
+            if found.replicates != replicates:
+                result = cut_seeds(result, replicates)
+            return Finished(source, result)
 
         return database.read(self.database_url, work, self.patience)
 
@@ -331,10 +345,6 @@ def load_earlier(
     return database.read(url, work, patience)
 
 
-def _budget(config: ConfigJson) -> int:
-    return int(config.get("training", {}).get("steps") or 0)
-
-
 def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:
     return TrialEntry(
         number=trial.number,
@@ -350,4 +360,9 @@ def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> Tr
         error=trial.error,
         run_id=trial.run_id,
         tracked=trial.tracked,
+        earlier=trial.earlier and _read_earlier(trial.earlier),
     )
+
+
+def _read_earlier(content: EarlierJson) -> Earlier:
+    return Earlier(content["state"], content["config"], content["reason"], content["error"])

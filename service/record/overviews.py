@@ -12,10 +12,13 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from eigensweep.service.record import database
-from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.queries import TRIAL_SORTS, Queries
 from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
 from eigensweep.workers.shared.messages import Params
 from eigensweep.workers.shared.states import OUTCOMES, RANKED
+
+BY_VALUE = TRIAL_SORTS["value"]
+"""The columns of the ranking."""
 
 
 @dataclass
@@ -117,7 +120,7 @@ def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRe
         chosen = chosen.where(*ended).order_by(Trial.number)
         if count > most:
             best = select(Trial.number).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
-            best = best.order_by(Trial.rank, Trial.number).limit(most // 2)
+            best = best.order_by(*BY_VALUE).limit(most // 2)
             stride = -(-2 * count // most)
             chosen = chosen.where(or_(Trial.number % stride == 0, Trial.number.in_(best)))
         return count, [PointRecord(*row) for row in session.execute(chosen)]
@@ -145,7 +148,7 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, flo
 
 
 def _find_leaders(session: Session, id: str, each: int) -> list[Trial]:
-    place = func.row_number().over(partition_by=Trial.arm, order_by=(Trial.rank, Trial.number))
+    place = func.row_number().over(partition_by=Trial.arm, order_by=BY_VALUE)
     ranked = (
         select(Trial.number, place.label("place"))
         .where(Trial.experiment_id == id, Trial.rank < UNRANKED)
@@ -156,6 +159,6 @@ def _find_leaders(session: Session, id: str, each: int) -> list[Trial]:
         select(leader)
         .join(ranked, ranked.c.number == leader.number)
         .where(leader.experiment_id == id, ranked.c.place <= each)
-        .order_by(leader.rank, leader.number)
+        .order_by(leader.tier, leader.rank, leader.number)
     )
     return list(session.scalars(query))

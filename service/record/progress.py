@@ -27,7 +27,7 @@ class Progress:
     """Steps to be expected; a trial that ended early counts with the steps it took."""
     fraction: float | None
     eta_seconds: float | None
-    """None while the speed is unknown, and after the end."""
+    """None while the speed is unknown, while leaders train more seeds, and after the end."""
 
 
 def compute_progress(
@@ -41,6 +41,7 @@ def compute_progress(
     is_over = experiment.state in ENDED
     left = 0 if is_over else _steps_left(experiment, counts, sum(trials.values()))
     total = None if left is None else done + left
+    is_racing = left == 0 and any(trials[state] for state in OPEN_TRIALS)
     if is_over and experiment.state == "completed":
         fraction: float | None = 1.0
     else:
@@ -51,7 +52,9 @@ def compute_progress(
         steps_done=done,
         steps_total=total,
         fraction=fraction,
-        eta_seconds=None if is_over or left is None else _eta(experiment, done, left, now),
+        eta_seconds=(
+            None if is_over or is_racing or left is None else _eta(experiment, done, left, now)
+        ),
     )
 
 

@@ -27,7 +27,7 @@ EXPERIMENT_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
 }
 TRIAL_SORTS: dict[str, tuple[InstrumentedAttribute[Any], ...]] = {
     "number": (Trial.number,),
-    "value": (Trial.rank, Trial.number),
+    "value": (Trial.tier, Trial.rank, Trial.number),
 }
 OF_BEST: tuple[InstrumentedAttribute[Any], ...] = (
     *(Trial.arm, Trial.state, Trial.params, Trial.value, Trial.run_id, Trial.run_project),
@@ -194,13 +194,16 @@ class Queries:
         return database.read(self.url, work)
 
     def ranked(self, id: str) -> list[RankedTrial]:
-        """Return all trials of an experiment whose value counts, the best first."""
+        """Return all trials of an experiment whose value counts, the best first.
+
+        Where there was a race, those with more seeds come before the others.
+        """
         mine = select(Trial.number, Trial.arm, Trial.params, Trial.result)
         mine = mine.where(Trial.experiment_id == id, Trial.rank < UNRANKED)
 
         def work(session: Session) -> list[RankedTrial]:
             _get_experiment(session, id)
-            found = session.execute(mine.order_by(Trial.rank, Trial.number))
+            found = session.execute(mine.order_by(*TRIAL_SORTS["value"]))
             return [RankedTrial(*row) for row in found]
 
         return database.read(self.url, work)
@@ -262,7 +265,7 @@ def _find_best(session: Session, ids: Sequence[str], *options: ExecutableOption)
     first = (
         select(inner.c.number)
         .where(inner.c.experiment_id == Experiment.id, inner.c.rank < UNRANKED)
-        .order_by(inner.c.rank, inner.c.number)
+        .order_by(inner.c.tier, inner.c.rank, inner.c.number)
         .limit(1)
         .correlate(Experiment)
         .scalar_subquery()

@@ -22,9 +22,9 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.journal import emit, end_experiment
 from eigensweep.service.record.posting import make_row
 from eigensweep.service.record.queries import Queries, count_states
-from eigensweep.service.record.tables import Experiment, Report, Trial
+from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
 from eigensweep.workers.shared.messages import SpecJson
-from eigensweep.workers.shared.states import ENDED, OUTCOMES
+from eigensweep.workers.shared.states import ENDED
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,22 @@ class Record(Queries):
     def count_death(self, id: str) -> int:
         """Count the death of a driver; return how many died in a row without progress.
 
-        Progress is a rung report or the end of a trial.
+        Progress is a rung report or the end of a trial, also of one that was opened again.
         """
 
         def work(session: Session) -> int:
             experiment = _lock(session, id)
             reports = select(func.count()).where(Report.experiment_id == id)
-            ended = select(func.count()).where(Trial.experiment_id == id, Trial.state.in_(OUTCOMES))
-            mark = session.scalars(reports).one() + session.scalars(ended).one()
+            taken = ("reused", "invalid")
+            untrained = select(func.count()).where(
+                Trial.experiment_id == id, Trial.state.in_(taken)
+            )
+            ended = select(func.count()).where(
+                Attempt.experiment_id == id,
+                Attempt.ended_at.is_not(None),
+                Attempt.reason.is_(None),
+            )
+            mark = sum(session.scalars(count).one() for count in (reports, untrained, ended))
             experiment.deaths = 1 if mark > experiment.progress_mark else experiment.deaths + 1
             experiment.progress_mark = mark
             return experiment.deaths

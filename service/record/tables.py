@@ -22,6 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
 from eigensweep.workers.shared.messages import ConfigJson, Json, Metrics, Params, SpecJson
+from eigensweep.workers.shared.states import Outcome
 
 UNRANKED = math.inf
 """The rank of a trial that is not ranked: it comes after all others."""
@@ -50,6 +51,16 @@ class ResultJson(TypedDict, total=False):
     seconds: float
     parameters: dict[str, int]
     reused_from: SourceJson | None
+
+
+class EarlierJson(TypedDict):
+    """How a trial had ended before it was opened again. Result and value stay in their columns."""
+
+    state: Outcome
+    config: ConfigJson
+    error: str | None
+    ended_at: float | None
+    reason: str
 
 
 class KindDetails(TypedDict, total=False):
@@ -145,8 +156,8 @@ class Trial(Base):
     __tablename__ = "trials"
     __table_args__ = (
         Index(None, "experiment_id", "state", "number", "step", "steps"),
-        Index(None, "experiment_id", "rank", "number"),
-        Index(None, "experiment_id", "arm", "rank", "number", "state"),
+        Index(None, "experiment_id", "tier", "rank", "number"),
+        Index(None, "experiment_id", "arm", "tier", "rank", "number", "state"),
         Index(None, "config_hash", "state"),
         Index(None, "state", "tracked", "ended_at", "started_at"),
     )
@@ -168,6 +179,8 @@ class Trial(Base):
     step: Mapped[int] = mapped_column(BigInteger, default=0)
     """The step last reported."""
     value: Mapped[float | None] = mapped_column(Double)
+    tier: Mapped[int] = mapped_column(Integer, default=0)
+    """What decides the ranking before `rank`: 0, less the seeds that a race has added."""
     rank: Mapped[float] = mapped_column(Double, default=UNRANKED)
     """The value, negated where higher is better, so that the best comes first."""
     result: Mapped[Json | None] = mapped_column(JsonColumn)
@@ -178,6 +191,8 @@ class Trial(Base):
     tracked: Mapped[bool] = mapped_column(Boolean, default=False)
     started_at: Mapped[float | None] = mapped_column(Double)
     ended_at: Mapped[float | None] = mapped_column(Double)
+    earlier: Mapped[EarlierJson | None] = mapped_column(JsonColumn)
+    """How it had ended before it was opened again, until it ends anew; else None."""
 
     @property
     def scores(self) -> ResultJson:

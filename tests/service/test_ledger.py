@@ -26,10 +26,18 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Trial
-from eigensweep.workers.shared.ledger import Finished, StaleWriteError
-from eigensweep.workers.shared.messages import Place, ReplicateResult, Result, Source
+from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError
+from eigensweep.workers.shared.messages import (
+    ParameterCount,
+    Place,
+    ReplicateResult,
+    Result,
+    Source,
+)
+from eigensweep.workers.shared.results import summarise
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 3, "replicates": 1}
+THREE = CONFIG | {"replicates": 3}
 RESULT = Result(outcome="completed", value=0.25, step=100, best_step=90)
 PLACE = Place(node="here", pid=7, device="cpu")
 
@@ -157,6 +165,77 @@ class TestEveryLedger:
         assert found.source.number == 1
         assert ledger.find_shorter("abc", 3, 1, 20) is None
         assert ledger.find_shorter("abd", 3, 1, 100) is None
+
+    def test_a_result_of_more_seeds_is_found_for_fewer_and_cut_to_them(self, ledger):
+        self.complete_three_seeds(ledger)
+        assert ledger.find_finished("abc", 3, 4, 100) is None
+        assert ledger.find_finished("abc", 4, 2, 100) is None
+        found = ledger.find_finished("abc", 3, 2, 100)
+        assert [each.seed for each in found.result.by_replicate] == [3, 4]
+        assert (found.result.value, found.result.replicates) == (3.5, 2)
+        assert found.result.parameters == ParameterCount(free=5, stored=7)
+
+    def complete_three_seeds(self, ledger: Any) -> Result:
+        ledger.open(0, "scornn", {}, THREE, "abc")
+        result = summarise([self.seed(seed) for seed in (3, 4, 5)])
+        ledger.finish(0, ledger.begin(0), "completed", result)
+        ledger.set_tracked(0)
+        return ledger.load()[0].result
+
+    def seed(self, seed: int) -> ReplicateResult:
+        count = ParameterCount(free=5, stored=7)
+        return ReplicateResult(
+            seed=seed, value=float(seed), step=100, outcome="completed", parameters=count
+        )
+
+    def reopen(self, ledger: Any) -> int:
+        """Open the trial of three seeds again for two more, and return its attempt."""
+        ledger.reopen(0, THREE | {"replicates": 5}, "seeds 6 to 7 of the race")
+        return ledger.begin(0)
+
+    def test_a_trial_that_is_opened_again_keeps_its_result_until_it_has_a_new_one(self, ledger):
+        old = self.complete_three_seeds(ledger)
+        ledger.reopen(0, THREE | {"replicates": 5}, "seeds 6 to 7 of the race")
+        ledger.reopen(0, THREE | {"replicates": 9}, "a call that came again")
+        (entry,) = ledger.load()
+        assert (entry.state, entry.result, entry.tracked) == ("waiting", old, False)
+        assert entry.config["replicates"] == 5
+        assert entry.earlier == Earlier("completed", THREE, "seeds 6 to 7 of the race")
+        new = summarise([self.seed(seed) for seed in range(3, 8)])
+        ledger.finish(0, ledger.begin(0), "completed", new)
+        (entry,) = ledger.load()
+        assert (entry.state, entry.attempt, entry.earlier) == ("completed", 2, None)
+        assert (entry.result.replicates, entry.config["replicates"]) == (5, 5)
+
+    @pytest.mark.parametrize("outcome", ["failed", "cancelled"])
+    def test_what_fails_or_is_cancelled_after_it_was_opened_again_is_what_it_was(
+        self, ledger, outcome
+    ):
+        old = self.complete_three_seeds(ledger)
+        attempt = self.reopen(ledger)
+        ledger.finish(0, attempt, outcome, None, "words")
+        (entry,) = ledger.load()
+        assert (entry.state, entry.result, entry.config) == ("completed", old, THREE)
+        assert (entry.earlier, entry.tracked) == (None, False)
+        assert (entry.error is None) == (outcome == "cancelled")
+
+    def test_the_end_of_an_experiment_brings_back_what_was_opened_again(self, ledger):
+        old = self.complete_three_seeds(ledger)
+        self.reopen(ledger)
+        ledger.end("cancelled")
+        (entry,) = ledger.load()
+        assert (entry.state, entry.result, entry.config) == ("completed", old, THREE)
+
+    def test_a_failed_trial_that_is_opened_again_and_fails_has_failed_with_the_new_error(
+        self, ledger
+    ):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.finish(0, ledger.begin(0), "failed", None, "first")
+        ledger.reopen(0, CONFIG, "another try")
+        assert ledger.load()[0].error is None
+        ledger.finish(0, ledger.begin(0), "failed", None, "second")
+        (entry,) = ledger.load()
+        assert (entry.state, entry.error) == ("failed", "second")
 
     def test_what_is_not_finite_is_stored_as_unknown(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
@@ -363,6 +442,35 @@ class TestRecordLedger:
         assert record.trial(ledger.experiment_id, 0).trial.step == 20
         ledger.finish(0, 1, "failed", Result(step=15))
         assert record.trial(ledger.experiment_id, 0).trial.step == 20
+
+    def test_a_trial_with_more_seeds_ranks_before_better_means_of_fewer(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        for number, value in enumerate((0.1, 0.4, 0.3)):
+            ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
+            ledger.finish(number, ledger.begin(number), "completed", Result(value=value, step=100))
+        for number, value in ((1, 0.5), (2, 0.6)):
+            ledger.reopen(number, CONFIG | {"replicates": 3}, "seeds 4 to 5 of the race")
+            assert self.ranking(record, ledger) == ([0, 2, 1] if number == 1 else [1, 0, 2])
+            result = Result(value=value, step=100, replicates=3)
+            ledger.finish(number, ledger.begin(number), "completed", result)
+        assert self.ranking(record, ledger) == [1, 2, 0]
+        assert record.experiment(ledger.experiment_id).best.trial.number == 1
+        ledger.reopen(1, CONFIG | {"replicates": 5}, "seeds 6 to 7 of the race")
+        ledger.finish(1, ledger.begin(1), "diverged", Result(step=3, replicates=5))
+        assert self.ranking(record, ledger) == [2, 0]
+
+    def ranking(self, record: Record, ledger: RecordLedger) -> list[int]:
+        return [trial.number for trial in record.ranked(ledger.experiment_id)]
+
+    def test_that_a_trial_was_opened_again_and_kept_is_an_event(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.finish(0, ledger.begin(0), "completed", RESULT)
+        ledger.reopen(0, CONFIG | {"replicates": 2}, "seed 4 of the race")
+        ledger.finish(0, ledger.begin(0), "failed", None, "Traceback\nKeyError: 'x'")
+        told = [(e.kind, e.data.get("reason")) for e in record.events(ledger.experiment_id)]
+        assert ("trial.reopened", "seed 4 of the race") in told
+        assert told[-1] == ("trial.kept", "failed: KeyError: 'x'")
 
     def test_a_ledger_without_patience_raises(self, tmp_path):
         away = RecordLedger(f"sqlite:///{tmp_path}/nowhere/record.db", "e", 1, patience=0)

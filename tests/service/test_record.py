@@ -154,6 +154,19 @@ class TestQueue:
         ledger.open_invalid(0, "scornn", {}, "no")
         assert [record.count_death(id) for _ in range(2)] == [1, 2]
 
+    def test_the_end_of_a_trial_that_was_opened_again_is_progress(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        id, config = ledger.experiment_id, {"training": {"steps": 9}, "replicates": 1}
+        for number in (0, 1):
+            ledger.open(number, "scornn", {}, config, f"h{number}")
+            ledger.finish(number, ledger.begin(number), "completed", Result(value=1.0, step=9))
+        assert record.count_death(id) == 1
+        for number in (0, 1):
+            ledger.reopen(number, config | {"replicates": 2}, "seed 1 of the race")
+        assert record.count_death(id) == 2
+        ledger.finish(0, ledger.begin(0), "completed", Result(value=1.0, step=9, replicates=2))
+        assert record.count_death(id) == 1
+
     def test_ids_sort_by_the_time_they_were_made(self, record, spec):
         ids = []
         for _ in range(5):
@@ -206,7 +219,8 @@ class TestPages:
         assert [r.trial.number for r in ranked] == [2, 0, 1, 3, 4]
         first = record.trials(ledger.experiment_id, sort="value", limit=3)
         last = first[-1].trial
-        rest = record.trials(ledger.experiment_id, sort="value", after=(last.rank, last.number))
+        key = (last.tier, last.rank, last.number)
+        rest = record.trials(ledger.experiment_id, sort="value", after=key)
         assert [r.trial.number for r in rest] == [3, 4]
 
     def test_where_higher_is_better_the_highest_is_best(self, record, spec):

@@ -7,11 +7,13 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from eigensweep.workers.shared.ledger import Finished, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, Params, Place, Result, Source
+from eigensweep.workers.shared.results import cut_seeds
 from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Outcome
 
 
@@ -115,16 +117,33 @@ class FileLedger:
         with self._change() as content:
             trial = self._trial(content, number, attempt)
             if trial["state"] in OPEN_TRIALS:
-                plain = None if result is None else _replace_unknown(result.to_dict())
-                trial.update(state=outcome, result=plain, error=error)
+                self._put(content, _read_entry(trial).ended(outcome, result, error))
                 content["history"].append(["finish", number, attempt, outcome])
+
+    def reopen(self, number: int, config: ConfigJson, reason: str) -> None:
+        with self._change() as content:
+            trial = content["trials"][str(number)]
+            if trial["state"] not in OPEN_TRIALS:
+                self._put(content, _read_entry(trial).reopened(config, reason))
+                content["history"].append(["reopen", number, config["replicates"], reason])
+
+    def _put(self, content: dict[str, Any], entry: TrialEntry) -> None:
+        trial = content["trials"][str(entry.number)]
+        result = None if entry.result is None else _replace_unknown(entry.result.to_dict())
+        earlier = entry.earlier and asdict(entry.earlier)
+        changed = {"state": entry.state, "config": entry.config, "tracked": entry.tracked}
+        trial.update(**changed, result=result, error=entry.error, earlier=earlier)
 
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
         elsewhere = self.read("finished_elsewhere").get(config_hash)
         if elsewhere is not None:
-            return _read_finished(elsewhere)
+            found = _read_finished(elsewhere)
+            if found.result.replicates == replicates:
+                return found
+            enough = found.result.replicates > replicates
+            return replace(found, result=cut_seeds(found.result, replicates)) if enough else None
         same = self._find_completed(config_hash, seed, replicates)
         return next((found for budget, found in same if budget == steps), None)
 
@@ -141,9 +160,12 @@ class FileLedger:
         for entry in self.load():
             if entry.state == "completed" and entry.config_hash == config_hash:
                 config = entry.config
-                if (config["seed"], config["replicates"]) == (seed, replicates) and entry.result:
+                enough = config["replicates"] >= replicates
+                if config["seed"] == seed and enough and entry.result:
                     source = Source(self.experiment_id, entry.number, entry.run_id)
-                    yield config["training"]["steps"], Finished(source, entry.result)
+                    same = config["replicates"] == replicates
+                    result = entry.result if same else cut_seeds(entry.result, replicates)
+                    yield config["training"]["steps"], Finished(source, result)
 
     def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
         """Return trials of ledgers that lie beside this one, each named by its experiment."""
@@ -187,7 +209,8 @@ class FileLedger:
             content["end"] = [state, error]
             for trial in content["trials"].values():
                 if trial["state"] in OPEN_TRIALS:
-                    trial["state"] = "cancelled"
+                    entry = _read_entry(trial)
+                    self._put(content, entry.ended("cancelled", entry.result, None))
         return state
 
     # For tests.
@@ -219,6 +242,7 @@ def _read_entry(trial: dict[str, Any]) -> TrialEntry:
     content = dict(trial)
     content["reports"] = {int(step): metrics for step, metrics in trial["reports"].items()}
     content["place"] = trial["place"] and Place.from_dict(trial["place"])
+    content["earlier"] = trial.get("earlier") and Earlier(**trial["earlier"])
     content["result"] = trial["result"] and Result.from_dict(trial["result"])
     return TrialEntry(**content)
 

@@ -9,15 +9,33 @@ with `StaleWriteError`, so that a process that was cut off cannot write over its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, cast
 
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, Params, Place, Result, Source
-from eigensweep.workers.shared.states import ExperimentEnd, Intent, Outcome, TrialState
+from eigensweep.workers.shared.states import (
+    OUTCOMES,
+    ExperimentEnd,
+    Intent,
+    Outcome,
+    TrialState,
+    brings_back,
+)
 
 
 class StaleWriteError(RuntimeError):
     """A write came from a driver or an attempt that has a successor."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """How a trial had ended before it was opened again, and why it was. Its result it still has."""
+
+    state: Outcome
+    config: ConfigJson
+    reason: str
+    """Why it was opened again."""
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,25 @@ class TrialEntry:
     """Its MLflow run, once known."""
     tracked: bool = False
     """Whether MLflow holds all of its curve and its end."""
+    earlier: Earlier | None = None
+    """How it had ended before, where it was opened again and has not ended since. Until then
+    `result` is that of before."""
+
+    def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
+        """Return this trial as `Ledger.reopen` records it."""
+        assert self.state in OUTCOMES
+        earlier = Earlier(cast(Outcome, self.state), self.config, reason, self.error)
+        return replace(
+            self, state="waiting", config=config, error=None, tracked=False, earlier=earlier
+        )
+
+    def ended(self, outcome: Outcome, result: Result | None, error: str | None) -> TrialEntry:
+        """Return this trial as `Ledger.finish` records it."""
+        before, end = self.earlier, replace(self, earlier=None, tracked=False)
+        if before is None or not brings_back(before.state, outcome):
+            return replace(end, state=outcome, result=result, error=error)
+        error = error_of_undone(before.error, before.reason, outcome, error)
+        return replace(end, state=before.state, config=before.config, error=error)
 
 
 @dataclass(frozen=True)
@@ -51,6 +88,20 @@ class Finished:
 
     source: Source
     result: Result
+
+
+def error_of_undone(
+    before: str | None, reason: str, outcome: Outcome, error: str | None
+) -> str | None:
+    """Return the error of a trial that is again what it was before it was opened again.
+
+    A failure is kept for a person to read, and so that nobody opens the trial for the same again. A
+    trial that was cancelled may be opened again.
+    """
+    if outcome == "cancelled":
+        return before
+    happened = f"{error or 'unknown'}\n\nIt had been opened again for {reason}."
+    return f"{happened} The result is that of before."
 
 
 class Ledger(Protocol):
@@ -94,12 +145,26 @@ class Ledger(Protocol):
         result: Result | None = None,
         error: str | None = None,
     ) -> None:
-        """Record how the trial ended; the first end counts. A number not finite is unknown."""
+        """Record how the trial ended; the first end counts. A number not finite is unknown.
+
+        A trial that was opened again and now failed or was cancelled is again what it was before.
+        """
+
+    def reopen(self, number: int, config: ConfigJson, reason: str) -> None:
+        """Take a trial that has ended back to `waiting`, to be trained further as `config` says.
+
+        What it had is kept: it stays in the ranking, and comes back if the trial fails or is
+        cancelled. `config` may ask for more seeds or more steps. `reason` says what for, in words
+        that follow "for". A trial that is open already is left as it is.
+        """
 
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
-        """Return a `completed` result of the same configuration, seeds and budget, if any."""
+        """Return a `completed` result of the same configuration, seeds and budget, if any.
+
+        One with more seeds is cut to these.
+        """
 
     def find_shorter(
         self, config_hash: str, seed: int, replicates: int, steps: int

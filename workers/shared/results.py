@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
+from eigensweep.direction import Better, sign
 from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Result
 
 
@@ -30,6 +32,47 @@ def summarise(replicates: Sequence[ReplicateResult]) -> Result:
         replicates=len(replicates),
         by_replicate=tuple(replicates),
     )
+
+
+def join_seeds(first: Result, further: Result) -> Result:
+    """Return the result of a trial over the seeds of both of its results."""
+    return summarise([*_replicates(first), *_replicates(further)])
+
+
+def cut_seeds(result: Result, replicates: int) -> Result:
+    """Return a result over its first seeds only.
+
+    Raises:
+        ValueError: if it does not know the results of so many.
+    """
+    if len(result.by_replicate) < replicates:
+        known = len(result.by_replicate)
+        raise ValueError(f"the result has {known} seeds, and {replicates} are wanted")
+    return summarise(_replicates(result)[:replicates])
+
+
+def rank(result: Result | None, better: Better) -> tuple[int, float] | None:
+    """Return a key by which results of one experiment are sorted, None without a value.
+
+    More seeds come first: who has them stayed longer in the race. Means over other seeds cannot be
+    compared, as some seeds are easy for everybody. Among equals the best value comes first.
+    """
+    if result is None or result.value is None:
+        return None
+    return -result.replicates, sign(better) * result.value
+
+
+def _replicates(result: Result) -> list[ReplicateResult]:
+    """Return a result's replicates, each with what is stored once for all of them."""
+    return [
+        replace(
+            each,
+            parameters=result.parameters,
+            baseline=result.baseline,
+            constraint=each.constraint or result.constraint,
+        )
+        for each in result.by_replicate
+    ]
 
 
 def _outcome(replicates: Sequence[ReplicateResult]) -> End | None:

@@ -26,6 +26,22 @@ RANKED: Final[frozenset[str]] = frozenset({"completed", "reused"})
 """The outcomes whose value counts in the ranking."""
 INSTRUCTIVE: Final[frozenset[str]] = RANKED | {"diverged"}
 """The outcomes that tell a later search something about a configuration."""
+
+
+def brings_back(earlier: Outcome, outcome: Outcome) -> bool:
+    """Return whether a trial that was opened again becomes what it was before.
+
+    That is so if its new end tells less than the `earlier` one: a person or a limit cancelled it,
+    or it failed where it had trained to an end before.
+
+    >>> brings_back("completed", "failed"), brings_back("failed", "failed")
+    (True, False)
+    """
+    return outcome == "cancelled" or (
+        outcome == "failed" and earlier not in ("failed", "cancelled")
+    )
+
+
 TRIAL_STATES: Final[tuple[TrialState, ...]] = (*OPEN_TRIALS, *get_args(Outcome))
 
 ENDED: Final[frozenset[str]] = frozenset(get_args(ExperimentEnd))

@@ -64,13 +64,14 @@ def list_trials(
         arm=query.arm,
         sort=query.sort,
         limit=query.limit + 1,
-        after=decode(query.sort, query.cursor, (float, int) if by_value else (int,)),
+        after=decode(query.sort, query.cursor, (int, float, int) if by_value else (int,)),
     )
     page, more = found[: query.limit], len(found) > query.limit
     cursor = None
     if more:
         last = page[-1].trial
-        cursor = encode(query.sort, [last.rank, last.number] if by_value else [last.number])
+        by = [last.tier, last.rank] if by_value else []
+        cursor = encode(query.sort, [*by, last.number])
     return Page(items=[service.views.summary(each) for each in page], next_cursor=cursor)
 
 
