@@ -25,6 +25,7 @@ from eigensweep.search_spaces.errors import (
 )
 from eigensweep.search_spaces.fitting import find_misfits, place_of
 from eigensweep.search_spaces.parameters import Choice
+from eigensweep.search_spaces.race_words import find_racing_errors
 from eigensweep.search_spaces.search_words import find_method_errors
 from eigensweep.search_spaces.sections import COSTS, Arm
 from eigensweep.search_spaces.space import Space
@@ -53,7 +54,8 @@ def find_errors(spec: ExperimentSpec, data_root: Path | None = None) -> list[Spe
     errors = list(_check_lists(spec))
     errors = errors or [*_check_task(spec, data_root), *find_misfits(spec)]
     errors = errors or [*_check_conditions(spec), *find_method_errors(spec)]
-    return errors or list(_check_bounds(spec)) or list(_check_extremes(spec))
+    errors = errors or [*_check_bounds(spec), *find_racing_errors(spec)]
+    return errors or list(_check_extremes(spec))
 
 
 def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.race_words import count_extra_trainings
 from eigensweep.search_spaces.search_words import explain_search
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
@@ -70,7 +71,7 @@ class Estimate(_Answer):
     seconds_a_trial_low: float
     seconds_a_trial_high: float
     core_hours_low: float = Field(description="All trials one after another on one CPU core")
-    core_hours_high: float
+    core_hours_high: float = Field(description="The same, with all that a race may add")
     memory_mb: float = Field(description="Tensors of the largest trial")
     words: str
 
@@ -116,6 +117,7 @@ class Preview(_Answer):
     points: int | None
     trials: int | None
     replicates: int
+    race: int = Field(description="Trainings that a race adds to those at most; 0 without one")
     search: SearchPreview
     arms: list[ArmPreview]
     first: list[TrialPreview]
@@ -145,12 +147,13 @@ def preview(
         points=space.count(),
         trials=trials,
         replicates=spec.replicates,
+        race=count_extra_trainings(spec),
         search=SearchPreview(
             method=spec.search.method, words=explain_search(spec), warm_start=warm_start
         ),
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
         first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
-        estimate=_estimate(configs, trials, spec.replicates),
+        estimate=_estimate(configs, trials, spec.replicates, count_extra_trainings(spec)),
         side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
     )
 
@@ -246,7 +249,7 @@ def seconds_of(config: TrialConfig) -> float:
 
 
 def _estimate(
-    configs: dict[str, list[TrialConfig]], trials: int | None, replicates: int
+    configs: dict[str, list[TrialConfig]], trials: int | None, replicates: int, race: int
 ) -> Estimate | None:
     every = [config for found in configs.values() for config in found]
     if not every:
@@ -254,11 +257,12 @@ def _estimate(
     seconds = [replicates * seconds_of(config) for config in every]
     mean = sum(seconds) / len(seconds)
     hours = (trials or 1) * mean / 3600
+    racing_hours = race * mean / replicates / 3600
     return Estimate(
         seconds_a_trial_low=_two_digits(min(seconds) / MARGIN),
         seconds_a_trial_high=_two_digits(max(seconds) * MARGIN),
         core_hours_low=_two_digits(hours / MARGIN),
-        core_hours_high=_two_digits(hours * MARGIN),
+        core_hours_high=_two_digits((hours + racing_hours) * MARGIN),
         memory_mb=_two_digits(max(map(_megabytes, every))),
         words="An order of magnitude for one CPU core, computed from sizes at an assumed speed. "
         "Evaluation, early stopping, schedulers and GPUs are left out. The speed of the first "

@@ -8,6 +8,7 @@ from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.race_words import explain_race
 from eigensweep.search_spaces.sections import (
     IN_GENERATIONS,
     JOINT,
@@ -55,6 +56,8 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
                     f"{', '.join(alone)} {'is' if len(alone) == 1 else 'are'} drawn {beside}, each "
                     "by itself"
                 )
+    if spec.racing is not None:
+        words.append(explain_race(spec, spec.racing))
     if method in JOINT and spec.scheduler.name != "none":
         words.append(
             f"{method} learns only from trials that train to their end, and the scheduler "

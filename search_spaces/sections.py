@@ -165,6 +165,34 @@ class SchedulerConfig(Strict):
     )
 
 
+class RacingConfig(Strict):
+    """More seeds for the configurations that lead."""
+
+    most: int = Field(
+        ge=3,
+        le=1000,
+        description="Largest number of trainings of a configuration, each with a seed",
+    )
+    seeds: int = Field(
+        2, ge=1, le=1000, description="Trainings that each leader gets in a round, at most"
+    )
+    leaders: int = Field(
+        8,
+        ge=2,
+        le=1000,
+        description="Largest number of configurations that get more seeds. Where more cannot be "
+        "told apart, those with the best means do",
+    )
+
+    def list_rounds(self, replicates: int) -> list[int]:
+        """Return how many seeds a configuration has at each decision, the last one included.
+
+        >>> RacingConfig(most=8, seeds=2).list_rounds(replicates=3)
+        [3, 5, 7, 8]
+        """
+        return [*range(replicates, self.most, self.seeds), self.most]
+
+
 COSTS = {"parameters": Metric("parameters", ""), "seconds": Metric("seconds", "s")}
 """What the objective may be weighed against beside metrics of the task; lower is better."""
 

@@ -26,6 +26,7 @@ from eigensweep.search_spaces.sections import (
     Name,
     Objectives,
     PublishedNumber,
+    RacingConfig,
     ResourcesConfig,
     SchedulerConfig,
     SearchConfig,
@@ -138,6 +139,12 @@ class ExperimentSpec(Strict):
     )
     replicates: int = Field(
         1, ge=1, le=1000, description="Trainings of each configuration, each with its own seed"
+    )
+    racing: RacingConfig | None = Field(
+        None,
+        description="More seeds for the leaders, when every configuration has its `replicates`: in "
+        "rounds, those train on that the paired interval over shared seeds cannot tell from the "
+        "best one. Default: no configuration gets more than `replicates`",
     )
     seed: int = Field(
         0, ge=0, lt=2**30, description="Seed of the first replicate; each further replicate adds 1"

@@ -121,3 +121,16 @@ def test_a_grid_says_that_it_runs_every_point_whatever_trials_are_asked_for():
     found = preview(make(search=make().search.model_dump() | {"trials": 2}))
     assert found.trials == found.points
     assert "'limits.trials' runs a sample" in found.search.words[0]
+
+
+def test_a_race_says_what_it_may_cost():
+    plain = preview(make(replicates=3))
+    found = preview(make(replicates=3, racing={"most": 9, "leaders": 4}))
+    assert (plain.race, found.race) == (0, 4 * 6)
+    assert found.search.words[-1] == (
+        "Every configuration trains 3 seeds. Then up to 4 leaders train on together, to 5, 7, 9 "
+        "seeds, until one is better than all others by the paired interval: at most 24 further "
+        "trainings"
+    )
+    assert found.estimate.core_hours_low == plain.estimate.core_hours_low
+    assert found.estimate.core_hours_high > plain.estimate.core_hours_high

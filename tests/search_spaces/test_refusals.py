@@ -375,3 +375,41 @@ def test_a_refusal_survives_pickling():
     error = UnknownParameterError("a.b", "no", expected="x", got=3, available=["y"])
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.path, again.available) == ("a.b: no", "a.b", ["y"])
+
+
+class TestRacing:
+    def post(self, most=10, **changes):
+        search = {**grid(optimizer__lr=[0.1, 0.01]), **changes.pop("search", {})}
+        known = {"search": search, "replicates": 3, "racing": {"most": most}}
+        return post(**{**known, **changes})
+
+    def test_a_race_of_several_configurations_is_right(self):
+        assert self.post() == ([], None)
+
+    @pytest.mark.parametrize(
+        ("changes", "path", "words"),
+        [
+            ({"replicates": 1}, "replicates", "one seed gives none; give 'replicates' of 2 or"),
+            ({"replicates": 10}, "racing.most", "trains 10 seeds already"),
+            ({"scheduler": {"name": "asha"}}, "scheduler.name", "race with the scheduler 'none'"),
+            (
+                {"objective": {"against": ["parameters"]}},
+                "objective.against",
+                "looks for one best configuration",
+            ),
+            ({"search": {"space": {}}}, "racing", "needs two configurations"),
+            (
+                {"search": {"method": "random"}},
+                "search.trials",
+                "a random search does not end by itself",
+            ),
+        ],
+    )
+    def test_what_cannot_race_is_refused_with_what_would_work(self, changes, path, words):
+        (problem,), _ = self.post(**changes)
+        assert problem["path"] == path
+        assert words in problem["message"]
+
+    def test_a_race_says_how_far(self):
+        (problem,), _ = self.post(racing={"leaders": 3})
+        assert (problem["path"], problem["message"]) == ("racing.most", "'most' is missing")

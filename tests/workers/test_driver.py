@@ -277,6 +277,70 @@ class TestKills:
         assert e.curve(e.runs()[0].info.run_id, "valid/cross_entropy")
 
 
+class TestRace:
+    """Two configurations that nothing can tell apart, and two that do not learn."""
+
+    def make(self, experiment: Any, seconds: float) -> Experiment:
+        return experiment(
+            {
+                "model": SLOW | {"seconds": seconds},
+                "search": {"space": {"model.shade": [0, 1], "optimizer.lr": [0.05, 1e-7]}},
+                "training": {"steps": 30, "evaluate_every": 10, "log_every": 5},
+                "scheduler": {"rung_every": 10},
+                "replicates": 3,
+                "racing": {"most": 6, "seeds": 2, "leaders": 2},
+            }
+        )
+
+    def check(self, e: Experiment) -> list[int]:
+        """Check that the leaders have six seeds, each trained once; return the leaders."""
+        trials = e.ledger.load()
+        assert [t.state for t in trials] == ["completed"] * 4
+        leaders = [t.number for t in trials if t.params["optimizer.lr"] == 0.05]
+        store = Store(e.folder / "store")
+        for trial in trials:
+            count = 6 if trial.number in leaders else 3
+            assert [r.seed for r in trial.result.by_replicate] == list(range(count))
+            for seed in range(6):
+                key = f"{e.id}/{trial.number:05d}/{seed}"
+                steps = [point.step for point in store.points(key)]
+                assert len(steps) == len(set(steps))
+                assert (steps[-1:] == [30]) == (seed < count)
+            assert list(trial.reports) == [10, 20, 30]
+        for trial in trials:
+            run = e.runs()[trial.number].data
+            assert run.metrics["n"] == trial.result.replicates
+            assert run.metrics["objective"] == trial.result.value
+        return leaders
+
+    @pytest.mark.slow
+    def test_leaders_train_more_seeds_and_no_seed_twice(self, experiment):
+        e = self.make(experiment, seconds=0.0).run()
+        leaders = self.check(e)
+        store = Store(e.folder / "store")
+        for number in leaders:
+            attempts = [store.attempt(f"{e.id}/{number:05d}/{seed}") for seed in range(6)]
+            assert attempts == [1, 1, 1, 2, 2, 3]
+            assert e.ledger.load()[number].attempt == 3
+
+    @pytest.mark.slow
+    def test_a_driver_that_dies_in_the_middle_of_a_race_is_replaced_and_it_goes_on(
+        self, experiment
+    ):
+        e = self.make(experiment, seconds=0.01)
+        handle = e.launch()
+        e.until(lambda: any(t.earlier and t.state == "running" for t in e.ledger.load()))
+        handle.kill()
+        assert handle.wait(PATIENCE) == "died"
+        e.run()
+        self.check(e)
+        (number, *_), history = self.check(e), e.ledger.read("history")
+        assert [h for h in history if h[0] == "reopen" and h[1] == number] == [
+            ["reopen", number, 5, "seeds 3 to 4 of the race"],
+            ["reopen", number, 6, "seed 5 of the race"],
+        ]
+
+
 @pytest.mark.slow
 def test_the_last_trial_of_an_experiment_leaves_room_for_another_one(cluster, mlflow_uri, tmp_path):
     last = {"model": SLOW | {"seconds": 0.5}}

@@ -7,7 +7,7 @@ import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from file_ledger import FileLedger
@@ -16,6 +16,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Source
+from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, Content
 from eigensweep.workers.tracking.subject import make_subject
@@ -51,6 +52,13 @@ class RunsInMemory:
         return run
 
     project_id = "1"
+
+    def list_seeds(self, number: int) -> dict[int, str]:
+        begun = (run.split("-") for run in self.names)
+        return {int(s): f"run-{n}-{s}" for _, n, s in begun if n == str(number) and s != "None"}
+
+    def begin_again(self, run_id: str) -> None:
+        self.ended[run_id] = "RUNNING"
 
     def keep_view(self, view: str) -> None:
         self.view = view
@@ -101,8 +109,10 @@ def make_entry(**fields: Any) -> TrialEntry:
     return TrialEntry(**{**known, **fields})
 
 
-def make_tracker(folder: Path, better: Any = "lower", ledger: FileLedger | None = None) -> Tracker:
-    spec = ExperimentSpec.model_validate(SPEC)
+def make_tracker(
+    folder: Path, better: Any = "lower", ledger: FileLedger | None = None, replicates: int = 1
+) -> Tracker:
+    spec = ExperimentSpec.model_validate({**SPEC, "replicates": replicates})
     subject = replace(make_subject("e1", spec, better), tags={})
     return Tracker("memory", subject, ledger or FileLedger(folder / "ledger.json"), str(folder))
 
@@ -280,7 +290,7 @@ class TestFirstClick:
     def test_a_trial_of_several_replicates_has_the_curve_of_their_means(self, tmp_path, runs):
         store = Store(tmp_path)
         entry = make_entry(state="running", config={"seed": 7, "replicates": 2})
-        tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
+        tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry), replicates=2)
         for seed in (7, 8):
             store.begin(f"e1/00004/{seed}", 1)
         for key, steps in (("e1/00004/7", (5, 10)), ("e1/00004/8", (5,))):
@@ -296,3 +306,82 @@ class TestFirstClick:
         tracker._pass()
         assert runs.points["run-4-None"][1:] == [CurvePoint(10, {"valid/loss": 8.0}, 1200)]
         assert [point.step for point in runs.points["run-4-8"]] == [5, 10]
+
+
+class TestRace:
+    """A trial of two seeds whose race adds a third."""
+
+    NARROW: ClassVar[dict[str, Any]] = {"seed": 7, "replicates": 2}
+    REASON = "seed 9 of the race"
+
+    def result(self, seeds: int, **changes: Any) -> Result:
+        each = [ReplicateResult(seed=s, value=float(s), step=20) for s in range(7, 7 + seeds)]
+        return replace(summarise(each), outcome="completed", **changes)
+
+    @pytest.fixture
+    def ended(self, tmp_path: Path, runs: RunsInMemory) -> TrialEntry:
+        """Return the trial as it ended with two seeds, delivered."""
+        store = Store(tmp_path)
+        for seed in (7, 8):
+            store.begin(f"e1/00004/{seed}", 1)
+            commit(store, f"e1/00004/{seed}", 10, 20)
+        reports = {20: {"objective": 7.5}}
+        entry = make_entry(config=self.NARROW, result=self.result(2), reports=reports)
+        self.tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry), replicates=2)
+        self.see(entry)
+        return entry
+
+    def see(self, entry: TrialEntry) -> None:
+        self.tracker.see(entry)
+        self.tracker._pass()
+
+    def newest(self, runs: RunsInMemory) -> dict[str, float]:
+        """Return each metric of the trial's run as MLflow shows it."""
+        points = sorted(runs.points["run-4-None"], key=lambda p: (p.step, p.timestamp_ms))
+        return {name: value for point in points for name, value in point.metrics.items()}
+
+    def race(self, entry: TrialEntry) -> TrialEntry:
+        return entry.reopened({**self.NARROW, "replicates": 3}, self.REASON)
+
+    def test_the_numbers_of_more_seeds_take_the_place_of_those_of_fewer(
+        self, tmp_path, runs, ended
+    ):
+        curve = [p for p in runs.points["run-4-None"] if "valid/loss" in p.metrics]
+        again = self.race(ended)
+        self.see(again)
+        assert runs.ended["run-4-None"] == "RUNNING"
+        assert FileLedger(tmp_path / "ledger.json").load()[0].tracked
+        self.see(again.ended("completed", self.result(3), None))
+        assert (self.newest(runs)["objective"], self.newest(runs)["n"]) == (8.0, 3)
+        assert runs.ended["run-4-None"] == runs.ended["run-4-9"] == "FINISHED"
+        seen = [p for p in runs.points["run-4-None"] if "valid/loss" in p.metrics]
+        assert {(p.step, p.timestamp_ms) for p in seen} == {(p.step, p.timestamp_ms) for p in curve}
+
+    def test_a_divergence_at_an_early_step_is_shown_all_the_same(self, runs, ended):
+        wide = self.result(3, step=3, value=5.0)
+        self.see(self.race(ended).ended("diverged", wide, None))
+        assert self.newest(runs)["objective"] == 5.0
+        assert runs.tags["run-4-None"]["eigensweep.outcome"] == "diverged"
+
+    @pytest.mark.parametrize(("outcome", "status"), [("failed", "FAILED"), ("cancelled", "KILLED")])
+    def test_what_came_to_nothing_leaves_the_numbers_of_before(self, runs, ended, outcome, status):
+        again = self.race(ended)
+        self.see(again)
+        self.see(again.ended(outcome, None, "words"))
+        assert (self.newest(runs)["objective"], self.newest(runs)["n"]) == (7.5, 2)
+        assert (runs.ended["run-4-None"], runs.ended["run-4-9"]) == ("FINISHED", status)
+
+    def test_an_end_that_is_delivered_late_does_not_count_as_all(self, tmp_path, runs, ended):
+        ledger = FileLedger(tmp_path / "ledger.json")
+        with ledger._change() as content:
+            content["trials"]["4"]["tracked"] = False
+        again = self.race(ended)
+        deliver = self.tracker._trial
+
+        def meanwhile(*arguments: Any) -> None:
+            deliver(*arguments)
+            self.tracker.see(again)
+
+        self.tracker._trial = meanwhile  # type: ignore[method-assign]
+        self.see(ended)
+        assert not ledger.load()[0].tracked

@@ -20,6 +20,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import count_nodes, count_slots, explain_no_slot
 from eigensweep.workers.driver.lanes import choose_lanes
+from eigensweep.workers.driver.leaders import config_to_train
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
@@ -211,15 +212,17 @@ def make_order(
 ) -> Order:
     """Return what the process of a job's trial is to do."""
     entry = job.entry
+    config = config_to_train(entry)
+    again = entry.earlier is not None
     return Order(
         experiment=experiment,
         number=entry.number,
         attempt=job.attempt,
         donor=job.donor,
-        config=entry.config,
+        config=config,
         rungs=tuple(spec.rung_steps(TrialConfig.from_dict(entry.config))),
-        reported=max(entry.reports, default=0),
-        reports=_objectives(entry),
+        reported=0 if again else max(entry.reports, default=0),
+        reports=() if again else _objectives(entry),
         storage=options.storage,
         data_root=options.data_root,
         checkpoint_seconds=options.checkpoint_seconds,

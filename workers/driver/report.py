@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from eigensweep.direction import sign
+from eigensweep.direction import Better
 from eigensweep.search_spaces.labels import describe_settings, format_value
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.leaders import read_race
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Json, Result
+from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import RANKED, ExperimentEnd
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ PLOTS = "eigensweep.workers.driver.plots"
 
 DRAWING_SECONDS = 300.0
 """How long that program may take."""
+
+LAST = (1, 0.0)
+"""Place of an arm without a ranked trial: after all others."""
 
 COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the baseline", "trials")
 
@@ -82,26 +87,31 @@ def _draw(folder: Path, order: str) -> None:
 def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd) -> Json:
     """Return the best trial of each arm with mean, n, spread and interval, best arm first."""
     metric = spec.objective_metric
+    entries = list(entries)
     arms: dict[str, list[TrialEntry]] = {arm: [] for arm in spec.space().arms}
     for entry in entries:
         arms[entry.arm].append(entry)
-    rows = [_describe_arm(arm, trials, sign(metric.better)) for arm, trials in arms.items()]
-    factor = sign(metric.better)
-    rows.sort(key=lambda row: float("inf") if row["value"] is None else factor * row["value"])
+    rows = [_describe_arm(arm, trials, metric.better) for arm, trials in arms.items()]
+    rows.sort(key=lambda row: row["rank"] or LAST)
+    race = read_race(spec, entries)
     return {
         "name": spec.name,
         "state": state,
         "metric": {"name": metric.name, "unit": metric.unit, "better": metric.better},
         "baseline": spec.baseline,
-        "arms": [row | {"baseline_ratio": _ratio(row["value"], spec.baseline)} for row in rows],
+        "race": race and race.words,
+        "arms": [
+            row | {"rank": place, "baseline_ratio": _ratio(row["value"], spec.baseline)}
+            for place, row in enumerate(rows, 1)
+        ],
     }
 
 
-def _describe_arm(arm: str, trials: list[TrialEntry], factor: int) -> Json:
+def _describe_arm(arm: str, trials: list[TrialEntry], better: Better) -> Json:
     ranked = [
-        (factor * trial.result.value, trial.number, trial, trial.result)
+        (key, trial.number, trial, trial.result)
         for trial in trials
-        if trial.state in RANKED and trial.result is not None and trial.result.value is not None
+        if trial.state in RANKED and trial.result and (key := rank(trial.result, better))
     ]
     row: Json = {
         "arm": arm,
@@ -111,11 +121,12 @@ def _describe_arm(arm: str, trials: list[TrialEntry], factor: int) -> Json:
         "value": None,
         "statistics": {},
         "test": {},
+        "rank": None,
     }
     if not ranked:
         return row
-    _, number, best, result = min(ranked)
-    found = {"best_trial": number, "params": best.params, "value": result.value}
+    key, number, best, result = min(ranked)
+    found = {"rank": key, "best_trial": number, "params": best.params, "value": result.value}
     return row | found | {"statistics": _statistics(result), "test": result.test}
 
 
@@ -143,6 +154,8 @@ def format_report(report: Json) -> str:
         f"| {' | '.join(COLUMNS)} |",
         f"|{' --- |' * len(COLUMNS)}",
     ]
+    if report["race"] is not None:
+        lines[-3:-3] = ["", f"The race for more seeds: {report['race']}."]
     for row in report["arms"]:
         value = row["statistics"].get("value", {})
         ends = [_show(value.get(end)) for end in ("low", "high")]

@@ -13,16 +13,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eigensweep.direction import sign
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.search_spaces.warm_start import find_point
+from eigensweep.workers.driver.leaders import (
+    complete_result,
+    give_seeds,
+    has_begun,
+    read_race,
+)
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import LostBy, Metrics, Place, Result, Source
-from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd, Outcome
+from eigensweep.workers.shared.results import rank
+from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, ExperimentEnd, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +60,8 @@ class Job:
     entry: TrialEntry
     attempt: int
     donor: Source | None = None
-    """The same configuration, finished with a smaller budget: what the trial goes on from."""
+    """The same configuration, finished with a smaller budget or fewer seeds: what the trial goes on
+    from."""
     alone: bool = False
     """Whether it should have its process to itself, because engines kept dying under it."""
     avoid: tuple[str, ...] = ()
@@ -83,7 +90,6 @@ class Sweep:
         self.retries, self.watch = retries, watch
         self._stopped: tuple[ExperimentEnd, str] | None = None
         self.entries: dict[int, TrialEntry] = {}
-        self._exhausted = False
         self._lost: Counter[int] = Counter()
         self._lost_engines: Counter[int] = Counter()
         self._lost_by_disk: Counter[int] = Counter()
@@ -118,6 +124,7 @@ class Sweep:
         study.reconcile(self.entries.values())
         self._queue = deque(n for n, e in sorted(self.entries.items()) if e.state == "waiting")
         self._handed_out: set[int] = set()
+        self._exhausted = has_begun(self.tried, spec.replicates)
         self._most = spec.trial_count()
         ledger.set_total(self._most)
 
@@ -155,17 +162,16 @@ class Sweep:
             self._wake()
             if self._left_out and len(self._left_out) >= min(MOST_LEFT_OUT, self._count_nodes()):
                 return None
-            if not self._queue and not self._discover():
+            if not self._queue and not self._discover() and not self._race():
                 return None
             entry = self.entries[self._queue.popleft()]
-            if entry.attempt == 0 and self._reuse(entry):
+            if (entry.attempt == 0 or entry.earlier is not None) and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
-            shorter = self._find(self.ledger.find_shorter, entry)
             return Job(
                 entry,
                 entry.attempt + 1,
-                donor=shorter.source if shorter else None,
+                donor=self._find_donor(entry),
                 alone=self._lost_engines[entry.number] >= MOST_ENGINES,
                 avoid=tuple(self._left_out),
             )
@@ -193,8 +199,11 @@ class Sweep:
             self._engines.add(place)
             words = "engine trains node=%s pid=%d device=%s lanes=%d"
             logger.info(words, place.node, place.pid, place.device, place.lanes)
+        if entry.earlier is not None:  # it has reported already, of the seeds that all trials have
+            metrics = {}
         self.ledger.report(number, entry.attempt, step, metrics, place)
-        self._put(replace(entry, reports={**entry.reports, step: metrics}, place=place))
+        reports = {**entry.reports, step: metrics} if metrics else entry.reports
+        self._put(replace(entry, reports=reports, place=place))
 
     def end(
         self,
@@ -210,10 +219,13 @@ class Sweep:
             return
         if result is not None:
             result = replace(result, outcome=outcome)
+        result = complete_result(entry, outcome, result)
         self.ledger.finish(number, entry.attempt, outcome, result, error)
-        entry = replace(entry, state=outcome, result=result, error=error)
+        entry = entry.ended(outcome, result, error)
         self.study.tell(entry)
         self._put(entry)
+        if self._exhausted:  # Tune asks no more, unless a trial waits
+            self._race()
 
     def lose(
         self,
@@ -302,14 +314,12 @@ class Sweep:
                 self.end(number, "cancelled", error=reason)
 
     def best(self) -> TrialEntry | None:
-        """Return the finished trial with the best value, None if there is none."""
-        factor = sign(self.spec.objective_metric.better)
+        """Return the first trial of the ranking, None if no trial is ranked."""
         ranked = [
-            (factor * entry.result.value, entry.number)
+            (key, entry.number)
             for entry in self.entries.values()
-            if entry.state in ("completed", "reused")
-            and entry.result
-            and entry.result.value is not None
+            if entry.state in RANKED
+            and (key := rank(entry.result, self.spec.objective_metric.better)) is not None
         ]
         return self.entries[min(ranked)[1]] if ranked else None
 
@@ -329,6 +339,27 @@ class Sweep:
             last_line = (tried[0].error or "unknown").strip().splitlines()[-1]
             return "failed", f"all {len(tried)} trials failed; the first: {last_line}"
         return "completed", None
+
+    def _race(self) -> bool:
+        """Open the leaders again for the next round of a race; tell whether there was one.
+
+        Which they are follows from the results alone. So a driver that starts anew in the middle of
+        a round goes on with it.
+        """
+        is_free = not self._queue and not self._rests and not self._handed_out
+        if self.spec.racing is None or self._stopped is not None or not is_free:
+            return False
+        race = read_race(self.spec, self.tried)
+        if race is None or race.wanted is None:
+            return False
+        logger.info("race: %s", race.words)
+        for number in race.lacking:
+            config, reason = give_seeds(self.entries[number], race.wanted)
+            self._lost.pop(number, None)
+            self.ledger.reopen(number, config, reason)
+            self._put(self.entries[number].reopened(config, reason))
+            self._queue.append(number)
+        return True
 
     def _discover(self) -> bool:
         """Open the next point whose configuration is new; False, for ever, if there is none."""
@@ -400,6 +431,13 @@ class Sweep:
         self.end(entry.number, "reused", replace(found.result, reused_from=found.source))
         return True
 
+    def _find_donor(self, entry: TrialEntry) -> Source | None:
+        """Return the trial whose checkpoints a trial goes on from, besides its own."""
+        if entry.result is not None and entry.result.reused_from is not None:
+            return entry.result.reused_from
+        shorter = self._find(self.ledger.find_shorter, entry)
+        return shorter.source if shorter else None
+
     @staticmethod
     def _find(
         find: Callable[[str, int, int, int], Finished | None], entry: TrialEntry
@@ -418,5 +456,5 @@ def _key(point: Point) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
 
 
 def _identity(config: TrialConfig) -> tuple[Any, ...]:
-    """Return the values that tell two configurations' results apart."""
-    return config.content_hash(), config.training.steps, config.seed, config.replicates
+    """Return the values that tell two configurations of an experiment apart."""
+    return config.content_hash(), config.training.steps

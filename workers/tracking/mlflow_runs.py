@@ -129,6 +129,18 @@ class Runs:
         self._remember(run)
         return run.info.run_id
 
+    def list_seeds(self, number: int) -> dict[int, str]:
+        """Return the runs of a trial's replicates by seed, as far as they are known."""
+        return {
+            seed: run
+            for (trial, seed), run in self._known.items()
+            if trial == number and seed is not None
+        }
+
+    def begin_again(self, run_id: str) -> None:
+        """Record that a run that had ended goes on."""
+        _ask(lambda: self._client.update_run(run_id, "RUNNING"))
+
     @property
     def project_id(self) -> str:
         """The id of MLflow's experiment that holds the runs; known after the first `get`."""

@@ -39,6 +39,8 @@ class Subject:
     better: Better
     tags: dict[str, str]
     """What every run of it carries."""
+    replicates: int
+    """Seeds that every trial has; a race gives some of them more."""
     axes: dict[str, tuple[str, ...]]
     """What the search varies in each arm: dotted paths, in the order of the spec."""
     settings: dict[str, Json]
@@ -73,6 +75,7 @@ def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subje
         spec=yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True), sort_keys=False),
         metric=spec.objective_metric.name,
         better=better,
+        replicates=spec.replicates,
         axes=axes,
         settings={arm.label: _settings(arm) for arm in spec.arms or ()},
         constants=_constants(spec),
@@ -80,7 +83,17 @@ def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subje
     )
 
 
-SHARED = ("task", "model", "optimizer", "training", "search", "scheduler", "replicates", "seed")
+SHARED = (
+    "task",
+    "model",
+    "optimizer",
+    "training",
+    "search",
+    "scheduler",
+    "replicates",
+    "racing",
+    "seed",
+)
 """The parts of a spec that all arms share."""
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -54,19 +54,23 @@ class _Line:
 
 
 class _Mean:
-    """The mean curve of several replicates: a point where each of them has one."""
+    """The mean curve of several replicates: a point where each of them has one.
 
-    def __init__(self, replicates: int) -> None:
-        self._replicates = replicates
+    It is over the seeds that all trials have, also where a race gave a trial more: so it compares
+    with the curves of others, and MLflow holds each of its points once.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._seeds = frozenset(seeds)
         self._known: dict[int, dict[int, CurvePoint]] = {}
         self.points: list[CurvePoint] = []
 
     def add(self, seed: int, points: list[CurvePoint]) -> None:
-        """Take points of one replicate, each step once."""
-        for point in points:
+        """Take points of one replicate, each step once; seeds of a race do not count."""
+        for point in points if seed in self._seeds else ():
             known = self._known.setdefault(point.step, {})
             known[seed] = point
-            if len(known) == self._replicates:
+            if len(known) == len(self._seeds):
                 self.points.append(_average(list(known.values())))
                 del self._known[point.step]
 
@@ -196,16 +200,16 @@ class Tracker:
         except RefusedError as error:
             with logs.about(self._subject.id, entry.number):
                 logger.error("MLflow refuses trial %d, given up: %s", entry.number, error)
-        self._ledger.set_tracked(entry.number)
         with self._lock:
-            if self._news[entry.number] is entry:
+            if self._news[entry.number] is entry:  # else it was opened again meanwhile
+                self._ledger.set_tracked(entry.number)
                 del self._news[entry.number]
         self._held.pop(entry.number, None)
 
     def _trial(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
         held = self._held.get(entry.number)
         if held is None:
-            mean = _Mean(entry.config["replicates"])
+            mean = _Mean(self._shared_seeds(entry))
             held = self._held[entry.number] = _Held(self._lines(runs, parent, entry), mean)
         for line in reversed(held.lines):  # the replicates first, as the trial has their mean
             content = Content()
@@ -216,14 +220,31 @@ class Tracker:
             content.points += self._fresh(held, line, entry.number)
             fresh = list(content.points)
             if entry.state not in OPEN_TRIALS:
-                _add_end(content, entry, line, runs.start_time(line.run_id))
+                added = entry.config["replicates"] - len(self._shared_seeds(entry))
+                _add_end(content, entry, line, runs.start_time(line.run_id), added)
             runs.send(line.run_id, content)
             line.sent += len(fresh)
             if line.seed is not None and len(held.lines) > 1:
                 held.mean.add(line.seed, fresh)
             if entry.state not in OPEN_TRIALS:
                 runs.end(line.run_id, STATUS.get(entry.state, "FINISHED"))
+        if entry.state not in OPEN_TRIALS:
+            self._end_others(runs, entry)
         held.attempt = entry.attempt
+
+    def _shared_seeds(self, entry: TrialEntry) -> Sequence[int]:
+        """Return the seeds that a trial has without a race."""
+        first: int = entry.config["seed"]
+        return range(first, first + min(self._subject.replicates, entry.config["replicates"]))
+
+    def _end_others(self, runs: Runs, entry: TrialEntry) -> None:
+        """End the runs of seeds that were begun for a race and came to nothing."""
+        outcome = "cancelled" if entry.error is None else "failed"
+        first, count = entry.config["seed"], entry.config["replicates"]
+        for seed, run_id in runs.list_seeds(entry.number).items():
+            if seed not in range(first, first + count):
+                runs.send(run_id, Content(tags={"eigensweep.outcome": outcome}))
+                runs.end(run_id, STATUS[outcome])
 
     def _fresh(self, held: _Held, line: _Line, number: int) -> list[CurvePoint]:
         """Return the points of a run's curve that it does not hold yet."""
@@ -233,6 +254,8 @@ class Tracker:
 
     def _lines(self, runs: Runs, parent: str, entry: TrialEntry) -> list[_Line]:
         run_id = self._trial_run(runs, parent, entry)
+        if entry.earlier is not None:
+            runs.begin_again(run_id)
         first, count = entry.config["seed"], entry.config["replicates"]
         if entry.state == "reused":
             return [_Line(run_id, None)]
@@ -294,8 +317,14 @@ class Tracker:
         return self._store.root / folder / "best.pt"
 
 
-def _add_end(content: Content, entry: TrialEntry, line: _Line, timestamp_ms: int) -> None:
-    """Add how a trial ended, and its result or that of the replicate whose run this is."""
+def _add_end(
+    content: Content, entry: TrialEntry, line: _Line, timestamp_ms: int, added: int
+) -> None:
+    """Add how a trial ended, and its result or that of the replicate whose run this is.
+
+    A race has `added` so many seeds. The numbers of more seeds take the place of those of fewer:
+    MLflow shows what has the latest step, and of that the latest time.
+    """
     result = entry.result
     content.tags["eigensweep.outcome"] = entry.state
     if entry.error is not None:
@@ -310,6 +339,9 @@ def _add_end(content: Content, entry: TrialEntry, line: _Line, timestamp_ms: int
     if entry.config["replicates"] > 1 and line.seed is not None:
         replicates = {each.seed: each for each in result.by_replicate} if result else {}
         measures = replicates.get(line.seed)
+    elif added and result is not None:
+        step = max([result.step, *entry.reports])
+        measures, timestamp_ms = replace(result, step=step), timestamp_ms + added
     _add_measures(content, measures, timestamp_ms)
 
 

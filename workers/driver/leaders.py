@@ -1,0 +1,63 @@
+"""More seeds for the leaders of a search that is over: how a race becomes work for the sweep.
+
+An experiment with `racing` is done with its search first. Then each round opens the trials again
+that lead, and their processes train the new seeds alone: what was trained before is in their
+results. Optuna is not told of a race, as it draws no more points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.messages import ConfigJson, Result
+from eigensweep.workers.shared.racing import Race, find_race
+from eigensweep.workers.shared.results import join_seeds
+from eigensweep.workers.shared.states import Outcome
+
+
+def read_race(spec: ExperimentSpec, entries: Iterable[TrialEntry]) -> Race | None:
+    """Return how far the race over an experiment's trials has come, None without one."""
+    return find_race(spec, ((e.number, e.state, e.result, e.error) for e in entries))
+
+
+def has_begun(entries: Iterable[TrialEntry], replicates: int) -> bool:
+    """Tell whether any trial has, or is to have, more seeds than every configuration gets."""
+    return any(entry.config.get("replicates", 1) > replicates for entry in entries)
+
+
+def give_seeds(entry: TrialEntry, replicates: int) -> tuple[ConfigJson, str]:
+    """Return the configuration with which a trial is opened again, and what for."""
+    first = entry.config["seed"]
+    old, new = first + entry.config["replicates"], first + replicates - 1
+    seeds = f"seed {new}" if old == new else f"seeds {old} to {new}"
+    return {**entry.config, "replicates": replicates}, f"{seeds} of the race"
+
+
+def config_to_train(entry: TrialEntry) -> ConfigJson:
+    """Return the configuration that a trial's process trains: with the new seeds alone, if any.
+
+    Where the result was taken over from another trial, the process has all seeds: those of before
+    come from that trial's checkpoints, so that the store has every seed's in one place.
+    """
+    new = _count_new(entry)
+    if not new:
+        return entry.config
+    old = entry.config["replicates"] - new
+    return {**entry.config, "seed": entry.config["seed"] + old, "replicates": new}
+
+
+def complete_result(entry: TrialEntry, outcome: Outcome, result: Result | None) -> Result | None:
+    """Return the result over all seeds of a trial whose process trained the new ones alone."""
+    if result is None or entry.result is None or outcome == "reused" or not _count_new(entry):
+        return result
+    return join_seeds(entry.result, result)
+
+
+def _count_new(entry: TrialEntry) -> int:
+    """Return how many seeds a process trains alone, as its trial was opened again for them."""
+    if entry.earlier is None or (entry.result and entry.result.reused_from):
+        return 0
+    added: int = entry.config["replicates"] - entry.earlier.config["replicates"]
+    return added
