@@ -13,7 +13,7 @@ from eigensweep.search_spaces.reproductions import Measure, make_specs
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.reports import __main__ as process
-from eigensweep.workers.reports.markdown import write_page
+from eigensweep.workers.reports.markdown import write_page, write_report
 from eigensweep.workers.reports.measurements import Measured, find_number, first_step
 from eigensweep.workers.reports.messages import (
     FILES,
@@ -308,6 +308,12 @@ class TestReport:
         assert "(#enrnnfigure-2-copying-over-2000-steps)" in page
         assert "| enrnn/figure-3 | TIMIT |" in page
         assert "nan" not in (tmp_path / "report" / MARKDOWN).read_text()
+
+    def test_rows_name_their_experiment_where_there_are_several(self, content):
+        assert "| enrnn |" in write_report(content, None)
+        (run,) = content.experiments
+        two = content.model_copy(update={"experiments": [run, run]})
+        assert "| main/enrnn |" in write_report(two, None)
 
 
 def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path):

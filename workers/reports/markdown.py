@@ -94,11 +94,11 @@ def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[st
     if content.numbers:
         yield from _table(
             ("arm", "number", "paper", "measured", "gap", "verdict"),
-            (number_cells(number) for number in content.numbers),
+            (number_cells(content, number) for number in content.numbers),
         )
         yield ""
     if content.arms:
-        yield from _table(ARM_HEADS, (arm_cells(arm) for arm in content.arms))
+        yield from _table(ARM_HEADS, (arm_cells(content, arm) for arm in content.arms))
         yield ""
     yield from (cost_words(content), "")
     yield from ("```", content.command, "```")
@@ -116,7 +116,13 @@ def comparison_words(pair: Comparison) -> str:
     return f"{pair.better} against {pair.than} {pair.verdict}: {pair.because}{p}{n}"
 
 
-def number_cells(number: NumberFound) -> tuple[str, ...]:
+def arm_words(content: ReportContent, found: NumberFound | ArmFound) -> str:
+    """Return an arm's name; with that of its experiment, if the report has several."""
+    several = len(content.experiments) > 1
+    return f"{found.experiment}/{found.arm}" if several else found.arm
+
+
+def number_cells(content: ReportContent, number: NumberFound) -> tuple[str, ...]:
     """Return a number of the paper as the cells of a row."""
     where = f" ({number.place}{f', page {number.page}' if number.page else ''})"
     step = "" if number.step is None else f" at step {number.step:,}"
@@ -124,7 +130,7 @@ def number_cells(number: NumberFound) -> tuple[str, ...]:
     about = "about " if number.read_off else ""
     verdict = number.verdict
     return (
-        number.arm,
+        arm_words(content, number),
         f"{number.metric}{step}{where if number.place else ''}",
         f"{about}{number.paper:.4g}{spread}",
         interval_words(number.measured),
@@ -147,7 +153,7 @@ ARM_HEADS = (
 )
 
 
-def arm_cells(arm: ArmFound) -> tuple[str, ...]:
+def arm_cells(content: ReportContent, arm: ArmFound) -> tuple[str, ...]:
     """Return an arm as the cells of a row; see `ARM_HEADS`."""
     diverged = [f"seed {seed}" for seed in arm.diverged_seeds]
     if arm.diverged_trials:
@@ -155,7 +161,7 @@ def arm_cells(arm: ArmFound) -> tuple[str, ...]:
     if arm.failed_trials:
         diverged.append(f"{arm.failed_trials} failed")
     return (
-        arm.arm,
+        arm_words(content, arm),
         ", ".join(f"{path}={value}" for path, value in arm.settings.items()),
         "" if arm.parameters is None else f"{arm.parameters:,}",
         str(arm.seeds),

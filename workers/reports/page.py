@@ -82,9 +82,13 @@ def _tables(content: ReportContent) -> list[Table]:
         Table(
             "Numbers of the paper",
             ("arm", "number", "paper", "measured", "gap", "verdict"),
-            [markdown.number_cells(number) for number in content.numbers],
+            [markdown.number_cells(content, number) for number in content.numbers],
         ),
-        Table("Arms", markdown.ARM_HEADS, [markdown.arm_cells(arm) for arm in content.arms]),
+        Table(
+            "Arms",
+            markdown.ARM_HEADS,
+            [markdown.arm_cells(content, arm) for arm in content.arms],
+        ),
         Table(
             "Experiments and analyses",
             ("what", "id", "state"),
