@@ -273,6 +273,13 @@ class LimitsConfig(Strict):
     concurrency: int | None = Field(
         None, ge=1, le=10_000, description="Largest number of trials that run at the same time"
     )
+    room_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=604_800,
+        description="How long the experiment waits for a node that a trial fits on, before it "
+        "fails; default: 5 minutes on a cluster that was joined, else not at all",
+    )
     grid: int = Field(
         10_000,
         ge=1,

@@ -57,7 +57,7 @@ class Bench:
         self.study = self.optuna()
         self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries)
         LIVE["e1"] = self
-        self.search = ExperimentSearch("e1", concurrency=8)
+        self.search = ExperimentSearch("e1")
 
     def next_order(self) -> Order | None:
         job = self.sweep.next_job()
@@ -72,7 +72,7 @@ class Bench:
 
     def ask(self) -> Job | None:
         """Return the job that Tune is given, None if there is none for now."""
-        given = self.search.searcher.searcher.suggest("tune-id")
+        given = self.search.searcher.suggest("tune-id")
         if given is None:
             return None
         order = Order.from_dict(given)

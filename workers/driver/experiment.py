@@ -7,6 +7,7 @@ unfinished, asks for more until the search is exhausted, and stays until MLflow 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import time
@@ -19,6 +20,7 @@ from ray.tune.experiment import Trial
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import count_nodes, count_slots, explain_no_slot
+from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
 from eigensweep.workers.driver.report import write_report
@@ -38,11 +40,15 @@ from eigensweep.workers.tracking.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 5.0
+"""How long a driver relies on what it knows of the cluster's nodes."""
+
 TUNE_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0: silence
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that diverged has no objective
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # snapshots are never read back
+    "TUNE_MAX_PENDING_TRIALS_PG": "1000000",  # a driver bounds what it hands out itself
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
@@ -86,6 +92,7 @@ class ExperimentDriver:
         lanes = spec.resources.lanes
         self.share = share_of(spec.resources, spec.replicates, 1 if lanes == "auto" else lanes)
         """What one trial asks Ray for; with `lanes: auto` it is set again once they are chosen."""
+        self._slots, self._looked_at = 0, -math.inf
 
     def run(self) -> None:
         """Train every trial, record the end, and wait until MLflow holds everything."""
@@ -99,13 +106,10 @@ class ExperimentDriver:
                 self.tracker.abandon()
 
     def next_order(self) -> Order | None:
-        """Return what the next trial's process is to do, None if no trial waits."""
-        job = self.sweep.next_job()
-        return (
-            None
-            if job is None
-            else make_order(self.experiment, self.spec, self.options, self.share, job)
-        )
+        """Return what the next trial's process is to do; None: nothing waits, or has no room."""
+        if self.sweep.running >= self._concurrency() or (job := self.sweep.next_job()) is None:
+            return None
+        return make_order(self.experiment, self.spec, self.options, self.share, job)
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
@@ -122,6 +126,7 @@ class ExperimentDriver:
                 self._run_tune()
             finally:
                 del LIVE[self.experiment]
+                self._wish([])
         if not self.sweep.is_over:
             raise RuntimeError("Ray Tune returned although trials are open")
 
@@ -130,8 +135,9 @@ class ExperimentDriver:
 
         The nodes of a cluster come and go; what waits in the queue should outlive that.
         """
-        deadline = time.monotonic() + self.options.room_seconds
-        while not count_slots(self.share):
+        seconds = self.spec.limits.room_seconds
+        deadline = time.monotonic() + (self.options.room_seconds if seconds is None else seconds)
+        while not self._count_slots():
             if time.monotonic() >= deadline or self.why_stop() is not None:
                 return
             time.sleep(1)
@@ -141,6 +147,7 @@ class ExperimentDriver:
         if self.spec.resources.lanes == "auto":
             lanes = choose_lanes(self.spec, self.options, self.why_stop)
             self.share = share_of(self.spec.resources, self.spec.replicates, lanes)
+            self._looked_at = -math.inf
 
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
@@ -150,7 +157,7 @@ class ExperimentDriver:
         tune.Tuner(
             TrialTrainable,
             tune_config=tune.TuneConfig(
-                search_alg=ExperimentSearch(self.experiment, self._concurrency()),
+                search_alg=ExperimentSearch(self.experiment),
                 scheduler=self._scheduler(),
                 num_samples=-1,
                 reuse_actors=True,
@@ -173,8 +180,27 @@ class ExperimentDriver:
 
     def _concurrency(self) -> int:
         """Return how many trials run at once: the least of what is allowed and what fits."""
-        bounds = [count_slots(self.share), self.options.concurrency, self.spec.limits.concurrency]
-        return max(1, min(bound for bound in bounds if bound is not None))
+        return max(1, min([self._count_slots(), *self._bounds()]))
+
+    def _bounds(self) -> list[int]:
+        bounds = (self.options.concurrency, self.spec.limits.concurrency)
+        return [bound for bound in bounds if bound is not None]
+
+    def _count_slots(self) -> int:
+        """Return how many trials the cluster of now holds, and tell it how many are wanted.
+
+        Nodes join and leave, so it is looked at again after `LOOK_SECONDS`.
+        """
+        if time.monotonic() >= self._looked_at + LOOK_SECONDS:
+            self._slots, self._looked_at = count_slots(self.share), time.monotonic()
+            left = self._slots + 1 if self.sweep.left is None else self.sweep.left
+            self._wish(bundles_of(self.share, min([left, *self._bounds()])))
+        return self._slots
+
+    def _wish(self, bundles: list[Bundle]) -> None:
+        """Tell an autoscaler what is wanted, where nodes come and go."""
+        if self.options.room_seconds:
+            wish(self.experiment, bundles)
 
     def _scheduler(self) -> tune.schedulers.TrialScheduler:
         """Return the spec's scheduler, which knows what trials under earlier drivers reported."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
+from ray.tune.search import Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
 from eigensweep.workers.driver.sweep import Sweep
@@ -33,7 +33,7 @@ class Live(Protocol):
         """Returns the reason to stop everything now, None if there is none."""
 
     def next_order(self) -> Order | None:
-        """Return what the next trial's process is to do, None if no trial waits."""
+        """Return what the next trial's process is to do; None: nothing waits, or has no room."""
 
 
 LIVE: dict[str, Live] = {}
@@ -65,17 +65,15 @@ class ExperimentSearcher(Searcher):
 
 
 class ExperimentSearch(SearchGenerator):
-    """The searcher as Tune asks it: some trials at once, and over when no trial waits.
+    """The searcher as Tune asks it: over when no trial waits.
 
     A search that is over may go on later, because a trial whose process dies waits again. Tune
     keeps one idle process for the next trial and ends it when the search is over, so that other
     experiments can use its place while the last trials train.
     """
 
-    def __init__(self, experiment: str, concurrency: int) -> None:
-        super().__init__(
-            ConcurrencyLimiter(ExperimentSearcher(experiment), max_concurrent=concurrency)
-        )
+    def __init__(self, experiment: str) -> None:
+        super().__init__(ExperimentSearcher(experiment))
         self.experiment = experiment
 
     def is_finished(self) -> bool:

@@ -140,6 +140,19 @@ class Sweep:
         return self.is_handed_out and not self._handed_out
 
     @property
+    def running(self) -> int:
+        """How many trials are handed out and have not ended."""
+        return len(self._handed_out)
+
+    @property
+    def left(self) -> int | None:
+        """How many trials run, wait or will come; None: the search has no end of its own."""
+        if self._most is None:
+            return None
+        coming = 0 if self._exhausted else max(0, self._most - len(self._identities))
+        return self.running + len(self._queue) + len(self._rests) + coming
+
+    @property
     def tried(self) -> list[TrialEntry]:
         """The trials so far, without points that no config accepts."""
         return [entry for entry in self.entries.values() if entry.state != "invalid"]

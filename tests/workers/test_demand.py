@@ -1,0 +1,140 @@
+"""What the experiments want of a cluster: added up, forgotten in time, and followed by drivers."""
+
+from types import SimpleNamespace
+
+import pytest
+from file_ledger import FileLedger
+from sweeps import COPYING, SCORNN
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver import experiment as driver
+from eigensweep.workers.driver.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
+from eigensweep.workers.driver.experiment import LOOK_SECONDS, ExperimentDriver
+from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.shared.messages import DriverOptions, EngineNeed, Result
+
+CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class TestWishes:
+    @pytest.fixture
+    def clock(self):
+        return Clock()
+
+    @pytest.fixture
+    def requests(self):
+        return []
+
+    @pytest.fixture
+    def wishes(self, clock, requests):
+        return Wishes(requests.append, clock)
+
+    def test_the_cluster_is_asked_for_the_sum(self, wishes, requests):
+        wishes.wish("a", [CPU, CPU])
+        wishes.wish("b", [GPU])
+        assert requests == [[CPU, CPU], [CPU, CPU, GPU]]
+
+    def test_the_newest_wish_counts_and_is_sent_only_if_it_differs(self, wishes, requests):
+        wishes.wish("a", [CPU, CPU])
+        wishes.wish("a", [CPU, CPU])
+        wishes.wish("a", [CPU])
+        wishes.wish("a", [])
+        assert requests == [[CPU, CPU], [CPU], []]
+
+    def test_the_wish_of_a_dead_driver_is_forgotten(self, wishes, requests, clock):
+        wishes.wish("dead", [CPU])
+        clock.now += KEPT_SECONDS - 1
+        wishes.wish("alive", [GPU])
+        clock.now += 2
+        wishes.add_up()
+        assert requests[-1] == [GPU]
+
+
+def test_trials_that_share_an_engine_want_whole_engines():
+    share = Share({"CPU": 0.5, "GPU": 0.25}, EngineNeed(lanes=4, trials=4, cpus=2, gpus=1))
+    assert bundles_of(share, 4) == [GPU]
+    assert bundles_of(share, 5) == [GPU, GPU]
+    assert len(bundles_of(Share(CPU), 10**6)) == MOST_BUNDLES
+
+
+class TestNodesThatJoinAndLeave:
+    """A driver with a cluster whose number of slots the test sets; Ray is not started."""
+
+    @pytest.fixture
+    def cluster(self, monkeypatch):
+        cluster = SimpleNamespace(slots=1, clock=Clock(), wishes=[])
+        monkeypatch.setattr(driver, "count_slots", lambda share: cluster.slots)
+        monkeypatch.setattr(driver, "wish", lambda experiment, some: cluster.wishes.append(some))
+        monkeypatch.setattr(
+            driver, "time", SimpleNamespace(monotonic=cluster.clock, time=cluster.clock)
+        )
+        return cluster
+
+    @pytest.fixture
+    def drive(self, cluster, tmp_path):
+        def start(**spec):
+            options = DriverOptions(
+                storage=str(tmp_path / "store"), optuna=str(tmp_path / "optuna"), room_seconds=300.0
+            )
+            content = {
+                "task": COPYING,
+                "model": SCORNN,
+                "training": {"steps": 5},
+                "search": {"space": {"optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5]}},
+                **spec,
+            }
+            ledger = FileLedger(tmp_path / "ledger.json")
+            return ExperimentDriver("e1", ExperimentSpec.model_validate(content), ledger, options)
+
+        return start
+
+    def take(self, started):
+        """Return the numbers of the trials that the driver hands out now, and begin them."""
+        numbers = []
+        while (order := started.next_order()) is not None:
+            started.sweep.begin(order.number, order.attempt)
+            numbers.append(order.number)
+        return numbers
+
+    def test_a_node_that_joins_is_used(self, drive, cluster):
+        started = drive()
+        assert self.take(started) == [0]
+        cluster.slots = 3
+        assert self.take(started) == []
+        cluster.clock.now += LOOK_SECONDS
+        assert self.take(started) == [1, 2]
+
+    def test_a_node_that_left_is_not_counted_on(self, drive, cluster):
+        cluster.slots = 3
+        started = drive()
+        assert self.take(started) == [0, 1, 2]
+        cluster.slots = 1
+        cluster.clock.now += LOOK_SECONDS
+        for number in (0, 1):
+            started.sweep.end(number, "completed", Result(value=1.0, step=5))
+        assert self.take(started) == []
+        started.sweep.end(2, "completed", Result(value=1.0, step=5))
+        assert self.take(started) == [3]
+
+    def test_what_waits_is_wished_for(self, drive, cluster):
+        started = drive()
+        self.take(started)
+        assert cluster.wishes == [[CPU] * 5]
+        started.sweep.end(0, "completed", Result(value=1.0, step=5))
+        cluster.clock.now += LOOK_SECONDS
+        self.take(started)
+        assert cluster.wishes[-1] == [CPU] * 4
+
+    def test_no_more_is_wished_for_than_may_run(self, drive, cluster):
+        self.take(drive(limits={"concurrency": 2}))
+        assert cluster.wishes == [[CPU] * 2]
