@@ -84,6 +84,13 @@ class Experiment(Remote):
         """
         return self.connection.get(f"{self.path}/pareto", against=list(against) or None)
 
+    def race(self) -> JsonObject:
+        """Return which trials got more seeds than others, what each round decided, and who leads.
+
+        `race()["words"]` says it as a sentence.
+        """
+        return self.connection.get(f"{self.path}/race")
+
     def importance(self) -> JsonObject:
         """Return how much each searched parameter matters, arm by arm.
 

@@ -297,6 +297,13 @@ def pareto(
 
 
 @app.command()
+def race(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+    """Show the race of an experiment: which trials got more seeds, and who leads."""
+    with connect(url, as_json) as client:
+        _print(client.experiment(experiment).race(), summaries.format_race, as_json)
+
+
+@app.command()
 def watch(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Watch an experiment until it is over: live bars on a terminal, else a line for each event."""
     with connect(url, as_json) as client:

@@ -134,6 +134,34 @@ def format_pareto(content: JsonObject) -> str:
     return "\n".join(lines)
 
 
+def format_race(content: JsonObject) -> str:
+    """Return the trials of a race's newest round, the leader first, and where the race is."""
+    rows = [
+        (
+            str(racer["number"]),
+            racer["arm"],
+            format_cell("settings", racer["params"]),
+            str(racer["value"]["n"]),
+            format_value(racer["value"]["mean"]),
+            "leads" if behind is None else format_value(behind["mean"]),
+            "" if behind is None else _format_interval(behind),
+        )
+        for racer in content["racers"]
+        for behind in [racer["behind"]]
+    ]
+    heads = ("trial", "arm", "settings", "n", "mean", "behind by", "95% interval")
+    lines = [align_columns(heads, rows), ""] if rows else []
+    for played in content["rounds"]:
+        left = len(played["worse"]) + len(played["left_out"])
+        stay = 1 + len(played["rivals"])
+        lines.append(f"{_count(played['seeds'], 'seed')}: {stay} stay in the race, {left} leave")
+    return "\n".join([*lines, f"{content['state']}: {content['words']}"])
+
+
+def _format_interval(summary: JsonObject) -> str:
+    return f"{format_value(summary['low'])} to {format_value(summary['high'])}"
+
+
 def _format_goal(name: str, value: float) -> str:
     return f"{value:.0f}" if name == "parameters" else format_cell(name, value)
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, aliased
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import TRIAL_SORTS, Queries
 from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
-from eigensweep.workers.shared.messages import Params
+from eigensweep.workers.shared.messages import Params, Result
 from eigensweep.workers.shared.states import OUTCOMES, RANKED
 
 BY_VALUE = TRIAL_SORTS["value"]
@@ -41,6 +41,21 @@ class PointRecord:
     state: str
     value: float | None
     params: Params
+
+
+@dataclass(frozen=True)
+class RacerRecord:
+    """A ranked trial, as a race sees it."""
+
+    number: int
+    arm: str
+    params: Params
+    state: str
+    """How it ended; of one that was opened again, how it had ended before."""
+    replicates: int
+    """Seeds that it has, or that it was opened again for."""
+    result: Result
+    error: str | None
 
 
 def list_arms(queries: Queries, id: str) -> tuple[Experiment, list[ArmRecord]]:
@@ -126,6 +141,27 @@ def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRe
         return count, [PointRecord(*row) for row in session.execute(chosen)]
 
     queries.row(id)
+    return database.read(queries.url, work)
+
+
+def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
+    """Return the trials that a race is about: those ranked, also while they train more seeds."""
+    chosen = select(Trial).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+
+    def work(session: Session) -> list[RacerRecord]:
+        return [
+            RacerRecord(
+                number=trial.number,
+                arm=trial.arm,
+                params=trial.params,
+                state=trial.earlier["state"] if trial.earlier else trial.state,
+                replicates=trial.replicates or 1,
+                result=Result.from_dict(trial.result or {}),
+                error=trial.error,
+            )
+            for trial in session.scalars(chosen.order_by(Trial.number))
+        ]
+
     return database.read(queries.url, work)
 
 

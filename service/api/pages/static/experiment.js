@@ -262,6 +262,26 @@ async function showFront() {
   );
 }
 
+async function showRace() {
+  const section = document.getElementById("race");
+  if (!section) return; // the spec has none
+  const { state: now, words, racers } = await call(`${place}/race`);
+  document.getElementById("race-words").textContent = `${now}: ${words}.`;
+  fill(
+    section.querySelector("div"),
+    ["trial", "arm", "seeds", "mean", "behind the leader by", "95 % interval", "settings"],
+    racers.map((each) => [
+      each.number,
+      each.arm,
+      each.value.n,
+      each.value.mean,
+      each.behind ? each.behind.mean : "leads",
+      each.behind ? `${digits(each.behind.low)} to ${digits(each.behind.high)}` : "",
+      label(each.params),
+    ]),
+  );
+}
+
 // The counts of trials by state: while they stay the same, no trial has begun or ended.
 const counts = () => document.querySelector("#state .counts").textContent;
 let seen = null;
@@ -272,7 +292,7 @@ async function load(isOver) {
   seen = now;
   arms = (await call(`${place}/arms`)).items.map((arm) => arm.name);
   colourArms();
-  await Promise.all([drawCurves(), loadSpace()]);
+  await Promise.all([drawCurves(), loadSpace(), showRace()]);
   if (isOver) await Promise.all([drawImportance(), showFront()]); // both read all trials
 }
 
