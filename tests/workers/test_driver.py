@@ -280,7 +280,7 @@ class TestKills:
 class TestRace:
     """Two configurations that nothing can tell apart, and two that do not learn."""
 
-    def make(self, experiment: Any, seconds: float) -> Experiment:
+    def make(self, experiment: Any, seconds: float, **fields: Any) -> Experiment:
         return experiment(
             {
                 "model": SLOW | {"seconds": seconds},
@@ -289,6 +289,7 @@ class TestRace:
                 "scheduler": {"rung_every": 10},
                 "replicates": 3,
                 "racing": {"most": 6, "seeds": 2, "leaders": 2},
+                **fields,
             }
         )
 
@@ -322,6 +323,13 @@ class TestRace:
             attempts = [store.attempt(f"{e.id}/{number:05d}/{seed}") for seed in range(6)]
             assert attempts == [1, 1, 1, 2, 2, 3]
             assert e.ledger.load()[number].attempt == 3
+
+    @pytest.mark.slow
+    def test_new_seeds_train_in_the_lanes_of_an_engine(self, experiment):
+        lanes = {"cpus": 2, "lanes": 3}
+        e = self.make(experiment, seconds=0.0, resources=lanes).run()
+        self.check(e)
+        assert {t.place.lanes for t in e.ledger.load()} == {3}
 
     @pytest.mark.slow
     def test_a_driver_that_dies_in_the_middle_of_a_race_is_replaced_and_it_goes_on(
