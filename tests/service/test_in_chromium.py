@@ -19,6 +19,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
+from test_race import Race
 from waiting import wait_until
 
 from eigensweep.service.api.app import create_app
@@ -229,3 +230,16 @@ def test_a_browser_signs_in_and_comes_back(browser, serve, ledger):
     find(browser, "#token")
     browser.get(f"{address}/new")
     find(browser, "#token")
+
+
+def test_a_race_is_a_table_of_who_is_behind_the_leader(browser, serve, client, record):
+    race = Race(client, record)
+    race.widen(0, 4)
+    race.reopen(1, 4)
+    browser.get(f"{serve()}/experiments/{race.id}")
+    table = "#race table tbody tr"
+    rows = wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, table), pause=0.05)
+    assert [row.text.split()[0] for row in rows] == ["0", "1"]
+    assert "leads" in rows[0].text
+    words = browser.find_element(By.ID, "race-words").text
+    assert words.startswith("running: trial 0 leads with 3 seeds and is not distinguishable from")
