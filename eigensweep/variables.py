@@ -27,7 +27,17 @@ KNOWN: Final = frozenset(
             "LOG_LEVEL",
         ),
         *("MAX_EXPERIMENTS", "MLFLOW_PAGES", "MLFLOW_PORT", "MLFLOW_TOKEN", "MLFLOW_URI"),
-        *("OPTUNA_URL", "PORT", "RAY_ADDRESS", "RETRIES", "STORAGE", "TOKEN"),
+        *(
+            "OPTUNA_URL",
+            "PORT",
+            "RAY_ADDRESS",
+            "RETRIES",
+            "STORAGE",
+            "TOKEN",
+            "WEBHOOK_HOSTS",
+            "WEBHOOK_SECRET",
+            "WEBHOOK_URLS",
+        ),
         "STARTED_BY",  # the mark of what a service has started; nobody sets it by hand
         "URL",  # of clients
     )

@@ -6,14 +6,18 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 from platformdirs import user_data_path
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
 
+from eigensweep.service.webhook_rules import check_url
 from eigensweep.workers.shared.logs import LogFormat
+
+SHORTEST_SECRET: Final = 16
+"""Signs of the secret that webhooks are signed with."""
 
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """A path made absolute, so that it does not depend on the working folder."""
@@ -114,12 +118,21 @@ class Settings(BaseSettings):
     """How often a trial is started again after its process was lost."""
     checkpoint_seconds: float = Field(default=10.0, gt=0)
     """Seconds of training that a lost process costs at most."""
+    webhook_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Hosts that webhooks may be sent to, separated by commas, such as `hooks.example.org`.
+
+    Nothing is sent while there is none. A port other than 443 is part of it: `host:8443`.
+    """
+    webhook_urls: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses that are told how every experiment ends, separated by commas; https only."""
+    webhook_secret: SecretStr | None = None
+    """Secret that webhooks are signed with; None: only allowed while no host is named."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines on the console."""
     log_format: LogFormat = "text"
     """Form of log lines: `text`, or `json`, one object a line with experiment and trial."""
 
-    @field_validator("token", "mlflow_token")
+    @field_validator("token", "mlflow_token", "webhook_secret")
     @classmethod
     def _require_plain_signs(cls, token: SecretStr | None) -> SecretStr | None:
         secret = token.get_secret_value() if token else ""
@@ -129,6 +142,25 @@ class Settings(BaseSettings):
                 "`openssl rand -hex 32` prints one"
             )
         return token if secret else None
+
+    @field_validator("webhook_hosts", "webhook_urls", mode="before")
+    @classmethod
+    def _split_at_commas(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        return tuple(each.strip() for each in given.split(",") if each.strip())
+
+    @model_validator(mode="after")
+    def _require_whole_webhooks(self) -> Settings:
+        for url in self.webhook_urls:
+            check_url(url, self.webhook_hosts)
+        secret = self.webhook_secret.get_secret_value() if self.webhook_secret else ""
+        if self.webhook_hosts and len(secret) < SHORTEST_SECRET:
+            raise ValueError(
+                f"webhooks are signed: set EIGENSWEEP_WEBHOOK_SECRET to at least {SHORTEST_SECRET} "
+                "signs; `openssl rand -hex 32` prints some"
+            )
+        return self
 
     @model_validator(mode="after")
     def _require_a_token(self) -> Settings:

@@ -6,10 +6,10 @@ Use: `Client("http://127.0.0.1:8642").submit("quickstart", seed=7).wait().trials
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from eigensweep.service.client.analyses import Analysis
 from eigensweep.service.client.connection import Connection, JsonObject
@@ -25,11 +25,14 @@ SpecSource = Mapping[str, Any] | str | Path
 class Client(Connection):
     """The service as a Python object. See `Connection` for its address and token."""
 
-    def submit(self, source: SpecSource, **settings: Any) -> Experiment:
+    def submit(
+        self, source: SpecSource, *, notify: Sequence[str] = (), **settings: Any
+    ) -> Experiment:
         """Post an experiment: a dict, a YAML or JSON file, or the name of a preset.
 
         `settings` replace single fields, by dotted path:
         `submit("quickstart", seed=7, **{"training.steps": 50})`.
+        `notify` are https addresses that the service tells how it ends; it must allow their hosts.
 
         Raises:
             InputError: if the file cannot be read or there is no such path.
@@ -37,7 +40,8 @@ class Client(Connection):
         """
         spec = self.read_spec(source, settings)
         key = {"Idempotency-Key": uuid.uuid4().hex}
-        return Experiment(self, self.post(Experiment.listing_path, spec, key))
+        query = "?" + urlencode({"notify": list(notify)}, doseq=True) if notify else ""
+        return Experiment(self, self.post(Experiment.listing_path + query, spec, key))
 
     def preview(self, source: SpecSource, **settings: Any) -> JsonObject:
         """Return what `submit` would do with the same arguments, without posting it."""

@@ -195,12 +195,20 @@ def submit(
     source: Source,
     settings: Settings = None,
     follow: Annotated[bool, typer.Option("--follow", help="Watch it until it is over.")] = False,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="An https address that the service tells how it ends; repeatable. The service "
+            "must allow its host (EIGENSWEEP_WEBHOOK_HOSTS).",
+        ),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Post an experiment."""
     with connect(url, as_json) as client:
-        experiment = client.submit(source, **parse_settings(settings or []))
+        experiment = client.submit(source, notify=notify or (), **parse_settings(settings or []))
         if follow:
             _watch(experiment, as_json)
         elif as_json:

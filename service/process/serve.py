@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.queue.reproductions import Reproducer
+    from eigensweep.service.queue.webhooks import Notifier
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
 
@@ -123,6 +124,10 @@ def serve(settings: Settings) -> None:
         stack.callback(analyses.stop)
         reproducer.start()
         stack.callback(reproducer.stop)
+        if settings.webhook_hosts and settings.webhook_secret is not None:
+            notifier = _make_notifier(settings)
+            notifier.start()
+            stack.callback(notifier.stop)
         logger.info("ready for experiments at_once=%d", settings.max_experiments)
         stopping.is_starting = False
         while not stopping.wait(1.0):
@@ -197,7 +202,7 @@ def _build(
     from eigensweep.service.record.record import Record
 
     migrate(settings.database)
-    record = Record(settings.database)
+    record = Record(settings.database, settings.webhook_urls)
     dispatcher = Dispatcher(record, settings.max_experiments)
     app = create_app(settings, record, dispatcher, mlflow)
     storage, corpora = settings.storage_folder, str(settings.corpora)
@@ -219,6 +224,15 @@ def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
         log_format=settings.log_format,
         room_seconds=0.0 if settings.ray_address is None else NODES_JOIN_SECONDS,
     )
+
+
+def _make_notifier(settings: Settings) -> Notifier:
+    from eigensweep.service.queue.webhooks import Notifier
+    from eigensweep.service.record.webhooks import Outbox
+
+    assert settings.webhook_secret is not None
+    secret = settings.webhook_secret.get_secret_value()
+    return Notifier(Outbox(settings.database), settings.webhook_hosts, secret)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -62,6 +62,8 @@ class Counts:
     """Trials that have ended, and that MLflow does not hold yet."""
     undelivered_experiments: int = 0
     crews: list[Crew] = field(default_factory=list)
+    counted: Counts | None = None
+    """What was counted, where some of the numbers above are shown otherwise."""
 
 
 def count_all(url: str, now: float | None = None) -> Counts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from typing import Any, Unpack, cast
+from uuid import uuid4
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -16,12 +17,14 @@ from eigensweep.direction import sign
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
+    Delivery,
     EarlierJson,
     Event,
     EventDetails,
     Experiment,
     KindDetails,
     Trial,
+    Webhook,
 )
 from eigensweep.workers.shared.ledger import error_of_undone
 from eigensweep.workers.shared.messages import ConfigJson, Json
@@ -196,4 +199,14 @@ def end_experiment(
     experiment.error = remove_nul(error)
     experiment.finished_at = time.time()
     emit(session, experiment, f"experiment.{state}", error=experiment.error)
+    _tell_webhooks(session, experiment, f"experiment.{state}")
     return True
+
+
+def _tell_webhooks(session: Session, experiment: Experiment, kind: str) -> None:
+    """Write a message to each webhook of an experiment; the service's process sends it."""
+    now = time.time()
+    for url in session.scalars(select(Webhook.url).where(Webhook.experiment_id == experiment.id)):
+        message = Delivery(id=uuid4().hex, url=url, kind=kind, at=now, due_at=now)
+        message.experiment_id = experiment.id
+        session.add(message)

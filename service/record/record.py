@@ -6,6 +6,7 @@ Runs in the service's process; drivers write through `RecordLedger`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, or_, select
@@ -22,7 +23,7 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.journal import emit, end_experiment
 from eigensweep.service.record.posting import make_row
 from eigensweep.service.record.queries import Queries, count_states
-from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial
+from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial, Webhook
 from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import ENDED
 
@@ -48,10 +49,17 @@ class Unfinished:
 class Record(Queries):
     """The record of experiments at a database URL: the queue and the only memory."""
 
+    def __init__(self, url: str, webhooks: Sequence[str] = ()) -> None:
+        """`webhooks` are the addresses that are told how every experiment ends."""
+        super().__init__(url)
+        self.webhooks = tuple(webhooks)
+
     def add(
-        self, spec: ExperimentSpec, idempotency_key: str | None = None
+        self, spec: ExperimentSpec, idempotency_key: str | None = None, notify: Sequence[str] = ()
     ) -> tuple[Experiment, bool]:
         """Queue a new experiment, whose spec was checked; return its row, and whether it is new.
+
+        `notify` are addresses that are told how it ends, beside those of every experiment.
 
         If an earlier experiment was posted with the same idempotency key, that one is returned.
 
@@ -65,6 +73,8 @@ class Record(Queries):
                 return earlier, False
             session.add(experiment)
             session.flush()
+            for url in dict.fromkeys((*self.webhooks, *notify)):
+                session.add(Webhook(experiment_id=experiment.id, url=url))
             emit(session, experiment, "experiment.queued", name=experiment.name)
             return experiment, True
 

@@ -237,6 +237,36 @@ class Report(Base):
     at: Mapped[float] = mapped_column(Double)
 
 
+class Webhook(Base):
+    """An address that is told how an experiment ends."""
+
+    __tablename__ = "webhooks"
+
+    experiment_id: Mapped[str] = mapped_column(
+        ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True
+    )
+    url: Mapped[str] = mapped_column(Text, primary_key=True)
+
+
+class Delivery(Base):
+    """A message to a webhook, written in the transaction of the change that it reports."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (Index(None, "due_at"), Index(None, "experiment_id"))
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id", ondelete="CASCADE"))
+    url: Mapped[str] = mapped_column(Text)
+    kind: Mapped[str] = mapped_column(String(40))
+    at: Mapped[float] = mapped_column(Double)
+    due_at: Mapped[float | None] = mapped_column(Double)
+    """When to send it; None: it has arrived, or was given up."""
+    tries: Mapped[int] = mapped_column(Integer, default=0)
+    delivered_at: Mapped[float | None] = mapped_column(Double)
+    error: Mapped[str | None] = mapped_column(Text)
+    """Why the last try was in vain."""
+
+
 class Event(Base):
     """Something that happened. It is written in the transaction of the change it reports."""
 

@@ -26,7 +26,7 @@ from eigensweep.service.api.routes import metrics
 from eigensweep.service.api.routes.metrics import FreshCounts, make_registry
 from eigensweep.service.counters import HTTP_SECONDS, RESTARTS
 from eigensweep.service.record import counts, database
-from eigensweep.service.record.counts import Counts, count_all
+from eigensweep.service.record.counts import Counts, Durations, count_all
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Trial
@@ -160,6 +160,18 @@ class TestRecord:
             pytest.approx(42.0, abs=1.0)
         ] * (len(asked) - 1)
         assert len(asked) == 3
+
+    def test_what_prometheus_takes_for_a_counter_never_falls(self):
+        def made(delivered: int, first: int, seconds: float) -> Counts:
+            below = [first, *[0] * len(counts.DURATIONS)]
+            return Counts(delivered=delivered, durations={"completed": Durations(below, seconds)})
+
+        shown = None
+        for each in (made(5, 5, 10.0), made(4, 4, 8.0), made(6, 6, 12.0), made(6, 6, 12.0)):
+            shown = metrics.keep_rising(shown, each)
+        assert shown.delivered == 7
+        assert shown.durations["completed"].below[0] == 7
+        assert shown.durations["completed"].seconds == 14.0
 
     def test_while_the_database_is_away_the_rest_is_shown(self, client, sample, monkeypatch):
         def away(*_: Any) -> None:

@@ -326,8 +326,8 @@ class TestSettings:
         monkeypatch.delenv("EIGENSWEEP_TOKEN", raising=False)
         with pytest.raises(ValueError, match="EIGENSWEEP_TOKEN"):
             Settings()
-        monkeypatch.setenv("EIGENSWEEP_TOKEN", "secret")
-        assert "secret" not in repr(Settings())
+        monkeypatch.setenv("EIGENSWEEP_TOKEN", "hush")
+        assert "hush" not in repr(Settings())
 
     def test_paths_do_not_depend_on_where_it_was_started(self, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)

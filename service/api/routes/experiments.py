@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Header, Path, Query, Response
@@ -17,6 +18,7 @@ from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Queue, TheQueue, TheRecord, TheService, TheSettings
 from eigensweep.service.api.schemas import ExperimentNow, ExperimentSummary, Page
 from eigensweep.service.api.warm_start import count_observations
+from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.states import ExperimentState
@@ -65,6 +67,15 @@ def post_experiment(
     service: TheService,
     spec: PostedSpec,
     response: Response,
+    notify: Annotated[
+        list[str],
+        Query(
+            default_factory=list,
+            max_length=4,
+            description="An https address that is told how the experiment ends; its host must be "
+            "one of EIGENSWEEP_WEBHOOK_HOSTS",
+        ),
+    ],
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -75,16 +86,25 @@ def post_experiment(
     ] = None,
 ) -> ExperimentNow:
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
+    _check_webhooks(notify, service.settings.webhook_hosts)
     check_spec(spec, service.settings.corpora)
     _check_room(service.dispatcher, spec)
     count_observations(service.record, spec)
-    experiment, is_new = service.record.add(spec, idempotency_key)
+    experiment, is_new = service.record.add(spec, idempotency_key, notify=notify)
     service.dispatcher.wake()
     answer = service.views.experiment(service.record.experiment(experiment.id))
     response.headers["Location"] = answer.links.self
     if not is_new:
         response.status_code = 200
     return answer
+
+
+def _check_webhooks(urls: Sequence[str], hosts: Collection[str]) -> None:
+    for url in urls:
+        try:
+            check_url(url, hosts)
+        except WebhookRefusedError as error:
+            raise SpecError("notify", str(error), expected="an allowed https address") from error
 
 
 @previews.post(

@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.service.api.parts import Service
 from eigensweep.service.api.routes.health import CHECKS
 from eigensweep.service.counters import REGISTRY
-from eigensweep.service.record.counts import DURATIONS, Counts, Crew, count_all
+from eigensweep.service.record.counts import DURATIONS, Counts, Crew, Durations, count_all
 
 router = APIRouter(tags=["health"])
 
@@ -58,10 +58,32 @@ class FreshCounts:
         with self._turn:
             if self._counts is None or self.clock() >= self._not_before:
                 began = self.clock()
-                self._counts = count_all(self.url)
+                self._counts = keep_rising(self._counts, count_all(self.url))
                 took = self.clock() - began
                 self._not_before = self.clock() + max(FRESH_SECONDS, took / SHARE)
             return self._counts
+
+
+def keep_rising(before: Counts | None, now: Counts) -> Counts:
+    """Return the counts of now, where what Prometheus takes for counters never falls.
+
+    A trial that is opened again, or an experiment that is deleted, makes counts fall; Prometheus
+    would take that for a restart and add the whole count once more.
+    """
+    if before is None:
+        return now
+    counted = (before.counted or before, now)
+    delivered = before.delivered + max(0, now.delivered - counted[0].delivered)
+    durations = {}
+    for outcome in before.durations.keys() | now.durations.keys():
+        shown = before.durations.get(outcome, Durations())
+        earlier, later = (each.durations.get(outcome, Durations()) for each in counted)
+        rises = (max(0, b - a) for a, b in zip(earlier.below, later.below, strict=True))
+        below = [have + rise for have, rise in zip(shown.below, rises, strict=True)]
+        durations[outcome] = Durations(
+            below, shown.seconds + max(0.0, later.seconds - earlier.seconds)
+        )
+    return replace(now, delivered=delivered, durations=durations, counted=now)
 
 
 class ServiceCollector(Collector):
