@@ -15,32 +15,33 @@ PREFIX: Final = "EIGENSWEEP_"
 
 KNOWN: Final = frozenset(
     PREFIX + name
-    for name in (
-        *(
-            "CHECKPOINT_SECONDS",
-            "CPUS",
-            "DATABASE_URL",
-            "DATA_ROOT",
-            "HOME",
-            "HOST",
-            "LOG_FORMAT",
-            "LOG_LEVEL",
-        ),
-        *("MAX_EXPERIMENTS", "MLFLOW_PAGES", "MLFLOW_PORT", "MLFLOW_TOKEN", "MLFLOW_URI"),
-        *(
-            "OPTUNA_URL",
-            "PORT",
-            "RAY_ADDRESS",
-            "RETRIES",
-            "STORAGE",
-            "TOKEN",
-            "WEBHOOK_HOSTS",
-            "WEBHOOK_SECRET",
-            "WEBHOOK_URLS",
-        ),
-        "STARTED_BY",  # the mark of what a service has started; nobody sets it by hand
-        "URL",  # of clients
-    )
+    for name in [
+        "CHECKPOINT_SECONDS",
+        "CPUS",
+        "DATABASE_URL",
+        "DATA_ROOT",
+        "HOME",
+        "HOST",
+        "LOG_FORMAT",
+        "LOG_LEVEL",
+        "MAX_EXPERIMENTS",
+        "MLFLOW_PAGES",
+        "MLFLOW_PORT",
+        "MLFLOW_TOKEN",
+        "MLFLOW_URI",
+        "OPTUNA_URL",
+        "OTLP_ENDPOINT",
+        "PORT",
+        "RAY_ADDRESS",
+        "RETRIES",
+        "STARTED_BY",
+        "STORAGE",
+        "TOKEN",
+        "URL",
+        "WEBHOOK_HOSTS",
+        "WEBHOOK_SECRET",
+        "WEBHOOK_URLS",
+    ]
 )
 """Every variable that some process of ours reads. A test compares it with the code."""
 

@@ -127,6 +127,11 @@ class Settings(BaseSettings):
     """Addresses that are told how every experiment ends, separated by commas; https only."""
     webhook_secret: SecretStr | None = None
     """Secret that webhooks are signed with; None: only allowed while no host is named."""
+    otlp_endpoint: str | None = None
+    """Address of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to.
+
+    None: what OTEL_EXPORTER_OTLP_ENDPOINT says; without that, there are no traces.
+    """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines on the console."""
     log_format: LogFormat = "text"

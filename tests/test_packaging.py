@@ -136,7 +136,7 @@ def test_setup_refuses_a_copy_whose_links_became_text_files(tmp_path: Path) -> N
 def test_everything_that_is_imported_is_declared(source: Path) -> None:
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    requirements = project["dependencies"] + extras["speech"] + extras["gpu"]
+    requirements = project["dependencies"] + extras["speech"] + extras["gpu"] + extras["traces"]
     declared = {normalise(re.split(r"[\[><=]", each)[0]) for each in requirements}
     declared |= {"pydantic-core", "starlette"}  # parts of pydantic and FastAPI
     modules = set()

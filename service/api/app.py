@@ -13,7 +13,7 @@ from fastapi_offline import FastAPIOffline
 from eigensweep.service.api import mlflow_proxy
 from eigensweep.service.api.access import Access
 from eigensweep.service.api.errors import answer_errors
-from eigensweep.service.api.latencies import Latencies
+from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
 from eigensweep.service.api.pages.routes import add_pages
@@ -39,6 +39,7 @@ from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
+from eigensweep.workers.shared import traces
 
 DESCRIPTION: Final = """
 Post an experiment, follow it, and read its ranked trials. Each trial is a run in MLflow.
@@ -113,6 +114,8 @@ def create_app(
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
     answer_errors(app)
+    if traces.is_on():
+        app.add_middleware(RequestSpans)
     app.add_middleware(BodyLimits)
     app.add_middleware(Access, token=settings.token, sessions=settings.home / "sessions.json")
     app.add_middleware(Latencies)  # the last one is the first to see a request

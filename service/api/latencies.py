@@ -1,4 +1,7 @@
-"""Measures how long requests wait for their answers. Runs in the service's process."""
+"""Measures how long requests wait for their answers, and traces those that change something.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,28 @@ from typing import Final
 
 from fastapi.routing import iter_route_contexts
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eigensweep.service.counters import HTTP_SECONDS
+from eigensweep.workers.shared import traces
 
 METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"))
+READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 OTHER: Final = "other"
 """The route of a request for what is not there, or that was refused before; an unknown method."""
 
 
-class Latencies:
-    """Counts each answer in `HTTP_SECONDS`, under its route's template and never under its path.
+class RouteNames:
+    """The templates of an application's routes, such as `/v1/experiments/{id}`."""
 
-    A stream counts when it begins.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
         self._templates: dict[int, str] | None = None
         self._folders: list[str] = []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = time.perf_counter()
-
-        async def watched(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                method = scope["method"] if scope["method"] in METHODS else OTHER
-                labels = method, self._name_route(scope), str(message["status"])
-                HTTP_SECONDS.labels(*labels).observe(time.perf_counter() - began)
-            await send(message)
-
-        await self._app(scope, receive, watched)
-
-    def _name_route(self, scope: Scope) -> str:
+    def find(self, scope: Scope) -> str:
+        """Return the template of the route that answers, once it is known; else `OTHER`."""
         if self._templates is None:
             self._learn_routes(scope["app"])
         assert self._templates is not None
@@ -62,3 +50,56 @@ class Latencies:
                 self._folders.append(route.path)
             elif each.path is not None:
                 self._templates[id(route)] = each.path
+
+
+class Latencies:
+    """Counts each answer in `HTTP_SECONDS`, under its route's template and never under its path.
+
+    A stream counts when it begins.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._names = RouteNames()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                method = scope["method"] if scope["method"] in METHODS else OTHER
+                labels = method, self._names.find(scope), str(message["status"])
+                HTTP_SECONDS.labels(*labels).observe(time.perf_counter() - began)
+            await send(message)
+
+        await self._app(scope, receive, watched)
+
+
+class RequestSpans:
+    """Makes a span of each request that changes something, below that of who sent it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._names = RouteNames()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in METHODS - READING:
+            await self._app(scope, receive, send)
+            return
+        parent = Headers(scope=scope).get(traces.TRACEPARENT)
+        span, status = traces.OpenSpan("request", parent), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            with span.within():
+                await self._app(scope, receive, watched)
+        finally:
+            span.end(f"{scope['method']} {self._names.find(scope)}", status=status)

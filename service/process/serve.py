@@ -24,7 +24,7 @@ from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError
 from eigensweep.variables import warn_of_unknown
-from eigensweep.workers.shared import logs
+from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.messages import DriverOptions
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def serve(settings: Settings) -> None:
     for chatty in ("httpx2", "httpcore2", "alembic", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     warn_of_unknown(os.environ, logger)
+    traces.set_up("service", traces.find_endpoint(settings.otlp_endpoint))
     with (
         suppress(_StoppedEarly),
         _signals() as stopping,
@@ -222,6 +223,7 @@ def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
         retries=settings.retries,
         checkpoint_seconds=settings.checkpoint_seconds,
         log_format=settings.log_format,
+        otlp_endpoint=traces.find_endpoint(settings.otlp_endpoint),
         room_seconds=0.0 if settings.ray_address is None else NODES_JOIN_SECONDS,
     )
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,7 +22,7 @@ from eigensweep.service.counters import RESTARTS
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared import logs
+from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 from eigensweep.workers.shared.states import ENDED
@@ -278,7 +278,10 @@ class Dispatcher:
             return
         if claim.generation > 1:
             RESTARTS.labels("driver").inc()
+        else:
+            traces.record("queue", claim.trace, claim.created_at, experiment=id)
         ledger = RecordLedger(self.record.url, id, claim.generation)
         self._pause(care)  # if the launch fails, or the driver dies at once
-        care.driver = self.launcher.launch(id, claim.spec, ledger, self.options)
+        options = replace(self.options, trace=claim.trace)
+        care.driver = self.launcher.launch(id, claim.spec, ledger, options)
         logger.info("driver started experiment=%s generation=%d", id, claim.generation)

@@ -24,6 +24,7 @@ from eigensweep.service.record.journal import emit, end_experiment
 from eigensweep.service.record.posting import make_row
 from eigensweep.service.record.queries import Queries, count_states
 from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial, Webhook
+from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import ENDED
 
@@ -35,6 +36,9 @@ class Claim:
     experiment_id: str
     spec: SpecJson
     generation: int
+    trace: str | None = None
+    """The place in a trace at which the experiment was posted."""
+    created_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Record(Queries):
             IdempotencyKeyReusedError: if the earlier one had a different body.
         """
         experiment = make_row(spec, idempotency_key)
+
+        experiment.trace = traces.carry()
 
         def work(session: Session) -> tuple[Experiment, bool]:
             if (earlier := self._find_same_key(session, experiment)) is not None:
@@ -164,7 +170,8 @@ class Record(Queries):
                 experiment.state = "running"
                 experiment.started_at = now
                 emit(session, experiment, "experiment.started")
-            return Claim(id, experiment.spec, experiment.generation)
+            generation, trace = experiment.generation, experiment.trace
+            return Claim(id, experiment.spec, generation, trace, experiment.created_at)
 
         return database.write(self.url, work)
 

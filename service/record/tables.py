@@ -146,6 +146,8 @@ class Experiment(Base):
     progress_mark: Mapped[int] = mapped_column(BigInteger, default=0)
     """Rung reports and ended trials at the last death; more of them are progress."""
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
+    trace: Mapped[str | None] = mapped_column(String(64))
+    """The place in a trace at which it was posted, as W3C's `traceparent`; None: no traces."""
     fingerprint: Mapped[str | None] = mapped_column(String(64))
     """Digest of the posted body; it differs if the same key comes with another body."""
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -24,7 +24,7 @@ from eigensweep.private_folders import UnsafeFolderError
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.engine.actor import NAMESPACE
-from eigensweep.workers.shared import logs
+from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 
@@ -55,6 +55,7 @@ def begin_driver(experiment: str, options: DriverOptions) -> None:
     """Set up the log of a driver's process, and name variables that nothing reads."""
     logs.set_up(options.log_format)
     logs.name_process(experiment)
+    traces.set_up("driver", options.otlp_endpoint)
     warn_of_unknown(os.environ, logger)
 
 
@@ -72,12 +73,15 @@ class DriverActor:
         if options.mlflow_token is not None:
             os.environ["MLFLOW_TRACKING_TOKEN"] = options.mlflow_token
         try:
-            run_experiment(experiment, spec, ledger, options)
+            with traces.span("driver", options.trace, experiment=experiment):
+                inside = replace(options, trace=traces.carry())
+                run_experiment(experiment, spec, ledger, inside)
             self._state = "ended"
         except BaseException:
             # Nothing is recorded of it: the service asks for the state, and starts another driver.
             self._error, self._state = traceback.format_exc(), "died"
             logger.exception("driver died experiment=%s", experiment)
+        traces.flush()
         end = threading.Timer(LINGER_SECONDS, os._exit, [0])
         end.daemon = True
         end.start()

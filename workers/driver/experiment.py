@@ -257,6 +257,8 @@ def make_order(
         engine=None if job.alone else share.engine,
         avoid=job.avoid,
         log_format=options.log_format,
+        otlp_endpoint=options.otlp_endpoint,
+        trace=options.trace,
     )
 
 

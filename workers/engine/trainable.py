@@ -20,7 +20,7 @@ from ray import tune
 from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from eigensweep.workers.engine.actor import Seat
-from eigensweep.workers.shared import logs
+from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
@@ -44,6 +44,8 @@ class TrialTrainable(tune.Trainable):
     """
 
     attempt: Attempt | Seat | None = None
+    span: traces.OpenSpan | None = None
+    """Of the attempt."""
 
     @classmethod
     def default_resource_request(cls, config: Json) -> tune.PlacementGroupFactory:
@@ -74,6 +76,7 @@ class TrialTrainable(tune.Trainable):
         attempt, self.attempt = self.attempt, None
         if isinstance(attempt, Seat):
             attempt.leave()
+        self._end_span(outcome="stopped")
 
     def step(self) -> Json:
         """Return the report of the next rung; a failure is a report too, with its traceback.
@@ -82,9 +85,12 @@ class TrialTrainable(tune.Trainable):
         """
         device = assigned_device()
         try:
-            if self.attempt is None:
-                self.attempt = open_attempt(Order.from_dict(self.config), device)
-            report = self.attempt.advance()
+            if self.span is None:
+                self.span = begin_span(Order.from_dict(self.config))
+            with self.span.within():
+                if self.attempt is None:
+                    self.attempt = open_attempt(Order.from_dict(self.config), device)
+                report = self.attempt.advance()
         except StaleWriteError:
             raise  # not this trial's failure: it has a later attempt
         except Exception as error:
@@ -101,14 +107,30 @@ class TrialTrainable(tune.Trainable):
         report = replace(report, place=report.place or here)
         lost = report.lost is not None
         done = lost or report.outcome is not None
+        if done:
+            self._end_span(outcome=report.outcome or "lost", step=report.step)
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: report.to_dict(), **told, **report.metrics}
+
+    def _end_span(self, **attributes: str | int) -> None:
+        """End the span of the attempt, if it is open."""
+        span, self.span = self.span, None
+        if span is not None:
+            span.end(**attributes)
+            traces.flush()  # this process may be killed soon
 
     def save_checkpoint(self, checkpoint_dir: str) -> Json:
         return {}
 
     def load_checkpoint(self, checkpoint: Json | None) -> None:
         self.cleanup()
+
+
+def begin_span(order: Order) -> traces.OpenSpan:
+    """Return a span for an attempt, below that of its driver."""
+    traces.set_up("trial", order.otlp_endpoint)
+    numbers = {"trial": order.number, "attempt": order.attempt}
+    return traces.OpenSpan("attempt", order.trace, experiment=order.experiment, **numbers)
 
 
 def open_attempt(order: Order, device: str) -> Attempt | Seat:

@@ -69,6 +69,10 @@ class DriverOptions:
     """Trials at once; None: as many as the cluster has room for."""
     log_format: LogFormat = "text"
     """Form of the log lines of the driver and of its trials' processes."""
+    otlp_endpoint: str | None = None
+    """Where spans are sent; None: there are none."""
+    trace: str | None = None
+    """The place in a trace at which the experiment was posted, or that of its driver."""
     room_seconds: float = 0.0
     """How long to wait for a node that a trial fits on before the experiment counts as failed."""
 
@@ -357,6 +361,10 @@ class Order:
     """Ray's ids of the nodes that the experiment leaves out for now."""
     log_format: LogFormat = "text"
     """Form of the log lines of the process."""
+    otlp_endpoint: str | None = None
+    """Where spans are sent; None: there are none."""
+    trace: str | None = None
+    """The driver's place in a trace."""
 
     def to_dict(self) -> Json:
         return {
@@ -376,6 +384,8 @@ class Order:
             "engine": self.engine and self.engine.to_dict(),
             "avoid": list(self.avoid),
             "log_format": self.log_format,
+            "otlp_endpoint": self.otlp_endpoint,
+            "trace": self.trace,
         }
 
     @classmethod
@@ -398,6 +408,8 @@ class Order:
             engine=engine and EngineNeed.from_dict(engine),
             avoid=tuple(content.get("avoid", ())),
             log_format=content.get("log_format", "text"),
+            otlp_endpoint=content.get("otlp_endpoint"),
+            trace=content.get("trace"),
         )
 
 

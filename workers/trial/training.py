@@ -22,7 +22,7 @@ from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.models.base import State
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
-from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared import spectrum_files, traces
 from eigensweep.workers.shared.checkpoints import CurvePoint, StateDict
 from eigensweep.workers.shared.messages import End, Json, Metrics, ParameterCount, ReplicateResult
 from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
@@ -358,13 +358,14 @@ class Training:
         return means
 
     def _evaluate(self) -> Evaluation:
-        return Evaluation(
-            valid=evaluate(self.model, self.task, "valid", self.device),
-            constraint=self.report_constraint(),
-            weights=self.weights,
-            test=self._score_test() if self.tests_each_evaluation else None,
-            spectra=self.spectra(),
-        )
+        with traces.span("evaluation", step=self.step):
+            return Evaluation(
+                valid=evaluate(self.model, self.task, "valid", self.device),
+                constraint=self.report_constraint(),
+                weights=self.weights,
+                test=self._score_test() if self.tests_each_evaluation else None,
+                spectra=self.spectra(),
+            )
 
     @property
     def tests_each_evaluation(self) -> bool:
