@@ -102,4 +102,5 @@ class RequestSpans:
             with span.within():
                 await self._app(scope, receive, watched)
         finally:
-            span.end(f"{scope['method']} {self._names.find(scope)}", status=status)
+            span.rename(f"{scope['method']} {self._names.find(scope)}")
+            span.end(status=status)

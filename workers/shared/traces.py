@@ -107,12 +107,15 @@ class OpenSpan:
         with use_span(self._span, end_on_exit=False):
             yield
 
-    def end(self, name: str | None = None, **attributes: str | int | float) -> None:
-        """End it with what is known now, and perhaps with a better name."""
+    def rename(self, name: str) -> None:
+        """Give it a better name, which is known only now."""
+        if self._span is not None:
+            self._span.update_name(name)
+
+    def end(self, **attributes: str | int | float) -> None:
+        """End it with what is known now."""
         if self._span is not None:
             self._span.set_attributes(_prefix(attributes))
-            if name is not None:
-                self._span.update_name(name)
             self._span.end()
             self._span = None
 
