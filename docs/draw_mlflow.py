@@ -8,19 +8,17 @@ does, and writes docs/mlflow/NAME.png. It needs Chromium and its driver.
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 import time
 from pathlib import Path
 
+from chromium import open_chromium, set_view
 from PIL import Image
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 from eigensweep import Client
 
 FOLDER = Path(__file__).parent / "mlflow"
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 SECONDS = 45
 """How long a page may take to ask for its curves and to draw them."""
 
@@ -40,10 +38,8 @@ def main(experiment_id: str) -> None:
         content = client.experiment(experiment_id).content
     links, best = content["links"], content["best"]["links"]
     run, _, mode = links["run"].partition("?")
-    options = webdriver.ChromeOptions()
-    for flag in (*FLAGS, "--window-size=1400,1000"):
-        options.add_argument(flag)
-    with webdriver.Chrome(options, Service(shutil.which("chromedriver"))) as browser:
+    with open_chromium() as browser:
+        set_view(browser, 1400, 1000)
         photograph(browser, links["mlflow"], "chart")
         photograph(browser, links["mlflow"].replace("&compareRunsMode=CHART", ""), "table")
         photograph(browser, best["mlflow"], "trial")

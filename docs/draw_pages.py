@@ -1,8 +1,9 @@
 """Draw the pictures of docs/pages.md: a real service, real trainings, and Chromium.
 
-`python docs/draw_pages.py` starts a service in a new folder, posts the quickstart and a search in
-which trials also fail, waits for both (about four minutes on two cores), and writes
-docs/pages/NAME.png. With `--url` it photographs a service that has done so before.
+`python docs/draw_pages.py` starts a service with a token in a new folder, posts the quickstart, a
+search in which trials also fail and a reproduction, waits for all (about four minutes on two
+cores), and writes docs/pages/NAME.png. With `--url` it photographs a service that has done so
+before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import shutil
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,11 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from chromium import open_chromium, set_view
 from PIL import Image
 from rich.console import Console
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from eigensweep.service.client import Client
@@ -32,22 +34,14 @@ FOLDER = Path(__file__).parent / "pages"
 PLUGINS = Path(__file__).parents[1] / "tests" / "plugins"
 """A package whose model `toy_bug` raises an error, so that there is a failure to show."""
 WIDE, NARROW = 1180, 390
+FIGURE = "nnrnn/figure-1c"
+"""The reproduction that is shown: an analysis of matrices, which takes a minute."""
 LARGEST_BYTES = 150_000
 SECONDS_TO_DRAW = 6
+LONGEST_WAIT = 3600.0
+"""Seconds that the trainings may take."""
 LONGEST = 2700
 """Pixels of a page that a picture shows."""
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
-
 SEARCH: dict[str, Any] = {
     "name": "memory over twenty steps",
     "description": "Random search over two optimizers, three seeds each; one arm has a bug.",
@@ -79,7 +73,7 @@ SEARCH: dict[str, Any] = {
     "replicates": 3,
     "search": {
         "method": "random",
-        "trials": 48,
+        "trials": 32,
         "space": {
             "optimizer.name": ["adam", "rmsprop"],
             "optimizer.lr": {"low": 1e-4, "high": 100.0, "log": True},
@@ -100,30 +94,22 @@ SEARCH: dict[str, Any] = {
 
 
 @contextmanager
-def chromium(width: int, *, dark: bool) -> Iterator[webdriver.Chrome]:
-    """Lend a browser with a profile of its own."""
-    options = webdriver.ChromeOptions()
-    with tempfile.TemporaryDirectory(prefix="eigensweep-chromium-") as profile:
-        for flag in (*FLAGS, f"--user-data-dir={profile}"):
-            options.add_argument(flag)
-        options.binary_location = shutil.which("chromium") or ""
-        driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-        try:
-            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-            driver.width = width
-            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-            yield driver
-        finally:
-            driver.quit()
+def lend_browser(url: str, width: int, scheme: str = "light") -> Iterator[webdriver.Chrome]:
+    """Lend a browser of a width that has signed in, if the service asks for a token."""
+    with open_chromium() as driver:
+        driver.width, driver.scheme = width, scheme
+        driver.get(url)
+        for field in driver.find_elements(By.ID, "token"):
+            field.send_keys(os.environ["EIGENSWEEP_TOKEN"], Keys.ENTER)
+            WebDriverWait(driver, 60).until(lambda it: it.find_elements(By.CSS_SELECTOR, "nav"))
+        yield driver
 
 
 def photograph(
     driver: webdriver.Chrome, address: str, name: str, shown: str = "h1", act: str = ""
 ) -> None:
     """Write the picture of a page once an element is shown, after a script has acted on it."""
-    _set_height(driver, 900)
+    set_view(driver, driver.width, 900, driver.scheme)
     driver.get(address)
     if act:
         time.sleep(SECONDS_TO_DRAW)
@@ -131,8 +117,7 @@ def photograph(
     WebDriverWait(driver, 120).until(lambda it: it.find_elements(By.CSS_SELECTOR, shown))
     time.sleep(SECONDS_TO_DRAW)
     height = driver.execute_script("return document.documentElement.scrollHeight")
-    height = min(height, LONGEST)
-    _set_height(driver, height)
+    set_view(driver, driver.width, min(height, LONGEST), driver.scheme)
     time.sleep(2)
     shot = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     path = FOLDER / f"{name}.png"
@@ -143,12 +128,6 @@ def photograph(
     raise RuntimeError(f"{path} has {path.stat().st_size} bytes, over {LARGEST_BYTES}")
 
 
-def _set_height(driver: webdriver.Chrome, height: int) -> None:
-    width = driver.width
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
 def photograph_all(client: Client) -> None:
     """Write all pictures of a service that holds both experiments."""
     listed = client.get("/v1/experiments", limit=100)["items"]
@@ -156,23 +135,31 @@ def photograph_all(client: Client) -> None:
     quick, search = (f"{client.url}/experiments/{ids[n]}" for n in ("quickstart", SEARCH["name"]))
     trials = client.get(f"/v1/experiments/{ids[SEARCH['name']]}/trials", sort="value")["items"]
     arms = "&".join(f"of={ids[SEARCH['name']]}/{arm}" for arm in ("scornn", "lstm", "tanh_rnn"))
+    (report,) = client.get("/v1/reproductions", name=FIGURE, state="finished")["items"]
     preview = "document.getElementById('preview').click()"
     mistake = (
         "const t = document.getElementById('spec');"
         "t.value = t.value.replace('negative_fraction', 'negative_fractoin'); " + preview
     )
     FOLDER.mkdir(exist_ok=True)
-    with chromium(WIDE, dark=False) as driver:
+    with lend_browser(client.url, WIDE) as driver:
         photograph(driver, client.url, "experiments")
         photograph(driver, search, "search", "#importance:not([hidden]) path")
-        photograph(driver, f"{search}/trials/{trials[0]['number']}", "trial")
+        photograph(
+            driver, f"{search}/trials/{trials[0]['number']}", "trial", "#curves path.js-line"
+        )
         photograph(driver, f"{search}/trials?state=diverged", "trials")
         photograph(driver, f"{client.url}/compare?{arms}", "compare")
         photograph(driver, f"{client.url}/new", "new", "#result dl", preview)
         photograph(driver, f"{client.url}/new", "new-refused", ".problem", mistake)
-    with chromium(WIDE, dark=True) as driver:
+        photograph(driver, f"{client.url}/reproductions", "reproductions")
+        photograph(driver, f"{client.url}{report['links']['page']}", "reproduction", "#report img")
+        for button in driver.find_elements(By.CSS_SELECTOR, "header form button"):
+            button.click()
+            photograph(driver, f"{client.url}/session", "signed-out", "#token")
+    with lend_browser(client.url, WIDE, "dark") as driver:
         photograph(driver, quick, "dark", "#curves path.js-line")
-    with chromium(NARROW, dark=False) as driver:
+    with lend_browser(client.url, NARROW) as driver:
         photograph(driver, quick, "phone", "#curves path.js-line")
 
 
@@ -185,13 +172,15 @@ def main() -> None:
         with Client(given.url) as client:
             photograph_all(client)
         return
+    os.environ["EIGENSWEEP_TOKEN"] = secrets.token_urlsafe()
     os.environ["PYTHONPATH"] = f"{PLUGINS}:{os.environ.get('PYTHONPATH', '')}"
     with (
         tempfile.TemporaryDirectory(prefix="eigensweep-pages-") as folder,
         running_service(Path(folder), Console()) as client,
     ):
-        for experiment in (client.submit("quickstart"), client.submit(SEARCH)):
-            experiment.wait(1800)
+        asked = client.submit("quickstart"), client.submit(SEARCH), client.reproduce(FIGURE)
+        for each in asked:
+            each.wait(LONGEST_WAIT)
         photograph_all(client)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
@@ -23,6 +24,9 @@ from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import read_text
 from eigensweep.search_spaces.trial import Strict, TrialConfig
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.base import TaskConfig
+from eigensweep.tasks.corpus import CorpusMissingError
 
 Budget = Literal["short", "full"]
 BUDGETS: tuple[Budget, ...] = ("short", "full")
@@ -262,6 +266,22 @@ def make_specs(name: str, budget: Budget) -> dict[str, ExperimentSpec]:
         for label, experiment in suite.experiments.items()
         if budget == "full" or experiment.short.leave_out is None
     }
+
+
+def find_missing_corpora(name: str, data_root: Path | None) -> list[str]:
+    """Return a sentence for each corpus that a suite needs and that is not in `data_root`."""
+    missing = []
+    for task in _tasks_of(name):
+        try:
+            TASKS[task.name].check_corpus(task, data_root)
+        except CorpusMissingError as error:
+            missing.append(str(error))
+    return list(dict.fromkeys(missing))
+
+
+@cache
+def _tasks_of(name: str) -> list[TaskConfig]:
+    return [spec.task for spec in make_specs(name, "full").values()]
 
 
 def side_names(experiment: SuiteExperiment, spec: ExperimentSpec) -> list[str]:

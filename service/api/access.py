@@ -21,7 +21,10 @@ from eigensweep.service.api import sessions
 from eigensweep.service.api.errors import problem
 from eigensweep.service.api.sessions import Sessions
 
-GUARDED: Final = ("/v1", "/metrics", "/mlflow", "/experiments", "/compare", "/new")
+GUARDED: Final = (
+    *("/v1", "/metrics", "/mlflow"),
+    *("/experiments", "/reproductions", "/compare", "/new"),
+)
 """What needs the token, with all below; and the first page."""
 READING: Final = ("GET", "HEAD", "OPTIONS")
 

@@ -219,6 +219,7 @@ REPRODUCTION: Final[Json] = {
     "mlflow_problem": None,
     "links": {
         "self": "/v1/reproductions/0c1d44298fc1c149",
+        "page": "/reproductions/0c1d44298fc1c149",
         "cancel": "/v1/reproductions/0c1d44298fc1c149/cancel",
         "report": {},
     },

@@ -70,9 +70,18 @@ def open_trial(ledger: RecordLedger, number: int, arm: str, rate: float) -> None
 
 
 def complete(
-    ledger: RecordLedger, storage: Path, number: int, arm: str, value: float, points: int = 11
+    ledger: RecordLedger,
+    storage: Path,
+    number: int,
+    arm: str,
+    value: float,
+    points: int = 11,
+    free: int = 90,
 ) -> None:
-    """Train a trial of two seeds: a curve and a checkpoint for each, and a result."""
+    """Train a trial of two seeds: a curve and a checkpoint for each, and a result.
+
+    `free` is how many parameters it trains.
+    """
     open_trial(ledger, number, arm, 10.0 ** (-4 + number % 4))
     attempt, store = ledger.begin(number), Store(storage)
     for seed in (0, 1):
@@ -84,11 +93,11 @@ def complete(
         ]
         store.commit(key, attempt, 10 * (points - 1), {"x": 1}, curve)
     ledger.report(number, attempt, 100, {"valid/cross_entropy": value}, PLACE)
-    seeds = [seed_result(seed, value + seed / 100, "completed") for seed in (0, 1)]
+    seeds = [seed_result(seed, value + seed / 100, "completed", free) for seed in (0, 1)]
     ledger.finish(number, attempt, "completed", summarise(seeds))
 
 
-def seed_result(seed: int, value: float, outcome: Any) -> ReplicateResult:
+def seed_result(seed: int, value: float, outcome: Any, free: int = 90) -> ReplicateResult:
     """Return the result of one seed."""
     return ReplicateResult(
         seed=seed,
@@ -99,6 +108,6 @@ def seed_result(seed: int, value: float, outcome: Any) -> ReplicateResult:
         valid={"cross_entropy": value},
         test={"cross_entropy": 2 * value},
         seconds=1.5,
-        parameters=ParameterCount(free=90, stored=99),
+        parameters=ParameterCount(free=free, stored=free + 9),
         baseline=0.46,
     )

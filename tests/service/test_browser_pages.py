@@ -14,9 +14,12 @@ import yaml
 from fastapi.routing import APIRoute
 from played import SPEC, complete, play, seed_result
 from pydantic import SecretStr
+from reproduced import NAME, make_reproducer, play_driver
 from starlette.testclient import TestClient
 
+from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.pages.formats import show_duration
 from eigensweep.workers.shared.messages import Source
 from eigensweep.workers.shared.results import summarise
 
@@ -60,7 +63,8 @@ def pages_of(id: str) -> list[str]:
     here = f"/experiments/{id}"
     trials = [f"{here}/trials/{number}" for number in range(8)]
     compared = f"/compare?of={id}/0&of={id}/lstm"
-    return ["/", here, f"{here}/trials", *trials, compared, "/new", f"/new?experiment={id}"]
+    form = ["/new", f"/new?experiment={id}"]
+    return ["/", here, f"{here}/trials", *trials, compared, "/reproductions", *form]
 
 
 class TestList:
@@ -172,6 +176,68 @@ class TestExperiment:
     )
     def test_an_error_is_a_page_that_says_what_there_is(self, client, path, status, words):
         assert words in read(client, path, status)
+
+
+class TestReproductions:
+    def test_the_list_has_every_suite_with_its_cost_and_what_is_missing_for_it(self, client):
+        page = client.get("/reproductions").text
+        rows = {
+            name: text
+            for name, text in re.findall(r"<code>(.+?)</code></th>(.*?)</tr>", page, re.S)
+        }
+        assert list(rows) == suite_names()
+        assert "Copying with RMSprop or Adam" in rows[NAME]
+        for item in client.get("/v1/reproduction-suites").json()["items"]:
+            row = unescape(rows[item["name"]])
+            assert item["says"] in row
+            for minutes in item["core_minutes"].values():
+                assert f"about {show_duration(60 * minutes)} of one core" in row
+            assert row.count("data-post") == (0 if item["missing"] else 2)
+            assert all(words in row for words in item["missing"])
+        assert "LDC93S1" in rows["enrnn/figure-3"]
+        assert 'href="/reproductions"' in client.get("/").text
+
+    def test_one_shows_its_progress_and_then_its_report(self, client, record, settings):
+        posted = client.post("/v1/reproductions", json={"name": NAME}).json()
+        here = posted["links"]["page"]
+        assert "running" in read(client, here)
+        assert 'data-refresh="3"' in client.get(here).text
+        assert f"running Look at it of {NAME}, short" in read(client, "/reproductions")
+
+        play_driver(record, settings.storage_folder, posted["experiments"][0]["id"])
+        make_reproducer(client.app).tick()
+
+        report = client.get(f"{posted['links']['self']}/report.json").json()
+        page, words = client.get(here), read(client, here)
+        assert "data-refresh" not in page.text
+        assert f"Verdict {report['verdict']} {report['words']}" in words
+        assert all(claim["says"] in words for claim in report["claims"])
+        assert report["command"] in words
+        assert report["cut"] in words
+        picture = re.search(r'<img src="([^"]+)" alt="[^"]+', page.text)[1]
+        assert client.get(picture).headers["Content-Type"].startswith("image/svg+xml")
+        assert "img-src 'self'" in page.headers["Content-Security-Policy"]
+        assert "style=" not in page.text
+        assert f"{report['verdict']} Report of {NAME}, short" in read(client, "/reproductions")
+
+    def test_one_that_was_cancelled_or_failed_can_be_asked_for_again(
+        self, client, record, settings
+    ):
+        posted = client.post("/v1/reproductions", json={"name": NAME}).json()
+        client.post(posted["links"]["cancel"])
+        page = client.get(posted["links"]["page"]).text
+        assert "Run it again" in page
+        assert "Run it again" in client.get("/reproductions").text
+        client.post("/v1/reproductions", json={"name": NAME})
+        reproducer = make_reproducer(client.app)
+        again = client.get(posted["links"]["self"]).json()
+        play_driver(record, settings.storage_folder, again["experiments"][0]["id"])
+        reproducer._children.run = lambda folder, order: "its process ended with status 9"
+        reproducer.tick()
+        words = read(client, posted["links"]["page"])
+        assert "Why there is no report its process ended with status 9" in words
+        assert "Run it again" in words
+        assert "there is no reproduction 'none'" in read(client, "/reproductions/none", 404)
 
 
 class TestHead:

@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+from chromium import is_installed, open_chromium, set_view
 from played import complete, play
 from pydantic import SecretStr
+from reproduced import NAME, make_reproducer, play_driver
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
+from starlette.testclient import TestClient
 from test_race import Race
 from waiting import wait_until
 
 from eigensweep.service.api.app import create_app
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 FROM_PLOTLY = "Applying inline style"
 """Plotly styles powers of ten and a map that no page has; without these styles all is in place."""
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    programs = shutil.which("chromium"), shutil.which("chromedriver")
-    if None in programs:
+def browser() -> Iterator[webdriver.Chrome]:
+    if not is_installed():
         pytest.skip("install chromium and chromium-driver (on PATH) to run this")
-    options = webdriver.ChromeOptions()
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.binary_location = str(programs[0])
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, Service(programs[1]))
-    yield driver
-    driver.quit()
+    with open_chromium() as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -66,6 +50,7 @@ def serve(settings, record, dispatcher) -> Iterator[Callable[..., str]]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         servers.append((server, thread))
+        start.app = app  # type: ignore[attr-defined]
         return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
     yield start
@@ -95,10 +80,7 @@ def complain(browser: webdriver.Chrome, address: str) -> list[str]:
 
 
 def emulate(browser: webdriver.Chrome, width: int, scheme: str) -> None:
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    set_view(browser, width, 800, scheme)
 
 
 def test_an_experiment_is_drawn_renewed_and_cancelled(browser, serve, ledger, settings, record):
@@ -121,6 +103,69 @@ def test_an_experiment_is_drawn_renewed_and_cancelled(browser, serve, ledger, se
     browser.switch_to.alert.accept()
     wait_until(lambda: "is being cancelled" in text_of(browser, "#state"))
     assert record.row(ledger.experiment_id).intent == "cancel"
+
+
+@pytest.fixture
+def finished(ledger, settings) -> Any:
+    """An experiment that is over: five trials of each arm, those of one arm larger and better."""
+    for number in range(8, 16):
+        arm, size = (("scornn", 90), ("lstm", 400))[number % 2]
+        value = 0.05 + 0.001 * number - 0.03 * (arm == "lstm")
+        complete(ledger, Path(settings.storage_folder), number, arm, value, free=size)
+    ledger.end("completed")
+    return ledger
+
+
+def test_a_finished_experiment_shows_importance_front_and_comparisons(browser, serve, finished):
+    emulate(browser, 1200, "light")
+    here = f"{serve()}/experiments/{finished.experiment_id}"
+    browser.get(here)
+    find(browser, "#importance:not([hidden]) .drawing .bars path")
+    importance = text_of(browser, "#importance details")
+    assert "scornnoptimizer.lr" in importance
+    assert "lstmoptimizer.lr" in importance
+    find(browser, "#front:not([hidden]) table")
+    front = [row.text for row in browser.find_elements(By.CSS_SELECTOR, "#front tbody tr")]
+    assert [row.split()[1] for row in front] == ["lstm", "scornn"]  # the better, the smaller
+    assert "beaten by one of these" in text_of(browser, "#front-words")
+    assert not complain(browser, here)
+
+    browser.find_element(By.LINK_TEXT, "Compare the arms, seed by seed").click()
+    wait_until(lambda: "/compare?of=" in browser.current_url)
+    assert [e.text for e in browser.find_elements(By.TAG_NAME, "h1")] == ["Comparison"]
+    words = text_of(browser, "main ul")
+    assert f"{finished.experiment_id}/lstm" in words
+    assert f"{finished.experiment_id}/scornn" in words
+
+    browser.get(f"{here}/trials")
+    for box in browser.find_elements(By.CSS_SELECTOR, "#trials input[type=checkbox]")[:3]:
+        box.click()
+    find(browser, "#trials form button").click()
+    wait_until(lambda: "/compare?of=" in browser.current_url)
+    pairs = browser.find_elements(By.CSS_SELECTOR, "table:last-of-type th[scope=rowgroup]")
+    assert len([pair for pair in pairs if "\n" in pair.text]) >= 3
+
+
+def test_a_reproduction_is_posted_watched_and_read(browser, serve, record, settings):
+    emulate(browser, 1200, "light")
+    address = serve()
+    browser.get(f"{address}/reproductions")
+    assert "LDC93S1" in text_of(browser, "#suites")
+    find(browser, f"button[data-body*='{NAME}'][data-body*='short']").click()
+    wait_until(lambda: "/reproductions/" in browser.current_url)
+    find(browser, "#state .badge.running")
+    (id,) = [each.experiment.id for each in record.experiments()]
+    find(browser, f"#runs a[href='/experiments/{id}']")
+
+    play_driver(record, settings.storage_folder, id)
+    make_reproducer(serve.app).tick()
+
+    find(browser, "#report .badge")
+    assert "rmsprop ends lower than adam" in text_of(browser, "#report")
+    picture = "return document.querySelector('#report img').naturalWidth"
+    wait_until(lambda: browser.execute_script(picture) > 100)
+    wait_until(lambda: not browser.find_elements(By.CSS_SELECTOR, "#state progress"))
+    assert not complain(browser, address)
 
 
 def test_a_trial_shows_each_metric(browser, serve, ledger):
@@ -159,6 +204,40 @@ def test_a_spec_is_previewed_refused_at_its_line_and_posted(browser, serve, reco
     assert [each.experiment.name for each in record.experiments()] == ["quickstart"]
 
 
+REACHABLE = """
+const wanted = "a[href], button:not(:disabled), input:not([type=hidden]), select, textarea, summary"
+  + ", [tabindex='0']";
+const all = [...document.querySelectorAll(wanted)];
+return all.filter(e => e.checkVisibility({visibilityProperty: true}));
+"""
+"""The elements of a page that a person with a mouse can use."""
+
+
+def test_the_keyboard_reaches_everything_and_focus_is_seen(browser, serve, finished):
+    emulate(browser, 1200, "light")
+    address = serve()
+    here = f"/experiments/{finished.experiment_id}"
+    browser.get(address + here)
+    find(browser, "#importance:not([hidden]) .drawing .bars path")
+    for path in (here, f"{here}/trials/0", "/new", "/reproductions"):
+        if not browser.current_url.endswith(path):
+            browser.get(address + path)
+        wanted = browser.execute_script(REACHABLE)
+        browser.execute_script("document.activeElement.blur()")
+        seen = []
+        for _ in range(len(wanted) + 3):
+            browser.switch_to.active_element.send_keys(Keys.TAB)
+            focused = browser.switch_to.active_element
+            if focused.tag_name == "body" or focused in seen:
+                break
+            seen.append(focused)
+            if focused.tag_name != "textarea":
+                style = focused.value_of_css_property("outline-style")
+                assert style in ("solid", "auto"), focused.get_attribute("outerHTML")
+        missed = [e.get_attribute("outerHTML")[:120] for e in wanted if e not in seen]
+        assert missed == [], path
+
+
 def test_the_keyboard_reaches_the_content_first_and_focus_is_seen(browser, serve, ledger):
     browser.get(serve())
     find(browser, "body").send_keys(Keys.TAB)
@@ -168,51 +247,6 @@ def test_the_keyboard_reaches_the_content_first_and_focus_is_seen(browser, serve
     assert outline == "solid"
     first.send_keys(Keys.ENTER)
     assert browser.switch_to.active_element.get_attribute("id") == "main"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_scrolls_one_way_and_words_stand_out(browser, serve, ledger, scheme):
-    emulate(browser, 360, scheme)
-    address = serve()
-    here = f"/experiments/{ledger.experiment_id}"
-    for path in ("/", here, f"{here}/trials", f"{here}/trials/0", "/compare", "/new"):
-        browser.get(address + path)
-        time.sleep(0.3)
-        widths = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
-        assert widths[0] <= widths[1], path
-        unnamed = browser.execute_script(
-            "return [...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"
-            ".filter(e => !e.labels.length && !e.ariaLabel).map(e => e.outerHTML)"
-        )
-        assert unnamed == [], path
-        assert browser.execute_script("return document.querySelectorAll('h1').length") == 1
-        headless = "[...document.querySelectorAll('table')].filter(t => !t.querySelector('th'))"
-        assert browser.execute_script(f"return {headless}.length") == 0
-        assert browser.execute_script(CONTRAST) == [], path
-
-
-CONTRAST = """
-const channel = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-const shares = [0.2126, 0.7152, 0.0722];
-const light = (rgb) => shares.reduce((sum, share, i) => sum + share * channel(rgb[i]), 0);
-const read = (text) => text.match(/[\\d.]+/g).map(Number);
-const ground = (e) => {
-  for (; e; e = e.parentElement) {
-    const found = read(getComputedStyle(e).backgroundColor);
-    if (found.length === 3) return found;
-  }
-  return [255, 255, 255];
-};
-const low = [];
-for (const e of document.querySelectorAll('main *, header *')) {
-  const hasText = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
-  if (e.closest('svg, option') || !hasText) continue;
-  const [a, b] = [light(read(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
-  if ((a + 0.05) / (b + 0.05) < 4.5) low.push(e.outerHTML.slice(0, 120));
-}
-return low;
-"""
-"""The elements whose text has less contrast than 4.5 to 1. Source: WCAG 2.2, criterion 1.4.3."""
 
 
 def test_a_browser_signs_in_and_comes_back(browser, serve, ledger):
@@ -243,3 +277,82 @@ def test_a_race_is_a_table_of_who_is_behind_the_leader(browser, serve, client, r
     assert "leads" in rows[0].text
     words = browser.find_element(By.ID, "race-words").text
     assert words.startswith("running: trial 0 leads with 3 seeds and is not distinguishable from")
+
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+"""Finds what hinders people: contrast, names, headings, landmarks, sizes of what is touched.
+
+Source: axe-core, https://github.com/dequelabs/axe-core.
+"""
+RUN_AXE = """
+const done = arguments[arguments.length - 1];
+for (const each of document.querySelectorAll("details")) each.open = true;
+const parts = {include: document, exclude: ".drawing svg"};  // a picture, with a table beside it
+axe.run(parts, {resultTypes: ["violations"]}).then(
+  ({violations}) => done(violations.flatMap(({id, help, nodes}) => nodes.map(
+    node => `${id}: ${help}: ${node.html.slice(0, 200)}: ${node.failureSummary.slice(0, 300)}`))),
+  error => done([String(error)]));
+"""
+LOOKS = [
+    (1200, "light"),
+    (360, "dark"),
+    pytest.param(1200, "dark", marks=pytest.mark.slow),
+    pytest.param(360, "light", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_axe_finds_nothing_on_any_page_and_none_scrolls_sideways(
+    browser, serve, finished, client, record, settings, width, scheme
+):
+    emulate(browser, width, scheme)
+    address = serve()
+    posted = TestClient(serve.app).post("/v1/reproductions", json={"name": NAME}).json()
+    here = f"/experiments/{finished.experiment_id}"
+    race = Race(client, record)
+    race.widen(0, 4)
+    race.reopen(1, 4)
+    pages = {
+        "/": "#list table",
+        here: "#importance:not([hidden]) .drawing .bars path",
+        f"/experiments/{race.id}": "#race table tbody tr",
+        f"{here}/trials": "#trials table",
+        f"{here}/trials/0": "#curves path.js-line",
+        f"{here}/trials/4": ".bad",
+        "/compare": "form",
+        f"/compare?of={finished.experiment_id}/lstm&of={finished.experiment_id}/scornn": "main ul",
+        "/new": "#spec",
+        "/reproductions": "#suites table",
+        posted["links"]["page"]: "#runs table",
+        "/experiments/none": "h1",
+    }
+    found = {path: look(browser, address + path, shown) for path, shown in pages.items()}
+    play_driver(record, settings.storage_folder, posted["experiments"][0]["id"])
+    make_reproducer(serve.app).tick()
+    found["report"] = look(browser, address + posted["links"]["page"], "#report table")
+    browser.get(f"{address}/new")
+    find(browser, "#preview").click()
+    find(browser, "#result dl")
+    found["preview"] = run_axe(browser)
+    browser.execute_script("document.getElementById('spec').value = 'name: x'")
+    find(browser, "#preview").click()
+    find(browser, "#problems .problem")
+    found["problems"] = run_axe(browser)
+    found["sign in"] = look(browser, f"{serve(token='let-me-in')}/session", "#token")
+    problems = [f"{path}: {problem}" for path, all_of in found.items() for problem in all_of]
+    assert not problems, "\n".join(problems)
+
+
+def look(browser: webdriver.Chrome, address: str, shown: str) -> list[str]:
+    """Return what axe finds on a page once an element is shown."""
+    browser.get(address)
+    find(browser, shown)
+    return run_axe(browser)
+
+
+def run_axe(browser: webdriver.Chrome) -> list[str]:
+    browser.execute_script(AXE)
+    page = "document.documentElement"
+    wide, shown = browser.execute_script(f"return [{page}.scrollWidth, {page}.clientWidth]")
+    too_wide = [f"it is {wide} pixels wide, where {shown} are shown"] if wide > shown else []
+    return [*browser.execute_async_script(RUN_AXE), *too_wide]

@@ -3,71 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from reproduced import NAME, make_reproducer, play_driver
 from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.reproductions import suite_names
-from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.analyses import AnalysisRunner
 from eigensweep.service.queue.reproductions import Reproducer
-from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.analyses.__main__ import main as make_analysis
 from eigensweep.workers.reports.__main__ import main as make_report
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
-from eigensweep.workers.shared.messages import ReplicateResult
-from eigensweep.workers.shared.results import summarise
-
-NAME = "nnrnn/figure-6a"
 
 
 @pytest.fixture
-def reproducer(client: TestClient, settings: Settings, record: Record) -> Reproducer:
+def reproducer(client: TestClient) -> Reproducer:
     """What takes reproductions further; its reports are made in this process."""
-    service = client.app.state.service  # type: ignore[attr-defined]
-    made = Reproducer(service.reproductions, record, service.analyses, settings.storage_folder)
-    made._children.run = make_report  # type: ignore[method-assign,assignment]
-    return made
+    return make_reproducer(client.app)
 
 
 @pytest.fixture
 def play(record: Record, settings: Settings) -> Callable[..., None]:
     """Return a function that plays the driver of an experiment to its end."""
-
-    def play_driver(id: str, state: str = "completed") -> None:
-        claim = record.claim(id)
-        assert claim is not None
-        spec = ExperimentSpec.from_stored(claim.spec)
-        ledger, store = (
-            RecordLedger(record.url, id, claim.generation),
-            Store(settings.storage_folder),
-        )
-        for number, point in enumerate(spec.space()):
-            config = spec.trial(point)
-            ledger.open(
-                number,
-                point.arm,
-                point.params,
-                config.model_dump(mode="json"),
-                config.content_hash(),
-            )
-            attempt = ledger.begin(number)
-            results = []
-            for seed in config.seeds:
-                value = 0.01 * (number + 1) + 1e-4 * seed
-                key = replicate_key(id, number, seed)
-                store.begin(key, 1)
-                curve = [CurvePoint(s, {"valid/cross_entropy": value}, 0) for s in (0, 1500)]
-                store.commit(key, 1, 1500, {}, curve)
-                results.append(ReplicateResult(seed=seed, value=value, step=1500, seconds=1.0))
-            ledger.finish(number, attempt, "completed", summarise(results))
-        ledger.end(state, None if state == "completed" else "out of luck")
-
-    return play_driver
+    return partial(play_driver, record, settings.storage_folder)
 
 
 def post(client: TestClient, name: str = NAME, **more: Any) -> Any:
@@ -113,11 +75,8 @@ def test_a_new_service_goes_on_where_the_last_one_stopped(
     posted = post(client).json()
     play(posted["experiments"][0]["id"])
     app = create_app(settings, record, dispatcher)
-    service = app.state.service
-    later = Reproducer(service.reproductions, record, service.analyses, settings.storage_folder)
-    later._children.run = make_report  # type: ignore[method-assign,assignment]
-    assert not later.tick()
-    assert service.reproductions.get(posted["id"]).state == "finished"
+    assert not make_reproducer(app).tick()
+    assert app.state.service.reproductions.get(posted["id"]).state == "finished"
 
 
 def test_suites_that_share_an_experiment_queue_it_once(client):
@@ -234,6 +193,9 @@ def test_suites_are_listed_with_their_cost_and_what_they_post(client):
     items = client.get("/v1/reproduction-suites").json()["items"]
     assert [each["name"] for each in items] == suite_names()
     assert all(each["core_minutes"]["short"] <= 40 for each in items)
+    missing = {each["name"] for each in items if each["missing"]}
+    assert missing >= {"enrnn/figure-3", "asrnn/table-4"}  # TIMIT, Penn Treebank
+    assert not missing & {"nnrnn/figure-1c", "enrnn/figure-2"}
     entry = client.get("/v1/reproduction-suites/enrnn/figure-2").json()
     spec = entry["specs"]["short"]["main"]
     assert spec["task"]["delay"] == 500

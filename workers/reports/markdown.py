@@ -63,6 +63,16 @@ def title_of(content: ReportContent) -> str:
     return f"{content.name}: {content.title}"
 
 
+def remarks_of(content: ReportContent) -> list[tuple[str, str]]:
+    """Return what a reader must know beside the numbers, each with its heading."""
+    remarks = (
+        (f"The {content.budget} budget", content.cut),
+        ("Departures", content.departures),
+        ("Needs", content.needs),
+    )
+    return [(head, words) for head, words in remarks if words]
+
+
 def _anchor(content: ReportContent) -> str:
     """Return what GitHub makes of the report's heading."""
     kept = (c for c in title_of(content).lower() if c.isalnum() or c in " -_")
@@ -73,13 +83,8 @@ def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[st
     yield from (f"{sign} {title_of(content)}", "")
     yield from (f"{content.paper}, {content.place}. {content.says}", "")
     yield from (f"**Verdict: {content.verdict}** ({content.words}).", "")
-    for head, words in (
-        (f"The {content.budget} budget", content.cut),
-        ("Departures", content.departures),
-        ("Needs", content.needs),
-    ):
-        if words:
-            yield from (f"{head}: {words}", "")
+    for head, words in remarks_of(content):
+        yield from (f"{head}: {words}", "")
     if figure is not None:
         yield from (f"![{content.title}]({figure})", "")
     if content.claims:

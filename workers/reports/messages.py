@@ -58,8 +58,8 @@ class MeasuredExperiment(Strict):
     finished_at: float | None = None
 
 
-class MadeAnalysis(Strict):
-    """An analysis of a reproduction at its end."""
+class AnalysisMade(Strict):
+    """An analysis of a reproduction, as its report names it."""
 
     label: str
     repeat: int
@@ -67,6 +67,11 @@ class MadeAnalysis(Strict):
     id: str | None
     problem: str | None = None
     """Why there is no result of it."""
+
+
+class MadeAnalysis(AnalysisMade):
+    """An analysis of a reproduction at its end."""
+
     folder: str | None = None
     """Where its files are; None if it has none."""
 

@@ -48,13 +48,9 @@ def write_page(content: ReportContent, pictures: Sequence[tuple[str, Sequence[Pa
     return template.render(
         content=content,
         title=markdown.title_of(content),
-        remarks=(
-            (f"The {content.budget} budget", content.cut),
-            ("Departures", content.departures),
-            ("Needs", content.needs),
-        ),
+        remarks=markdown.remarks_of(content),
         pictures=list(_embed(pictures, LARGEST - len(content.model_dump_json()) * 2)),
-        tables=_tables(content),
+        tables=make_tables(content),
         cost=markdown.cost_words(content),
     )
 
@@ -72,7 +68,8 @@ def _embed(pictures: Sequence[tuple[str, Sequence[Path]]], room: int) -> list[Pi
     return found
 
 
-def _tables(content: ReportContent) -> list[Table]:
+def make_tables(content: ReportContent) -> list[Table]:
+    """Return the tables of a report: claims, the paper's numbers, arms, and what was run."""
     return [
         Table(
             "Claims",

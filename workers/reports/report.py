@@ -34,7 +34,7 @@ from eigensweep.workers.reports.measurements import (
     mean_curve,
     score,
 )
-from eigensweep.workers.reports.messages import ReportOrder
+from eigensweep.workers.reports.messages import AnalysisMade, ReportOrder
 from eigensweep.workers.reports.verdicts import (
     PARAMETERS_TOLERANCE,
     Judgement,
@@ -191,15 +191,6 @@ class ExperimentRun(Strict):
     id: str | None
     name: str
     state: str
-    problem: str | None
-
-
-class AnalysisMade(Strict):
-    """An analysis behind the report."""
-
-    label: str
-    repeat: int
-    id: str | None
     problem: str | None
 
 

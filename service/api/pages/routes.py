@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -25,7 +26,9 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.presets import load_preset
+from eigensweep.search_spaces.reproductions import BUDGETS
 from eigensweep.service.api.errors import STATUS, answer_error
 from eigensweep.service.api.page_headers import PAGE_HEADERS
 from eigensweep.service.api.pages.formats import FILTERS, show_number
@@ -36,14 +39,20 @@ from eigensweep.service.api.routes import (
     comparisons,
     experiments,
     overviews,
+    reproductions,
     trials,
 )
 from eigensweep.service.api.routes.comparisons import ComparisonQuery
 from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQuery
 from eigensweep.service.api.routes.overviews import TrialNumber
+from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteListing
 from eigensweep.service.api.routes.trials import TrialQuery
 from eigensweep.service.api.schemas import TrialNow
+from eigensweep.service.record.errors import ReproductionNotFoundError
 from eigensweep.service.record.overviews import list_arms
+from eigensweep.service.record.reproductions import OPEN
+from eigensweep.workers.reports.markdown import cost_words, remarks_of
+from eigensweep.workers.reports.page import make_tables
 from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, TRIAL_STATES, TrialState
 
@@ -246,6 +255,51 @@ def show_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> Re
         log=_make_log(trial),
         kinds=[each for each in analyses.list_kinds().items if each.of == "trial"],
         is_live=trial.state in ("waiting", "running"),
+    )
+
+
+@router.get("/reproductions")
+def show_reproductions(service: TheService) -> Response:
+    """Return the list of the papers' tables and figures, with what was run of each."""
+    newest: dict[tuple[str, str], Any] = {}
+    for found in service.reproductions.list():  # the newest of a suite and budget comes last
+        is_open = found.state in OPEN
+        newest[found.name, found.budget] = (
+            reproductions.make_answer(service, found) if is_open else found
+        )
+    papers: dict[str, list[SuiteListing]] = {}
+    for suite in reproductions.list_suites(service.settings).items:
+        papers.setdefault(suite.paper, []).append(suite)
+    return render(
+        service,
+        "reproductions.html",
+        papers=papers,
+        newest=newest,
+        budgets=BUDGETS,
+        is_live=any(each.state in OPEN for each in newest.values()),
+    )
+
+
+@router.get("/reproductions/{id}")
+def show_reproduction(service: TheService, id: ReproductionId) -> Response:
+    """Return the page of one reproduction: its progress, and at the end its report."""
+    found = reproductions.get_reproduction(service, id)
+    suite = None
+    with suppress(UnknownSuiteError):  # it was removed since
+        suite = reproductions.get_suite(service.settings, found.name)
+    report = None
+    with suppress(ReproductionNotFoundError):  # there is none yet, or its file was removed
+        report = reproductions.read_report(service, id)
+    return render(
+        service,
+        "reproduction.html",
+        found=found,
+        suite=suite,
+        report=report,
+        remarks=[] if report is None else remarks_of(report),
+        tables=[] if report is None else make_tables(report),
+        cost="" if report is None else cost_words(report),
+        is_live=found.state in OPEN,
     )
 
 

@@ -18,16 +18,18 @@ from eigensweep.search_spaces.reproductions import (
     BUDGETS,
     Budget,
     estimate_core_seconds,
+    find_missing_corpora,
     load_suite,
     make_specs,
     suite_names,
 )
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import REPRODUCTION, REPRODUCTIONS
-from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
 from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
+from eigensweep.service.settings import Settings
 from eigensweep.workers.reports import messages
 from eigensweep.workers.reports.markdown import write_page
 from eigensweep.workers.reports.report import ReportContent
@@ -108,6 +110,7 @@ class ReproductionLinks(Answer):
     """Paths of a reproduction."""
 
     self: str
+    page: str = Field(description="Its page for browsers")
     cancel: str
     report: dict[str, str] = Field(description="By format; empty until it is finished")
 
@@ -170,6 +173,9 @@ class SuiteListing(Answer):
         description="A rough guess of the time of its trainings on one processor, by budget"
     )
     same_as: str | None = Field(description="The suite whose experiments these are, too")
+    missing: list[str] = Field(
+        description="The corpora that this service lacks for it, each with where it was looked for"
+    )
 
 
 class Suites(Answer):
@@ -211,7 +217,7 @@ def post_reproduction(
     """
     found, is_new = service.reproductions.add(request.name, request.budget)
     service.dispatcher.wake()
-    answer = _make_answer(service, found)
+    answer = make_answer(service, found)
     response.headers["Location"] = answer.links.self
     if not is_new:
         response.status_code = 200
@@ -230,7 +236,7 @@ def list_reproductions(
         for each in service.reproductions.list(query.state)
         if query.name in (None, each.name) and query.budget in (None, each.budget)
     ]
-    return ReproductionList(items=[_make_answer(service, each) for each in found])
+    return ReproductionList(items=[make_answer(service, each) for each in found])
 
 
 @router.get(
@@ -240,7 +246,7 @@ def list_reproductions(
 )
 def get_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow:
     """Return a reproduction with the state of its experiments and, at the end, its verdict."""
-    return _make_answer(service, service.reproductions.get(id))
+    return make_answer(service, service.reproductions.get(id))
 
 
 @router.post(
@@ -256,7 +262,7 @@ def cancel_reproduction(service: TheService, id: ReproductionId) -> Reproduction
     """
     found = service.reproductions.cancel(id)
     service.dispatcher.wake()
-    return _make_answer(service, found)
+    return make_answer(service, found)
 
 
 @router.get(
@@ -292,7 +298,7 @@ def get_page(
 ) -> PlainTextResponse:
     """Return the reports of all finished reproductions of a budget as one Markdown page."""
     reports = [
-        _read_report(service, found.id)
+        read_report(service, found.id)
         for found in service.reproductions.list(("finished",))
         if found.budget == budget
     ]
@@ -307,15 +313,16 @@ def get_page(
     return PlainTextResponse(page, media_type=MEDIA_TYPES[Format.md], headers=SAFE)
 
 
-def _read_report(service: Service, id: str) -> ReportContent:
+def read_report(service: Service, id: str) -> ReportContent:
+    """Return the report of a finished reproduction."""
     path = service.reproductions.file(id, messages.JSON)
     return ReportContent.model_validate_json(path.read_bytes())
 
 
 @suites.get("/reproduction-suites", summary="List suites", responses=describe_errors(401))
-def list_suites() -> Suites:
+def list_suites(settings: TheSettings) -> Suites:
     """Return the tables and figures of the papers that can be measured again."""
-    return Suites(items=[_list_suite(name) for name in suite_names()])
+    return Suites(items=[_list_suite(name, settings) for name in suite_names()])
 
 
 @suites.get(
@@ -323,11 +330,11 @@ def list_suites() -> Suites:
     summary="Look at a suite",
     responses=describe_errors(401, 404, 422),
 )
-def get_suite(name: Name) -> SuiteEntry:
+def get_suite(settings: TheSettings, name: Name) -> SuiteEntry:
     """Return what a suite runs and what it compares."""
     suite = load_suite(name)
     return SuiteEntry(
-        **_list_suite(name).model_dump(),
+        **_list_suite(name, settings).model_dump(),
         suite=suite.model_dump(mode="json", exclude_unset=True),
         specs={
             budget: {
@@ -339,8 +346,7 @@ def get_suite(name: Name) -> SuiteEntry:
     )
 
 
-@cache
-def _list_suite(name: str) -> SuiteListing:
+def _list_suite(name: str, settings: Settings) -> SuiteListing:
     suite = load_suite(name)
     return SuiteListing(
         name=name,
@@ -348,14 +354,17 @@ def _list_suite(name: str) -> SuiteListing:
             include={"title", "paper", "place", "says", "cut", "needs", "full_is_long", "same_as"}
         ),
         core_minutes={budget: round(_minutes(name, budget), 1) for budget in BUDGETS},
+        missing=find_missing_corpora(name, settings.corpora),
     )
 
 
+@cache
 def _minutes(name: str, budget: Budget) -> float:
     return sum(map(estimate_core_seconds, make_specs(name, budget).values())) / 60
 
 
-def _make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
+def make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
+    """Return a reproduction with the state of its experiments."""
     here = f"/v1/reproductions/{found.id}"
     experiments = [
         _describe_experiment(service, label, posted.id, posted.problem)
@@ -389,6 +398,7 @@ def _make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow
         mlflow_problem=found.mlflow_problem,
         links=ReproductionLinks(
             self=here,
+            page=f"/reproductions/{found.id}",
             cancel=f"{here}/cancel",
             report={f: f"{here}/report.{f}" for f in Format} if found.state == "finished" else {},
         ),

@@ -56,11 +56,12 @@ document.addEventListener("click", async (event) => {
   button.disabled = true;
   const body = button.dataset.body;
   try {
-    await call(button.dataset.post, {
+    const made = await call(button.dataset.post, {
       method: "POST",
       ...(body ? { body, headers: { "Content-Type": "application/json" } } : {}),
     });
-    location.reload();
+    if ("open" in button.dataset) location.assign(made.links.page);
+    else location.reload();
   } catch (error) {
     button.disabled = false;
     announce(error.message);

@@ -1,0 +1,49 @@
+"""Reproductions whose experiments a test plays, and whose reports are made in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.queue.reproductions import Reproducer
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.workers.reports.__main__ import main as make_report
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.messages import ReplicateResult
+from eigensweep.workers.shared.results import summarise
+
+NAME = "nnrnn/figure-6a"
+"""A suite with one experiment and no analysis."""
+
+
+def make_reproducer(app: Any) -> Reproducer:
+    """Return what takes the reproductions of an application further."""
+    service = app.state.service
+    storage = service.settings.storage_folder
+    made = Reproducer(service.reproductions, service.record, service.analyses, storage)
+    made._children.run = make_report  # type: ignore[method-assign,assignment]
+    return made
+
+
+def play_driver(record: Record, storage: str, id: str, state: str = "completed") -> None:
+    """Play the driver of an experiment to its end."""
+    claim = record.claim(id)
+    assert claim is not None
+    spec = ExperimentSpec.from_stored(claim.spec)
+    ledger, store = RecordLedger(record.url, id, claim.generation), Store(storage)
+    for number, point in enumerate(spec.space()):
+        config = spec.trial(point)
+        content = config.model_dump(mode="json")
+        ledger.open(number, point.arm, point.params, content, config.content_hash())
+        attempt = ledger.begin(number)
+        results = []
+        for seed in config.seeds:
+            value = 0.01 * (number + 1) + 1e-4 * seed
+            key = replicate_key(id, number, seed)
+            store.begin(key, 1)
+            curve = [CurvePoint(s, {"valid/cross_entropy": value}, 0) for s in (0, 1500)]
+            store.commit(key, 1, 1500, {}, curve)
+            results.append(ReplicateResult(seed=seed, value=value, step=1500, seconds=1.0))
+        ledger.finish(number, attempt, "completed", summarise(results))
+    ledger.end(state, None if state == "completed" else "out of luck")
