@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from typing import Final
 
-from eigensweep.search_spaces.errors import UnknownPresetError, did_you_mean, shorten
+from eigensweep.search_spaces.errors import UnknownPresetError
+from eigensweep.search_spaces.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
+
+PRESETS: Final = Shelf("presets", "preset", "preset", "the name of a preset", UnknownPresetError)
 
 
 def preset_names() -> list[str]:
     """Return the names of all presets, such as `enrnn/copying`, in order."""
-    return sorted(_files())
+    return PRESETS.names
 
 
 @cache
@@ -20,30 +22,6 @@ def load_preset(name: str) -> ExperimentSpec:
     """Return a preset by its name.
 
     Raises:
-        UnknownPresetError: if there is none. Names are looked up in a list and never become paths.
+        UnknownPresetError: if there is none.
     """
-    known = _files()
-    if name not in known:
-        raise UnknownPresetError(
-            "preset",
-            f"there is no preset '{shorten(name)}'{did_you_mean(name, known)}",
-            expected="the name of a preset",
-            got=shorten(name),
-            available=sorted(known),
-        )
-    return read_spec(known[name].read_text(encoding="utf-8"))
-
-
-def _files() -> dict[str, Traversable]:
-    folder = files("eigensweep.search_spaces") / "presets"
-    return dict(_walk(folder, ""))
-
-
-def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
-    found: list[tuple[str, Traversable]] = []
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            found += _walk(entry, f"{prefix}{entry.name}/")
-        elif entry.name.endswith(".yaml"):
-            found.append((prefix + entry.name.removesuffix(".yaml"), entry))
-    return found
+    return read_spec(PRESETS.read(name))

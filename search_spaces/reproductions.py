@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from eigensweep.search_spaces.dotted import PathError, with_settings
-from eigensweep.search_spaces.errors import UnknownSuiteError, did_you_mean, shorten
+from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.parameters import Choice
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.preview import SMALL, seconds_of
 from eigensweep.search_spaces.sections import PublishedNumber
+from eigensweep.search_spaces.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.spec_text import read_text
 from eigensweep.search_spaces.trial import Strict, TrialConfig
@@ -30,6 +29,14 @@ from eigensweep.tasks.corpus import CorpusMissingError
 
 Budget = Literal["short", "full"]
 BUDGETS: tuple[Budget, ...] = ("short", "full")
+
+SUITES: Final = Shelf(
+    "reproductions",
+    "reproduction",
+    "name",
+    "the name of a table or figure, such as enrnn/figure-2",
+    UnknownSuiteError,
+)
 
 Label = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$", max_length=40)]
 """What a suite calls one of its experiments or analyses."""
@@ -215,7 +222,7 @@ class Suite(Strict):
 
 def suite_names() -> list[str]:
     """Return the names of all suites, such as `enrnn/figure-2`, in order."""
-    return sorted(_files())
+    return SUITES.names
 
 
 @cache
@@ -223,18 +230,9 @@ def load_suite(name: str) -> Suite:
     """Return a suite by its name, with the experiments of the one that it is `same_as`.
 
     Raises:
-        UnknownSuiteError: if there is none. Names are looked up in a list and never become paths.
+        UnknownSuiteError: if there is none.
     """
-    known = _files()
-    if name not in known:
-        raise UnknownSuiteError(
-            "name",
-            f"there is no reproduction '{shorten(name)}'{did_you_mean(name, known)}",
-            expected="the name of a table or figure, such as enrnn/figure-2",
-            got=shorten(name),
-            available=suite_names(),
-        )
-    suite = Suite.model_validate(read_text(known[name].read_text(encoding="utf-8")))
+    suite = _read_suite(name)
     if suite.same_as is None:
         return suite
     shared = load_suite(suite.same_as)
@@ -260,7 +258,7 @@ def make_specs(name: str, budget: Budget) -> dict[str, ExperimentSpec]:
     """
     suite = load_suite(name)
     owner = suite.same_as or name
-    mine = () if suite.same_as is None else Suite.model_validate(_read(name)).experiments
+    mine = () if suite.same_as is None else _read_suite(name).experiments
     return {
         label: _make_spec(name if label in mine else owner, label, experiment, budget)
         for label, experiment in suite.experiments.items()
@@ -361,17 +359,5 @@ def _keep_arms(arms: list[Mapping[str, Any]], kept: list[str]) -> Iterator[Mappi
         yield by_name[name]
 
 
-def _read(name: str) -> Any:
-    return read_text(_files()[name].read_text(encoding="utf-8"))
-
-
-@cache
-def _files() -> dict[str, Traversable]:
-    folder = files("eigensweep.search_spaces") / "reproductions"
-    return {
-        f"{paper.name}/{entry.name.removesuffix('.yaml')}": entry
-        for paper in folder.iterdir()
-        if paper.is_dir()
-        for entry in paper.iterdir()
-        if entry.name.endswith(".yaml")
-    }
+def _read_suite(name: str) -> Suite:
+    return Suite.model_validate(read_text(SUITES.read(name)))

@@ -104,6 +104,12 @@ class TestOrder:
         )
 
 
+def make_order(name: str, storage: Path, **parts: Any) -> ReportOrder:
+    """Return the order of a suite's report with the short budget."""
+    parts = {"experiments": [], "analyses": [], **parts}
+    return ReportOrder(id="r1", name=name, budget="short", storage=str(storage), **parts)
+
+
 class TestBounds:
     @pytest.mark.parametrize(
         ("side", "bounds", "verdict"),
@@ -250,14 +256,7 @@ class TestReport:
             "lstm": [baseline, 1.01 * baseline, 0.99 * baseline],
         }
         main = make_experiment(tmp_path / "store", "main", spec, values)
-        order = ReportOrder(
-            id="r1",
-            name="enrnn/figure-2",
-            budget="short",
-            experiments=[main],
-            analyses=[],
-            storage=str(tmp_path / "store"),
-        )
+        order = make_order("enrnn/figure-2", tmp_path / "store", experiments=[main])
         return make_report(tmp_path, order)
 
     def test_it_decides_each_claim_and_says_why(self, content):
@@ -357,14 +356,7 @@ def test_claims_about_analyses_read_their_results(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps({"curves": curves}))
     (tmp_path / "figure.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     made = MadeAnalysis(label="memory", repeat=0, id="a1", folder=str(tmp_path))
-    order = ReportOrder(
-        id="r2",
-        name="nnrnn/figure-1c",
-        budget="short",
-        experiments=[],
-        analyses=[made],
-        storage=str(tmp_path),
-    )
+    order = make_order("nnrnn/figure-1c", tmp_path, analyses=[made])
     content = make_report(tmp_path, order)
     assert [claim.verdict for claim in content.claims] == ["holds"] * 4
     missing = order.model_copy(
@@ -380,14 +372,7 @@ def test_what_a_cut_training_has_not_reached_is_not_refuted(tmp_path):
     spec = make_specs("nnrnn/figure-4", "short")["main"]
     values = {"nnrnn": [0.01, 0.02, 0.03], "lstm": [0.16, 0.16, 0.17], "exprnn": [0.01, 0.02, 0.02]}
     main = make_experiment(tmp_path, "main", spec, values)
-    order = ReportOrder(
-        id="r4",
-        name="nnrnn/figure-4",
-        budget="short",
-        experiments=[main],
-        analyses=[],
-        storage=str(tmp_path),
-    )
+    order = make_order("nnrnn/figure-4", tmp_path, experiments=[main])
     content = make_report(tmp_path, order)
     verdicts = {claim.says.partition(" ")[0]: claim.verdict for claim in content.claims}
     assert verdicts == {"nnRNN": "holds", "LSTM": "not comparable", "expRNN": "holds"}
@@ -399,14 +384,7 @@ def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):
     gone = make_experiment(
         tmp_path, "main", spec, {}, id=None, state="unavailable", problem="TIMIT is not here"
     )
-    order = ReportOrder(
-        id="r3",
-        name="enrnn/figure-3",
-        budget="short",
-        experiments=[gone],
-        analyses=[],
-        storage=str(tmp_path),
-    )
+    order = make_order("enrnn/figure-3", tmp_path, experiments=[gone])
     content = make_report(tmp_path, order)
     assert content.verdict == "not comparable"
     assert "TIMIT is not here" in content.claims[0].comparisons[0].because

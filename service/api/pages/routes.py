@@ -134,6 +134,12 @@ def validate(model: type[Query_], **fields: Any) -> Query_:
         ) from error
 
 
+def ask(model: type[Query_], form: BaseModel, **more: Any) -> Query_:
+    """Return a query of the API with what is filled in of a page's form, which names one state."""
+    filled = {name: [value] if name == "state" else value for name, value in form if value}
+    return validate(model, **filled, **more)
+
+
 class ListQuery(BaseModel):
     """Selects experiments on the first page; what is empty selects all."""
 
@@ -148,14 +154,7 @@ class ListQuery(BaseModel):
 @router.get("/")
 def show_experiments(service: TheService, query: Annotated[ListQuery, Query()]) -> Response:
     """Return the list of experiments."""
-    asked = ExperimentQuery(
-        state=[query.state] if query.state else [],
-        name=query.name or None,
-        project=query.project or None,
-        cursor=query.cursor,
-        limit=25,
-    )
-    page = experiments.list_experiments(service, asked)
+    page = experiments.list_experiments(service, ask(ExperimentQuery, query, limit=25))
     return render(
         service,
         "experiments.html",
@@ -219,19 +218,12 @@ def show_trials(
     service: TheService, id: ExperimentId, query: Annotated[TrialsPageQuery, Query()]
 ) -> Response:
     """Return the list of an experiment's trials."""
-    asked = TrialQuery(
-        state=[query.state] if query.state else [],
-        arm=query.arm or None,
-        sort=query.sort,
-        cursor=query.cursor,
-        limit=100,
-    )
     experiment = experiments.get_experiment(service, id)
     return render(
         service,
         "trials.html",
         experiment=experiment,
-        page=trials.list_trials(service, id, asked),
+        page=trials.list_trials(service, id, ask(TrialQuery, query, limit=100)),
         arms=[arm.name for arm in list_arms(service.record, id)[1]],
         query=query,
         states=TRIAL_STATES,
