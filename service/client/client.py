@@ -61,7 +61,10 @@ class Client(Connection):
         return Experiment.load(self, experiment_id)
 
     def experiments(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
-        """Return experiments, newest first: all, or those with a `state`, `project` or `name`."""
+        """Return experiments, newest first: all, or those with a `state`, `project` or `name`.
+
+        They come without their specs; `experiment` has all of one.
+        """
         return self.items(Experiment.listing_path, limit, **filters)
 
     def events(self, experiment_id: str, after: str | None = None) -> Iterator[Event]:
