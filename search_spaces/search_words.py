@@ -8,6 +8,7 @@ from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.population import explain_population, find_population_errors
 from eigensweep.search_spaces.race_words import explain_race
 from eigensweep.search_spaces.sections import (
     IN_GENERATIONS,
@@ -44,6 +45,8 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
         )
     if spec.scheduler.name == "hyperband":
         words.append(_explain_brackets(spec))
+    if spec.scheduler.name == "pbt":
+        words.append(explain_population(spec))
     if spec.population is not None:
         words.append(f"A generation has {spec.population} trials in each arm")
     if method in JOINT:
@@ -70,6 +73,9 @@ OF_SCHEDULERS = {
     "reduction_factor": ("asha", "hyperband"),
     "brackets": ("hyperband",),
     "min_samples": ("median",),
+    "quantile": ("pbt",),
+    "perturb": ("pbt",),
+    "resample": ("pbt",),
 }
 """Settings that only some schedulers read."""
 
@@ -98,11 +104,13 @@ def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
     if spec.objective.against and spec.scheduler.name != "none":
         yield SpecError(
             "scheduler.name",
-            f"{spec.scheduler.name} would stop trials for one objective, and 'objective.against' "
+            f"{spec.scheduler.name} would judge trials by one objective, and 'objective.against' "
             "names more; let every trial train to its end, with 'none'",
             expected="none",
             got=spec.scheduler.name,
         )
+    if spec.scheduler.name == "pbt":
+        yield from find_population_errors(spec)
     if search.method != "cmaes":
         return
     if spec.objective.against:

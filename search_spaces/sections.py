@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Unio
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from eigensweep.direction import Better, sign
 from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.registry import Registry
@@ -122,20 +123,25 @@ class SearchConfig(Strict):
 class SchedulerConfig(Strict):
     """Which trials stop at a rung because others do better."""
 
-    name: Literal["none", "asha", "hyperband", "median"] = Field(
+    name: Literal["none", "asha", "hyperband", "median", "pbt"] = Field(
         "none",
         description="`none`: every trial trains to its end; `asha`: asynchronous successive "
         "halving; `hyperband`: the same in several brackets, which begin to stop trials later and "
-        "later; `median`: a trial stops when it falls below the median of the others",
+        "later; `median`: a trial stops when it falls below the median of the others; `pbt`: "
+        "population-based training, where at each rung the worst trials go on from copies of the "
+        "best, with changed values",
     )
     rung_every: int | None = Field(
         None,
         ge=1,
-        description="Steps between rungs, where a trial reports and may be stopped; default: "
-        "about a tenth of the budget",
+        description="Steps between rungs, where a trial reports, and may be stopped or replaced; "
+        "default: about a tenth of the budget",
     )
     min_steps: int | None = Field(
-        None, ge=1, description="Steps that every trial trains at least; default: to the first rung"
+        None,
+        ge=1,
+        description="Steps that every trial trains before it may be stopped or replaced; default: "
+        "to the first rung",
     )
     reduction_factor: int = Field(
         3,
@@ -153,9 +159,9 @@ class SchedulerConfig(Strict):
     margin: float | None = Field(
         0.1,
         ge=0,
-        description="A rung stops no trial before one that reached it is better than the baseline "
-        "by this share of the baseline; null: each rung decides. It has no effect where a task has "
-        "no baseline",
+        description="A rung stops or replaces no trial before one that reached it is better than "
+        "the baseline by this share of the baseline; null: each rung decides. It has no effect "
+        "where a task has no baseline",
     )
     min_samples: int = Field(
         3,
@@ -163,6 +169,32 @@ class SchedulerConfig(Strict):
         description="`median`: other trials that must have reached a rung before a trial may be "
         "stopped there",
     )
+    quantile: float = Field(
+        0.2,
+        gt=0,
+        le=0.5,
+        description="`pbt`: share of the trials, the worst, that is replaced at a rung; as large a "
+        "share, the best, is copied. At least one trial is",
+    )
+    perturb: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="`pbt`: a replaced trial multiplies each value by 1 plus or 1 minus this; of a "
+        "list it takes the next larger or smaller value",
+    )
+    resample: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="`pbt`: probability that a replaced trial draws a value anew instead",
+    )
+
+    def good_enough(self, baseline: float | None, better: Better) -> float | None:
+        """Return the value that a trial must beat before any is stopped; None if there is none."""
+        if baseline is None or self.margin is None:
+            return None
+        return baseline - sign(better) * self.margin * abs(baseline)
 
 
 class RacingConfig(Strict):

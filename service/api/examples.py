@@ -48,6 +48,7 @@ TRIAL_SUMMARY: Final[Json] = {
     "arm": "scornn",
     "state": "completed",
     "params": {"optimizer.lr": 0.001, "model.negative_fraction": 0.5},
+    "lineage": [],
     "hash": "9fc4804ccbcbae34",
     "attempt": 1,
     "value": 0.0031,

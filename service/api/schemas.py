@@ -90,8 +90,18 @@ class ReportNow(Answer):
     metrics: Metrics
 
 
+class TakeoverNow(Answer):
+    """How population-based training replaced a trial."""
+
+    step: int = Field(description="Where that was")
+    source: int = Field(
+        description="Number of the trial whose weights and optimizer state it took over"
+    )
+    params: dict[str, Scalar] = Field(description="What it went on with, by dotted path")
+
+
 class AttemptNow(Answer):
-    """One process of a trial. There are several if a process was lost."""
+    """One process of a trial. There are several if a process was lost, or in a population."""
 
     attempt: int
     started_at: datetime
@@ -128,6 +138,10 @@ class TrialSummary(TrialHead):
 
     model_config = ConfigDict(json_schema_extra={"examples": [TRIAL_SUMMARY]})
 
+    lineage: list[TakeoverNow] = Field(
+        description="What population-based training made of it, by step; where it is not empty, "
+        "`params` and `hash` are those that the trial began with"
+    )
     hash: str | None = Field(
         description="Content hash of the configuration, without seed and budget"
     )
@@ -301,6 +315,10 @@ class Views:
         newest = record.reports[-1].metrics if record.reports else {}
         return TrialSummary(
             **self._head(row),
+            lineage=[
+                TakeoverNow(step=taken["step"], source=taken["source"], params=taken["params"])
+                for taken in row.lineage or ()
+            ],
             hash=row.config_hash,
             attempt=row.attempt,
             best_step=result.get("best_step"),

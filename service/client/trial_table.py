@@ -17,6 +17,7 @@ COLUMNS = (
     "trial",
     "arm",
     "settings",
+    "changes",
     "state",
     "n",
     "value",
@@ -38,7 +39,8 @@ class TrialTable(list[JsonObject]):
 
     `value` is the mean over `n` replicates on validation data, `test` that on test data. Each has
     its standard deviation and its 95% interval. `ratio` is value over baseline. Where a lower
-    value is better, a ratio below 1 means that the model beats the memoryless baseline.
+    value is better, a ratio below 1 means that the model beats the memoryless baseline. `changes`
+    says how often population-based training has replaced the trial, which began with `settings`.
     """
 
     @classmethod
@@ -59,9 +61,15 @@ class TrialTable(list[JsonObject]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it prints: without those on spread if no trial has replicates."""
-        is_repeated = any((row["n"] or 0) > 1 for row in self)
-        return tuple(column for column in COLUMNS if is_repeated or column not in SPREAD)
+        """The columns that it prints.
+
+        Left out are those on spread where no trial has replicates, and `changes` where
+        population-based training has replaced none.
+        """
+        hidden = () if any((row["n"] or 0) > 1 for row in self) else SPREAD
+        if not any(row["changes"] for row in self):
+            hidden = (*hidden, "changes")
+        return tuple(column for column in COLUMNS if column not in hidden)
 
     def format_rows(self) -> list[list[str]]:
         """Return the cells of each row as text."""
@@ -85,6 +93,7 @@ def _make_row(place: int, trial: Mapping[str, Any], experiment: Mapping[str, Any
         "trial": trial["number"],
         "arm": trial["arm"],
         "settings": dict(trial.get("params") or {}),
+        "changes": len(trial.get("lineage") or ()),
         "state": trial["state"],
         "n": valid.get("n"),
         "value": value,

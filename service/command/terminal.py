@@ -34,6 +34,7 @@ DROPPED_FIRST = (
     "seconds",
     "parameters",
     "mlflow",
+    "changes",
     "sd",
     "test_sd",
     "ratio",
@@ -101,6 +102,8 @@ def format_event(event: Event) -> str:
     if data.get("step") is not None:
         words.append(f"at step {data['step']}")
         words.append(f"of {data['steps']}" if data.get("steps") is not None else None)
+    if data.get("source") is not None:
+        words.append(f"by trial {data['source']}")
     if data.get("value") is not None:
         words.append(f"value {format_value(data['value'])}")
     if data.get("reason"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
@@ -31,6 +31,7 @@ from eigensweep.workers.shared.messages import (
     Place,
     Result,
     Source,
+    Takeover,
 )
 from eigensweep.workers.shared.results import cut_seeds
 from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES, ExperimentEnd, Outcome
@@ -230,6 +231,7 @@ class RecordLedger:
         def work(session: Session) -> Finished | None:
             same = select(Trial).where(
                 Trial.config_hash == config_hash,
+                Trial.lineage.is_(None),
                 Trial.state == "completed",
                 Trial.seed == seed,
                 Trial.replicates >= replicates,
@@ -248,6 +250,33 @@ class RecordLedger:
 
     def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
         return load_earlier(self.database_url, experiments, self.patience)
+
+    def read_round(self) -> int:
+        def work(session: Session) -> int:
+            mine = Experiment.id == self.experiment_id
+            return session.scalars(select(Experiment.round_step).where(mine)).one()
+
+        return database.read(self.database_url, work, self.patience)
+
+    def end_round(self, step: int, takeovers: Mapping[int, Takeover]) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            if experiment.round_step >= step:
+                return  # committed before, and the answer was lost
+            experiment.round_step = step
+            for number, taken in sorted(takeovers.items()):
+                trial = self._trial(session, number)
+                trial.lineage = [*(trial.lineage or []), taken.to_dict()]
+                trial.step = step
+                emit_trial(
+                    session,
+                    experiment,
+                    trial,
+                    "replaced",
+                    source=taken.source,
+                    params=taken.params,
+                )
+
+        self._write(work)
 
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
@@ -334,7 +363,11 @@ def load_earlier(
 ) -> list[tuple[Source, TrialEntry]]:
     """Return the trials of some experiments that ended with a value, or diverged."""
     ended = Trial.experiment_id.in_(experiments), Trial.state.in_(INSTRUCTIVE)
-    query = select(Trial).where(*ended).order_by(Trial.experiment_id, Trial.number)
+    query = (
+        select(Trial)
+        .where(*ended, Trial.lineage.is_(None))
+        .order_by(Trial.experiment_id, Trial.number)
+    )
 
     def work(session: Session) -> list[tuple[Source, TrialEntry]]:
         return [
@@ -361,6 +394,7 @@ def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> Tr
         run_id=trial.run_id,
         tracked=trial.tracked,
         earlier=trial.earlier and _read_earlier(trial.earlier),
+        lineage=tuple(Takeover.from_dict(each) for each in trial.lineage or ()),
     )
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, aliased
 from eigensweep.service.record import database
 from eigensweep.service.record.queries import TRIAL_SORTS, Queries
 from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
-from eigensweep.workers.shared.messages import Params, Result
+from eigensweep.workers.shared.messages import Json, Params, Result
 from eigensweep.workers.shared.states import OUTCOMES, RANKED
 
 BY_VALUE = TRIAL_SORTS["value"]
@@ -121,12 +121,14 @@ def list_reports(queries: Queries, id: str, numbers: Sequence[int]) -> dict[int,
 def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRecord]]:
     """Return how many trials have ended with a value, and about `most` of them.
 
-    Half of those are the best ones, the others are spread evenly over the rest.
+    Half of those are the best ones, the others are spread evenly over the rest. Trials with a
+    lineage are left out: their value is not that of one point.
     """
     ended = (
         Trial.experiment_id == id,
         Trial.state.in_(OUTCOMES),
         Trial.value.is_not(None),
+        Trial.lineage.is_(None),
     )
 
     def work(session: Session) -> tuple[int, list[PointRecord]]:
@@ -166,10 +168,13 @@ def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
 
 
 def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, float]]]:
-    """Return point and value of each ranked trial, by arm, in the order of their numbers."""
+    """Return point and value of each ranked trial, by arm, in the order of their numbers.
+
+    Trials with a lineage are left out: their value is not that of one point.
+    """
     chosen = (
         select(Trial.arm, Trial.params, Trial.value)
-        .where(Trial.experiment_id == id, Trial.state.in_(RANKED))
+        .where(Trial.experiment_id == id, Trial.state.in_(RANKED), Trial.lineage.is_(None))
         .order_by(Trial.number)
     )
 
@@ -179,6 +184,20 @@ def list_finished(queries: Queries, id: str) -> dict[str, list[tuple[Params, flo
             if value is not None:
                 found.setdefault(arm, []).append((params, value))
         return found
+
+    return database.read(queries.url, work)
+
+
+def list_lineages(queries: Queries, id: str) -> list[tuple[int, list[Json]]]:
+    """Return number and lineage of each trial that population-based training has replaced."""
+    chosen = (
+        select(Trial.number, Trial.lineage)
+        .where(Trial.experiment_id == id, Trial.lineage.is_not(None))
+        .order_by(Trial.number)
+    )
+
+    def work(session: Session) -> list[tuple[int, list[Json]]]:
+        return [(number, lineage or []) for number, lineage in session.execute(chosen)]
 
     return database.read(queries.url, work)
 

@@ -72,6 +72,7 @@ class KindDetails(TypedDict, total=False):
     value: float | None
     reason: str | None
     error: str | None
+    source: int
 
 
 class EventDetails(KindDetails, total=False):
@@ -141,6 +142,8 @@ class Experiment(Base):
     claimed_at: Mapped[float | None] = mapped_column(Double)
     claimed_steps: Mapped[int] = mapped_column(BigInteger, default=0)
     """Steps done when the newest driver was started; the speed is measured from there."""
+    round_step: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Step at which the last round of population-based training has ended; 0 before."""
     deaths: Mapped[int] = mapped_column(Integer, default=0)
     """Drivers that died in a row, without progress between their deaths."""
     progress_mark: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -186,6 +189,8 @@ class Trial(Base):
     rank: Mapped[float] = mapped_column(Double, default=UNRANKED)
     """The value, negated where higher is better, so that the best comes first."""
     result: Mapped[Json | None] = mapped_column(JsonColumn)
+    lineage: Mapped[list[Json] | None] = mapped_column(JsonColumn)
+    """Each `Takeover`, by step; None if there was none, so that it has one configuration."""
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
     run_project: Mapped[str | None] = mapped_column(Text)

@@ -117,6 +117,19 @@ def test_hyperband_says_when_its_brackets_begin():
     assert words == "hyperband has a single bracket here, and stops no trial"
 
 
+def test_pbt_says_how_many_trials_are_replaced_and_when():
+    space = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+    search = {"method": "random", "trials": 12, "space": space}
+    training = {"steps": 100, "evaluate_every": 10}
+    scheduler = {"name": "pbt", "rung_every": 20}
+    model = {"name": "scornn", "hidden_size": 8, "negative_fraction": 0.5}
+    found = preview(make(model=model, search=search, scheduler=scheduler, training=training))
+    assert found.trials == 12
+    (words,) = found.search.words
+    assert "waits for the last at each rung: 4 times, first at 20 steps" in words
+    assert "the 2 worst go on from a copy of one of the 2 best, with changed optimizer.lr" in words
+
+
 def test_a_grid_says_that_it_runs_every_point_whatever_trials_are_asked_for():
     found = preview(make(search=make().search.model_dump() | {"trials": 2}))
     assert found.trials == found.points

@@ -55,8 +55,17 @@ def grid(**space):
     return {"space": {path.replace("__", "."): axis for path, axis in space.items()}}
 
 
+def pbt(**changes):
+    """Return a good spec for population-based training, with changes."""
+    rates = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+    search = {"method": "random", "trials": 8, "space": rates}
+    training = {"steps": 100, "evaluate_every": 10}
+    return {"search": search, "scheduler": {"name": "pbt"}, "training": training, **changes}
+
+
 def test_a_good_spec_has_no_problems():
     assert post() == ([], None)
+    assert post(**pbt()) == ([], None)
 
 
 @pytest.mark.parametrize("lanes", [1, 512, "auto", None])
@@ -272,7 +281,7 @@ RANGE = {"low": 0.1, "high": 0.9}
             {"objective": {"against": ["seconds"]}, "scheduler": {"name": "asha"}},
             SpecError,
             "scheduler.name",
-            "asha would stop trials for one objective.*with 'none'",
+            "asha would judge trials by one objective.*with 'none'",
         ),
         (
             {
@@ -304,6 +313,78 @@ RANGE = {"low": 0.1, "high": 0.9}
             SpecError,
             "search.population",
             "grid has no generations; 'population' is for cmaes and nsga2",
+        ),
+        (
+            pbt(search=grid(optimizer__lr=[0.1, 0.01], model__negative_ones=[1, 2])),
+            SpecError,
+            "search.space.model.negative_ones",
+            "'model.negative_ones' cannot change in the middle.*scornn can change optimizer.lr, ",
+        ),
+        (
+            pbt(search=grid(optimizer__lr=[0.1, 0.01], optimizer__name=["adam", "rmsprop"])),
+            SpecError,
+            "search.space.optimizer.name",
+            "what the optimizer remembers would not fit",
+        ),
+        (
+            pbt(search=grid(optimizer__lr=[0.1, 0.01], optimizer__clip_norm=[None, 1.0])),
+            SpecError,
+            "search.space.optimizer.clip_norm",
+            "multiplies 'optimizer.clip_norm', which takes nowhere from None; take numbers above 0",
+        ),
+        (
+            pbt(
+                search=grid(
+                    optimizer__lr=[0.1, 0.01],
+                    optimizer__alpha={"choices": [0.5, 0.9], "when": {"optimizer.lr": [0.1]}},
+                )
+            ),
+            SpecError,
+            "search.space.optimizer.alpha",
+            "exists under a condition; pbt changes it in every trial",
+        ),
+        (
+            pbt(search={"method": "tpe", "trials": 8, **grid(optimizer__lr=[0.1, 0.01])}),
+            SpecError,
+            "search.method",
+            "tpe learns .*changes its configuration while it trains; .*'random', 'qmc' or 'grid'",
+        ),
+        (
+            pbt(search=grid(optimizer__lr=[0.1])),
+            SpecError,
+            "search.space",
+            "this experiment has 1 trial; give 'search.space' more points",
+        ),
+        (
+            pbt(model=..., arms=[{"model": LSTM}, {"name": "b", "model": LSTM}]),
+            SpecError,
+            "arms",
+            "those of one arm do not fit another; post an experiment for each arm",
+        ),
+        (pbt(resources={"lanes": 4}), SpecError, "resources.lanes", "leave 'lanes' out"),
+        (
+            pbt(training={"steps": 100, "evaluate_every": 10, "patience": 2}),
+            SpecError,
+            "training.patience",
+            "would leave its population",
+        ),
+        (
+            pbt(training={"steps": 100, "evaluate_every": 100}),
+            SpecError,
+            "scheduler.rung_every",
+            "no rung lies before the end of the training",
+        ),
+        (
+            pbt(scheduler={"name": "pbt", "min_steps": 1000}),
+            SpecError,
+            "scheduler.min_steps",
+            "no rung lies before the end of the training",
+        ),
+        (
+            pbt(objective={"against": ["seconds"]}),
+            SpecError,
+            "scheduler.name",
+            "pbt would judge trials by one objective",
         ),
         (
             {"objective": {"metric": "recal_accuracy"}},

@@ -20,7 +20,8 @@ from starlette.testclient import TestClient
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration
-from eigensweep.workers.shared.messages import Source
+from eigensweep.service.client.trial_table import TrialTable
+from eigensweep.workers.shared.messages import Source, Takeover
 from eigensweep.workers.shared.results import summarise
 
 OPEN = {"/healthz", "/readyz", "/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"}
@@ -136,6 +137,36 @@ class TestExperiment:
         failed = read(client, f"{here}/4")
         assert "Why it is failed KeyError: " in failed
         assert "Traceback (most recent call last): File x" in failed
+
+    def test_a_population_shows_who_went_on_from_whom_and_with_what(self, client, ledger):
+        here = f"/experiments/{ledger.experiment_id}"
+        assert "Population" not in read(client, here)
+        assert "Lineage" not in read(client, f"{here}/trials/7")
+        ledger.end_round(50, {7: Takeover(50, 2, {"optimizer.lr": 0.0123}, "h2")})
+        told = "trial step took over from trial went on with 7 50 2 lr=0.0123"
+        assert "Population Trials that were replaced" in read(client, here)
+        assert told in read(client, here)
+        assert told in read(client, f"{here}/trials/7")
+        assert "lr=0.001 changed at step 50" in read(client, f"{here}/trials")
+
+    def test_the_api_tells_a_lineage_and_leaves_its_trial_out_where_points_are_compared(
+        self, client, ledger
+    ):
+        here = f"/v1/experiments/{ledger.experiment_id}"
+        ledger.end_round(50, {7: Takeover(50, 2, {"optimizer.lr": 0.0123}, "h2")})
+        ledger.finish(7, 1, "completed", summarise([seed_result(0, 0.01, "completed")]))
+        trial = client.get(f"{here}/trials/7").json()
+        assert trial["lineage"] == [{"step": 50, "source": 2, "params": {"optimizer.lr": 0.0123}}]
+        assert trial["params"] == {"optimizer.lr": 0.001}
+        assert client.get(here).json()["best"]["number"] == 7
+        numbers = [each["number"] for each in client.get(f"{here}/points").json()["items"]]
+        assert 7 not in numbers
+        assert {0, 1, 2, 3} < set(numbers)
+        table = client.get(f"{here}/trials.csv").text
+        assert "step 50 from trial 2: optimizer.lr=0.0123" in table
+        rows = TrialTable.rank(client.get(here).json(), [trial])
+        assert "changes" in rows.columns
+        assert rows[0]["changes"] == 1
 
     def test_the_form_starts_from_a_preset_or_an_experiment(self, client, ledger):
         for query, name in (

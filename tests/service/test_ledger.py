@@ -33,12 +33,14 @@ from eigensweep.workers.shared.messages import (
     ReplicateResult,
     Result,
     Source,
+    Takeover,
 )
 from eigensweep.workers.shared.results import summarise
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 3, "replicates": 1}
 THREE = CONFIG | {"replicates": 3}
 RESULT = Result(outcome="completed", value=0.25, step=100, best_step=90)
+TAKEOVER = Takeover(40, 0, {"optimizer.lr": 0.2}, "abd")
 PLACE = Place(node="here", pid=7, device="cpu")
 
 
@@ -237,6 +239,36 @@ class TestEveryLedger:
         (entry,) = ledger.load()
         assert (entry.state, entry.error) == ("failed", "second")
 
+    def test_the_end_of_a_round_is_written_once_and_all_of_it(self, ledger):
+        for number in range(2):
+            ledger.open(number, "scornn", {"optimizer.lr": 0.1}, CONFIG, "abc")
+            ledger.interrupt(number, ledger.begin(number), "waits")
+        assert ledger.read_round() == 0
+        ledger.end_round(40, {1: TAKEOVER})
+        ledger.end_round(40, {0: TAKEOVER})
+        ledger.end_round(20, {0: TAKEOVER})
+        untouched, replaced = ledger.load()
+        assert (untouched.lineage, replaced.lineage) == ((), (TAKEOVER,))
+        assert replaced.params == {"optimizer.lr": 0.1}
+        assert replaced.current_params == {"optimizer.lr": 0.2}
+        assert (untouched.reached, replaced.reached, ledger.read_round()) == (0, 40, 40)
+        later = dataclasses.replace(TAKEOVER, step=60)
+        ledger.end_round(60, {1: later})
+        assert ledger.load()[1].lineage == (TAKEOVER, later)
+
+    def test_a_trial_that_changed_on_the_way_is_no_result_of_its_configuration(self, ledger):
+        for number in range(2):
+            ledger.open(number, "scornn", {}, CONFIG, "abc")
+        ledger.end_round(40, {0: TAKEOVER})
+        ledger.begin(0)
+        ledger.finish(0, 1, "completed", RESULT)
+        assert ledger.find_finished("abc", 3, 1, 100) is None
+        assert ledger.find_shorter("abc", 3, 1, 200) is None
+        ledger.begin(1)
+        ledger.finish(1, 1, "completed", RESULT)
+        assert ledger.find_finished("abc", 3, 1, 100).source.number == 1
+        assert ledger.find_shorter("abc", 3, 1, 200).source.number == 1
+
     def test_what_is_not_finite_is_stored_as_unknown(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")
         ledger.begin(0)
@@ -278,6 +310,7 @@ class TestEveryLedger:
         for write in (
             lambda: ledger.begin(0),
             lambda: ledger.set_total(3),
+            lambda: ledger.end_round(20, {}),
             lambda: ledger.end("completed"),
             ledger.intent,
         ):

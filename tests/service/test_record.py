@@ -335,6 +335,29 @@ class TestSettings:
         assert Settings().home == tmp_path / "somewhere"
 
 
+def test_a_record_of_an_earlier_version_is_read_on_and_knows_of_no_lineage(tmp_path):
+    url = f"sqlite:///{tmp_path}/old.db"
+    migrate(url, "0007")
+    insert = (
+        "INSERT INTO experiments (id, name, project, priority, spec, metric, unit, better, state, "
+        "intent, tracked, created_at, generation, claimed_steps, deaths, progress_mark) VALUES "
+        "('e1', 'old', 'p', 0, '{}', 'loss', 'nats', 'lower', 'running', 'run', 0, 1, 1, 0, 0, 0)",
+        "INSERT INTO trials (experiment_id, number, arm, params, config_hash, seed, replicates, "
+        "steps, state, attempt, step, rank, result, tracked) VALUES "
+        "('e1', 0, 'lstm', '{}', 'abc', 0, 1, 9, 'completed', 1, 9, 0.5, '{\"value\": 0.5}', 0)",
+    )
+    with database.engine(url).execution_options(writes=True).begin() as connection:
+        for statement in insert:
+            connection.exec_driver_sql(statement)
+    migrate(url)
+    ledger = RecordLedger(url, "e1", 1)
+    assert ledger.load()[0].lineage == ()
+    assert ledger.read_round() == 0
+    assert ledger.find_finished("abc", 0, 1, 9).result.value == 0.5
+    ledger.end_round(5, {})
+    assert ledger.read_round() == 5
+
+
 def test_writers_of_one_process_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "BUSY_SECONDS", 0)  # SQLite itself waits for nobody
     url = f"sqlite:///{tmp_path}/turns.db"

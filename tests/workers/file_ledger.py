@@ -5,14 +5,22 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError, TrialEntry
-from eigensweep.workers.shared.messages import ConfigJson, Metrics, Params, Place, Result, Source
+from eigensweep.workers.shared.messages import (
+    ConfigJson,
+    Metrics,
+    Params,
+    Place,
+    Result,
+    Source,
+    Takeover,
+)
 from eigensweep.workers.shared.results import cut_seeds
 from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Outcome
 
@@ -34,7 +42,7 @@ class FileLedger:
             text = file.read()
             content = json.loads(text) if text else {
                 "generation": 1, "trials": {}, "intent": "run", "end": None, "total": None,
-                "run": None, "tracked": False, "history": [], "finished_elsewhere": {},
+                "run": None, "tracked": False, "history": [], "finished_elsewhere": {}, "round": 0,
             }  # fmt: skip
             yield content
             if write:
@@ -63,6 +71,7 @@ class FileLedger:
 
     def _add(self, number: int, **fields: Any) -> None:
         rest = {"attempt": 0, "reports": {}, "place": None, "result": None, "error": None}
+        rest["lineage"] = []
         trial = {"number": number, **rest, "run_id": None, "tracked": False, **fields}
         with self._change() as content:
             content["trials"].setdefault(str(number), trial)
@@ -157,7 +166,7 @@ class FileLedger:
     def _find_completed(
         self, config_hash: str, seed: int, replicates: int
     ) -> Iterator[tuple[int, Finished]]:
-        for entry in self.load():
+        for entry in (each for each in self.load() if not each.lineage):
             if entry.state == "completed" and entry.config_hash == config_hash:
                 config = entry.config
                 enough = config["replicates"] >= replicates
@@ -173,8 +182,21 @@ class FileLedger:
             (Source(id, entry.number, entry.run_id), entry)
             for id in experiments
             for entry in FileLedger(Path(self.path).parent / f"{id}.json", id).load()
-            if entry.state in INSTRUCTIVE
+            if entry.state in INSTRUCTIVE and not entry.lineage
         ]
+
+    def read_round(self) -> int:
+        step: int = self.read("round")
+        return step
+
+    def end_round(self, step: int, takeovers: Mapping[int, Takeover]) -> None:
+        with self._change() as content:
+            if content["round"] >= step:
+                return
+            content["round"] = step
+            for number, taken in takeovers.items():
+                content["trials"][str(number)]["lineage"].append(taken.to_dict())
+            content["history"].append(["round", step, sorted(takeovers)])
 
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         with self._change() as content:
@@ -244,6 +266,7 @@ def _read_entry(trial: dict[str, Any]) -> TrialEntry:
     content["place"] = trial["place"] and Place.from_dict(trial["place"])
     content["earlier"] = trial.get("earlier") and Earlier(**trial["earlier"])
     content["result"] = trial["result"] and Result.from_dict(trial["result"])
+    content["lineage"] = tuple(Takeover.from_dict(each) for each in trial["lineage"])
     return TrialEntry(**content)
 
 

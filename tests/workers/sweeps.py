@@ -45,8 +45,9 @@ def spec(search: dict[str, Any], **fields: Any) -> dict[str, Any]:
 class Bench:
     """A driver's memory: one ledger, one journal, and a new sweep whenever it starts anew."""
 
-    def __init__(self, folder: Path, content: dict[str, Any], retries: int = 3) -> None:
-        self.folder, self.retries, self.storage = folder, retries, str(folder)
+    def __init__(self, folder: Path, content: dict[str, Any], retries: int = 3, **how: Any) -> None:
+        """`how` is what each new sweep is given beside its memory."""
+        self.folder, self.retries, self.storage, self.how = folder, retries, str(folder), how
         self.spec = ExperimentSpec.model_validate(content)
         self.share = share_of(self.spec.resources, self.spec.replicates, None)
         self.ledger = FileLedger(folder / "ledger.json")
@@ -55,7 +56,7 @@ class Bench:
     def start(self) -> None:
         """Forget everything but the files, as a new driver does."""
         self.study = self.optuna()
-        self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries)
+        self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries, **self.how)
         LIVE["e1"] = self
         self.search = ExperimentSearch("e1")
 

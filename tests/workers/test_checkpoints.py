@@ -56,6 +56,63 @@ def a_full_disk(allowed: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+class TestTakeover:
+    SOURCE = "e7/00003/0"
+
+    @pytest.fixture
+    def source(self, store: Store) -> Store:
+        """Return the store, in which another trial has come to step 30, too."""
+        store.begin(self.SOURCE, 1)
+        store.commit(self.SOURCE, 1, 30, state(77), [point(30)])
+        return store
+
+    def test_the_checkpoint_is_the_sources_byte_for_byte_and_the_curve_stays(self, source):
+        source.take_over(self.SOURCE, KEY, 2, 30)
+        copied, original = (source.root / key for key in (KEY, self.SOURCE))
+        (theirs,), (mine,) = original.glob("step-*.pt"), copied.glob("step-*.pt")
+        assert mine.read_bytes() == theirs.read_bytes()
+        snapshot = source.newest(KEY)
+        assert (snapshot.step, snapshot.state["step"]) == (30, 77)
+        assert [p.step for p in snapshot.points] == [5, 10, 15, 20, 25, 30]
+
+    def test_it_goes_on_and_never_falls_back_to_what_it_was(self, source):
+        source.take_over(self.SOURCE, KEY, 2, 30)
+        source.commit(KEY, 2, 40, state(40), [point(40)])
+        newest = source.list_checkpoints(KEY)[0].file
+        (source.root / KEY / newest).write_bytes(b"damaged")
+        snapshot = source.newest(KEY)
+        assert (snapshot.step, snapshot.state["step"]) == (30, 77)
+        assert snapshot.points[-1].step == 40
+
+    def test_a_second_call_changes_nothing_wherever_both_are(self, source):
+        source.take_over(self.SOURCE, KEY, 2, 30)
+        source.commit(KEY, 2, 40, state(40), [point(40)])
+        source.commit(self.SOURCE, 1, 50, state(50), [point(50)])
+        source.take_over(self.SOURCE, KEY, 3, 30)
+        assert source.newest(KEY).state["step"] == 40
+        source.take_over(self.SOURCE, KEY, 3, 60)
+        assert source.newest(KEY).state["step"] == 50
+
+    def test_the_attempt_before_it_can_no_longer_commit(self, source):
+        source.take_over(self.SOURCE, KEY, 2, 30)
+        with pytest.raises(StaleAttemptError):
+            source.commit(KEY, 1, 40, state(40), [])
+        with pytest.raises(StaleAttemptError):
+            source.take_over(self.SOURCE, KEY, 1, 60)
+
+    def test_on_a_full_disk_everything_stays_as_it_was(self, source):
+        with a_full_disk(100), pytest.raises(StorageError):
+            source.take_over(self.SOURCE, KEY, 2, 30)
+        assert source.newest(KEY).state["step"] == 30
+        source.commit(KEY, 1, 40, state(40), [])
+        assert source.newest(KEY).step == 40
+
+    def test_a_source_without_a_checkpoint_lets_it_begin_anew(self, store):
+        store.take_over("e7/00099/0", KEY, 2, 30)
+        assert store.newest(KEY) is None
+        store.begin(KEY, 2)
+
+
 def test_the_newest_snapshot_is_the_last_commit_with_the_whole_curve(store):
     snapshot = store.newest(KEY)
     assert (snapshot.step, snapshot.state["step"]) == (30, 30)

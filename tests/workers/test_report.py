@@ -8,7 +8,7 @@ from typing import Any
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import ReplicateResult, Result
+from eigensweep.workers.shared.messages import ReplicateResult, Result, Takeover
 
 SPEC = ExperimentSpec.model_validate(
     {
@@ -68,6 +68,16 @@ def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_th
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| lstm | lr=0.01 optimizer=adam | 2 | 0.34 | 0.1414 | -0.9306 to 1.611 |" in text
     assert "| none | - | 0 | - | - | - | - | 1 diverged |" in text
+
+
+def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tmp_path):
+    lineage = (Takeover(10, 1, {"optimizer.lr": 0.02, "optimizer.name": "adam"}, "h"),)
+    entries = [make_entry(0, "scornn", 0.1, lineage=lineage), make_entry(1, "scornn", 0.2)]
+    files = write_report(tmp_path / "report", SPEC, entries, "completed")
+    assert [path.name for path in files] == ["lineage.md", "report.json", "report.md"]
+    text = (tmp_path / "report" / "lineage.md").read_text()
+    assert "| 0 | 0 | - | lr=0.1 optimizer=adam |\n| 0 | 10 | 1 | lr=0.02 optimizer=adam |" in text
+    assert "lr=0.1 optimizer=adam at first (lineage.md)" in (files[-1]).read_text()
 
 
 def test_an_experiment_without_results_has_a_report_and_a_disk_that_refuses_it_harms_nothing(

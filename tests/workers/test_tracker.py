@@ -15,7 +15,7 @@ from file_ledger import FileLedger
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
 from eigensweep.workers.shared.ledger import TrialEntry
-from eigensweep.workers.shared.messages import ReplicateResult, Result, Source
+from eigensweep.workers.shared.messages import ReplicateResult, Result, Source, Takeover
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.tracking import tracker as tracking
 from eigensweep.workers.tracking.mlflow_runs import AwayError, Content
@@ -44,6 +44,7 @@ class RunsInMemory:
         self.names: dict[str, str] = {}
         self.tags: dict[str, dict[str, str]] = {}
         self.files: dict[tuple[str, str], Path] = {}
+        self.texts: dict[tuple[str, str], str] = {}
         self.ended: dict[str, str] = {}
         self.sends_until_away: int | None = None
 
@@ -68,6 +69,7 @@ class RunsInMemory:
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:
         self.tags.setdefault(run_id, {})
+        self.texts[run_id, name] = text
 
     def keep_file(self, run_id: str, path: Path, folder: str) -> None:
         self.files[run_id, folder] = path
@@ -286,6 +288,18 @@ class TestFirstClick:
         assert len(packed) < 5000
         text = zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))
         assert json.loads(text)["orderByKey"] == "metrics.`objective`"
+
+    def test_a_trial_of_a_population_has_its_lineage_as_a_tag_and_a_file(self, tmp_path, runs):
+        lineage = (Takeover(10, 2, {"lr": 0.1}, "a"), Takeover(20, 0, {"lr": 0.2}, "b"))
+        entry = make_entry(result=Result(value=0.5, step=30), lineage=lineage)
+        tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
+        Store(tmp_path).begin("e1/00004/7", 1)
+        tracker.see(entry)
+        tracker._pass()
+        words = "step 10 from trial 2, step 20 from trial 0"
+        assert runs.tags["run-4-None"]["eigensweep.lineage"] == words
+        kept = json.loads(runs.texts["run-4-None", "lineage.json"])
+        assert [(each["step"], each["source"]) for each in kept] == [(10, 2), (20, 0)]
 
     def test_a_trial_of_several_replicates_has_the_curve_of_their_means(self, tmp_path, runs):
         store = Store(tmp_path)

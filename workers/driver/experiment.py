@@ -11,12 +11,14 @@ import math
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import optuna
 from ray import tune
 from ray.tune.experiment import Trial
 
+from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import count_nodes, count_slots, explain_no_slot
@@ -31,9 +33,18 @@ from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.engine.trainable import TrialTrainable
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
-from eigensweep.workers.shared.messages import OBJECTIVE, DriverOptions, Order, Reports, SpecJson
+from eigensweep.workers.shared.messages import (
+    OBJECTIVE,
+    DriverOptions,
+    Metrics,
+    Order,
+    Params,
+    Reports,
+    SpecJson,
+)
 from eigensweep.workers.shared.states import OPEN_TRIALS
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
@@ -85,6 +96,7 @@ class ExperimentDriver:
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
             count_nodes=lambda: count_nodes(self.share),
+            take_over=partial(take_over, Store(options.storage), experiment),
         )
         limit = spec.limits.wall_seconds
         deadline = None if limit is None else study.note_start(time.time()) + limit
@@ -233,13 +245,29 @@ class ExperimentDriver:
             self.tracker.wait()
 
 
+def take_over(store: Store, experiment: str, entry: TrialEntry) -> None:
+    """Give a trial the checkpoints of the one that its newest `lineage` names, once.
+
+    Raises:
+        StorageError: if the store cannot be read or written.
+    """
+    taken = entry.lineage[-1]
+    for seed in TrialConfig.from_dict(entry.config).seeds:
+        source = replicate_key(experiment, taken.source, seed)
+        key = replicate_key(experiment, entry.number, seed)
+        store.take_over(source, key, entry.attempt + 1, taken.step)
+
+
 def make_order(
     experiment: str, spec: ExperimentSpec, options: DriverOptions, share: Share, job: Job
 ) -> Order:
     """Return what the process of a job's trial is to do."""
     entry = job.entry
     config = config_to_train(entry)
+    if entry.lineage:
+        config = spec.trial(Point(entry.arm, entry.current_params)).model_dump(mode="json")
     again = entry.earlier is not None
+    is_population = spec.scheduler.name == "pbt"
     return Order(
         experiment=experiment,
         number=entry.number,
@@ -247,7 +275,7 @@ def make_order(
         donor=job.donor,
         config=config,
         rungs=tuple(spec.rung_steps(TrialConfig.from_dict(entry.config))),
-        reported=0 if again else max(entry.reports, default=0),
+        reported=0 if again else entry.reached,
         reports=() if again else _objectives(entry),
         storage=options.storage,
         data_root=options.data_root,
@@ -259,7 +287,13 @@ def make_order(
         log_format=options.log_format,
         otlp_endpoint=options.otlp_endpoint,
         trace=options.trace,
+        shown=_numbers(entry.current_params) if is_population else {},
+        takeover=entry.lineage[-1] if entry.lineage else None,
     )
+
+
+def _numbers(params: Params) -> Metrics:
+    return {path: value for path, value in params.items() if isinstance(value, int | float)}
 
 
 def _objectives(entry: TrialEntry) -> Reports:

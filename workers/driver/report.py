@@ -61,10 +61,15 @@ def _write(
     report = make_report(spec, trials, state)
     (folder / "report.json").write_text(json.dumps(report, indent=2))
     (folder / "report.md").write_text(format_report(report))
+    if any(trial.lineage for trial in trials):
+        (folder / "lineage.md").write_text(format_lineages(trials))
     points = [
         {"arm": e.arm, "params": e.params, "value": e.result.value, "number": e.number}
         for e in trials
-        if e.state in RANKED and e.result is not None and e.result.value is not None
+        if e.state in RANKED
+        and e.result is not None
+        and e.result.value is not None
+        and not e.lineage
     ]
     if len(points) > 1:
         order = {"spec": spec.model_dump(mode="json", exclude_unset=True), "trials": points}
@@ -127,6 +132,8 @@ def _describe_arm(arm: str, trials: list[TrialEntry], better: Better) -> Json:
         return row
     key, number, best, result = min(ranked)
     found = {"rank": key, "best_trial": number, "params": best.params, "value": result.value}
+    if best.lineage:
+        found["lineage"] = [taken.to_dict() for taken in best.lineage]
     return row | found | {"statistics": _statistics(result), "test": result.test}
 
 
@@ -161,7 +168,7 @@ def format_report(report: Json) -> str:
         ends = [_show(value.get(end)) for end in ("low", "high")]
         cells = [
             row["arm"],
-            describe_settings(row["params"]) or "-",
+            _describe_params(row),
             str(value.get("n", 1 if row["value"] is not None else 0)),
             _show(row["value"]),
             _show(value.get("sd")),
@@ -170,6 +177,30 @@ def format_report(report: Json) -> str:
             ", ".join(f"{n} {state}" for state, n in sorted(row["trials"].items())) or "-",
         ]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _describe_params(row: Json) -> str:
+    words = describe_settings(row["params"]) or "-"
+    return f"{words} at first (lineage.md)" if row.get("lineage") else words
+
+
+def format_lineages(trials: Iterable[TrialEntry]) -> str:
+    """Return what population-based training made of each trial, step by step, as Markdown."""
+    lines = [
+        "# Lineages",
+        "",
+        "Each trial with the values that it began with. At a step it may have taken over the "
+        "weights and the optimizer state of another trial, and went on with other values.",
+        "",
+        "| trial | step | from trial | values from there on |",
+        "| --- | --- | --- | --- |",
+    ]
+    for trial in trials:
+        lines.append(f"| {trial.number} | 0 | - | {describe_settings(trial.params) or '-'} |")
+        for taken in trial.lineage:
+            words = describe_settings(taken.params)
+            lines.append(f"| {trial.number} | {taken.step} | {taken.source} | {words} |")
     return "\n".join([*lines, ""])
 
 

@@ -173,6 +173,21 @@ class Median(KnowsReports, MedianStoppingRule):
             super().on_trial_complete(controller, trial, result)
 
 
+class Rounds(FIFOScheduler):
+    """Ends a trial's attempt at each rung from `first` on: it waits in the ledger for the others.
+
+    Who goes on from whom is decided by the `Sweep`, which starts the trial again.
+    """
+
+    def __init__(self, first: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._first = first
+
+    def on_trial_result(self, controller: Any, trial: Any, result: Json) -> str:
+        is_end = result["step"] >= self._first
+        return TrialScheduler.STOP if is_end else TrialScheduler.CONTINUE
+
+
 def make_scheduler(
     settings: SchedulerConfig,
     *,
@@ -187,9 +202,7 @@ def make_scheduler(
     Trials are first compared at `min_steps`, or at `first_rung`.
     """
     first = min(settings.min_steps or first_rung, max_steps)
-    good_enough = None
-    if baseline is not None and settings.margin is not None:
-        good_enough = baseline - sign(better) * settings.margin * abs(baseline)
+    good_enough = settings.good_enough(baseline, better)
     if settings.name == "median":
         return Median(
             past,
@@ -200,6 +213,8 @@ def make_scheduler(
         )
     if settings.name == "none":
         return FIFOScheduler()  # type: ignore[no-untyped-call]
+    if settings.name == "pbt":
+        return Rounds(first)
     most = settings.brackets if settings.name == "hyperband" else 1
     brackets = Brackets(first, max_steps, settings.reduction_factor, most)
     return Halving(past, brackets, better=better, good_enough=good_enough)

@@ -96,6 +96,8 @@ class Recorder(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, result: Json, **c: Any
     ) -> None:
         order, report = Order.from_dict(trial.config), Report.from_dict(result[REPORT])
+        if report.outcome == "diverged" and self._sweep.waits_for_others(order.number):
+            return  # it counts as worse than all, whatever it reported on the way
         self._sweep.report(order.number, report.step, report.metrics, report.place)
 
     def on_trial_complete(
@@ -104,14 +106,19 @@ class Recorder(tune.Callback):
         """Record the end. What the trial did not end itself was stopped by the scheduler.
 
         A trial that was lost by its engine or by the disk ends here for Tune, which so keeps the
-        trial's process.
+        trial's process. So does one that waits for the others of its population.
         """
         order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
         if report.lost is not None:
             lost, by, node = report.lost, report.lost_by, report.node_id
             self._sweep.lose(order.number, order.attempt, lost, by=by, node=node)
             return
-        self._sweep.end(order.number, report.outcome or "pruned", report.result, report.error)
+        if report.outcome is None and self._sweep.waits_for_others(order.number):
+            self._sweep.arrive(order.number, order.attempt)
+        elif report.outcome == "diverged" and self._sweep.waits_for_others(order.number):
+            self._sweep.arrive(order.number, order.attempt, diverged=report.result)
+        else:
+            self._sweep.end(order.number, report.outcome or "pruned", report.result, report.error)
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any

@@ -24,7 +24,9 @@ from eigensweep.workers.driver.leaders import (
     has_begun,
     read_race,
 )
+from eigensweep.workers.driver.population import Round
 from eigensweep.workers.driver.study import Draw, Study
+from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import LostBy, Metrics, Place, Result, Source
 from eigensweep.workers.shared.results import rank
@@ -81,10 +83,12 @@ class Sweep:
         watch: Callable[[TrialEntry], None] = lambda entry: None,
         clock: Callable[[], float] = time.monotonic,
         count_nodes: Callable[[], int] = lambda: 1,
+        take_over: Callable[[TrialEntry], None] = lambda entry: None,
     ) -> None:
         """Take up what the ledger holds: what is unfinished there is handed out first.
 
-        `watch` is called with every trial, as it is found and whenever it changes.
+        `watch` is called with every trial, as it is found and whenever it changes. `take_over`
+        brings the newest of a trial's `lineage` about in the store, if that was not done before.
         """
         self.spec, self.ledger, self.study = spec, ledger, study
         self.retries, self.watch = retries, watch
@@ -122,7 +126,19 @@ class Sweep:
         for source, earlier, point in self._find_earlier():
             study.observe(source, earlier, point)
         study.reconcile(self.entries.values())
-        self._queue = deque(n for n, e in sorted(self.entries.items()) if e.state == "waiting")
+        self._round = Round(spec, ledger.read_round()) if spec.scheduler.name == "pbt" else None
+        self._take_over = take_over
+        self._replaced = {n for n, e in self.entries.items() if self._is_replaced(e)}
+        """Trials whose takeover may still be missing in the store."""
+        self._arrived: dict[int, Result | None] = {
+            n: None for n, e in self.entries.items() if self._has_arrived(e)
+        }
+        """Trials that wait for the end of their round, with the result of those that diverged."""
+        self._queue = deque(
+            n
+            for n, e in sorted(self.entries.items())
+            if e.state == "waiting" and n not in self._arrived
+        )
         self._handed_out: set[int] = set()
         self._exhausted = has_begun(self.tried, spec.replicates)
         self._most = spec.trial_count()
@@ -132,7 +148,7 @@ class Sweep:
     def is_handed_out(self) -> bool:
         """Whether no trial waits and no new one will come; one that is lost will wait again."""
         is_exhausted = self._exhausted or self._stopped is not None
-        return is_exhausted and not self._queue and not self._rests
+        return is_exhausted and not self._queue and not self._rests and not self._arrived
 
     @property
     def is_over(self) -> bool:
@@ -150,7 +166,8 @@ class Sweep:
         if self._most is None:
             return None
         coming = 0 if self._exhausted else max(0, self._most - len(self._identities))
-        return self.running + len(self._queue) + len(self._rests) + coming
+        waiting = len(self._queue) + len(self._rests) + len(self._arrived)
+        return self.running + waiting + coming
 
     @property
     def tried(self) -> list[TrialEntry]:
@@ -175,16 +192,19 @@ class Sweep:
             self._wake()
             if self._left_out and len(self._left_out) >= min(MOST_LEFT_OUT, self._count_nodes()):
                 return None
+            if self._round is not None and not self._keep_round(self._round):
+                return None
             if not self._queue and not self._discover() and not self._race():
                 return None
             entry = self.entries[self._queue.popleft()]
-            if (entry.attempt == 0 or entry.earlier is not None) and self._reuse(entry):
+            is_new = entry.attempt == 0 or entry.earlier is not None
+            if is_new and self._round is None and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
             return Job(
                 entry,
                 entry.attempt + 1,
-                donor=self._find_donor(entry),
+                donor=None if self._round else self._find_donor(entry),
                 alone=self._lost_engines[entry.number] >= MOST_ENGINES,
                 avoid=tuple(self._left_out),
             )
@@ -289,6 +309,72 @@ class Sweep:
         """Log a warning about a trial; the driver's process knows the experiment."""
         logger.warning(words, *values, extra={"trial": number})
 
+    def waits_for_others(self, number: int) -> bool:
+        """Tell whether a trial that ends its attempt well, or diverges, waits for others then."""
+        entry = self.entries[number]
+        return (
+            self._round is not None
+            and self._round.end is not None
+            and entry.state in OPEN_TRIALS
+            and self._stopped is None
+        )
+
+    def arrive(self, number: int, attempt: int, diverged: Result | None = None) -> None:
+        """Record that a trial has come to the end of its round; `diverged` is how it did not."""
+        self.ledger.interrupt(number, attempt, "waits for the other trials of its round")
+        self._put(replace(self.entries[number], state="waiting"))
+        self._handed_out.discard(number)
+        self._arrived[number] = diverged
+
+    def _keep_round(self, now: Round) -> bool:
+        """Open the whole population, end its round when all have come; tell if trials may start.
+
+        None may as long as a replaced trial does not have its copy: the source would train on.
+        """
+        while self._discover():
+            pass
+        if self._arrived and not (self._queue or self._rests or self._handed_out):
+            self._end_round(now)
+        for number in sorted(self._replaced):
+            try:
+                self._take_over(self.entries[number])
+            except StorageError as error:
+                self._warn(number, "trial %d does not have its copy yet: %s", number, error)
+                return False
+            self._replaced.discard(number)
+        return True
+
+    def _end_round(self, now: Round) -> None:
+        """Decide who goes on from whom, and queue all that go on."""
+        arrived = [self.entries[number] for number in sorted(self._arrived)]
+        takeovers = now.decide(arrived)
+        assert now.end is not None
+        self.ledger.end_round(now.end, takeovers)
+        now.step = now.end
+        results, self._arrived = self._arrived, {}
+        for entry in arrived:
+            taken = takeovers.get(entry.number)
+            if taken is not None:
+                self._put(replace(entry, lineage=(*entry.lineage, taken)))
+                self._replaced.add(entry.number)
+            elif entry.reached < now.step:  # it diverged, and so did all others
+                self.end(entry.number, "diverged", results[entry.number])
+                continue
+            self._queue.append(entry.number)
+
+    def _has_arrived(self, entry: TrialEntry) -> bool:
+        end = None if self._round is None else self._round.end
+        return end is not None and entry.state == "waiting" and entry.reached >= end
+
+    def _is_replaced(self, entry: TrialEntry) -> bool:
+        """Tell whether a trial was replaced when the last round ended."""
+        return (
+            self._round is not None
+            and entry.state in OPEN_TRIALS
+            and bool(entry.lineage)
+            and entry.lineage[-1].step == self._round.step
+        )
+
     def _find_earlier(self) -> Iterator[tuple[Source, TrialEntry, Point]]:
         """Yield trials of the experiments that the search starts from, at their points here."""
         if not self.spec.search.warm_start:
@@ -322,6 +408,7 @@ class Sweep:
         self._stopped = self._stopped or (end, reason)
         self._queue.clear()
         self._rests.clear()
+        self._arrived.clear()
         for number, entry in list(self.entries.items()):
             if entry.state in OPEN_TRIALS:
                 self.end(number, "cancelled", error=reason)

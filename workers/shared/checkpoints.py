@@ -112,6 +112,8 @@ class _Head:
     """Step of the curve's last point."""
     checkpoints: tuple[_Checkpoint, ...] = ()
     """Newest first."""
+    taken_over: str = ""
+    """The last takeover: `STEP KEY` of what took the place of all checkpoints before it."""
 
 
 class Store:
@@ -163,7 +165,8 @@ class Store:
             lines = "".join(json.dumps(asdict(p), allow_nan=False) + "\n" for p in fresh).encode()
             file = f"step-{step:09d}-{head.commits + 1}.pt"  # no name is ever used for two states
             older = [c for c in head.checkpoints if c.step < step][: KEPT - 1]
-            after = _Head(
+            after = replace(
+                head,
                 attempt=attempt,
                 commits=head.commits + 1,
                 curve_bytes=head.curve_bytes + len(lines),
@@ -192,13 +195,12 @@ class Store:
         folder = self._folder(key)
         if not (folder / "head.json").exists():
             return None
-        with hold_lock(folder):
-            for checkpoint in self._head(folder).checkpoints:
-                content = self._content(folder, checkpoint)
-                if content is not None:
-                    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-                    return Snapshot(checkpoint.step, state, self.points(key))
-        return None
+        found = self._newest_content(folder)
+        if found is None:
+            return None
+        checkpoint, content = found
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return Snapshot(checkpoint.step, state, self.points(key))
 
     def has_checkpoint(self, key: str) -> bool:
         """Return whether anything was committed at `key`; reads no checkpoint."""
@@ -272,6 +274,44 @@ class Store:
         attempt = self.attempt(key)
         self.commit(key, attempt, snapshot.step, snapshot.state, snapshot.points)
         return True
+
+    def take_over(self, source_key: str, key: str, attempt: int, step: int) -> None:
+        """Let `attempt` at `key` go on from the source's newest checkpoint, byte for byte.
+
+        All of its own checkpoints go, and its curve stays. `step` names the takeover: a second call
+        changes nothing, wherever source and `key` have come to since. Where the source has no
+        undamaged checkpoint, `key` has none either, and both begin anew.
+
+        Raises:
+            StaleAttemptError: if a higher attempt has begun at `key`.
+            StorageError: if it cannot be read or written.
+        """
+        name, folder, source = f"{step} {source_key}", self._folder(key), self._folder(source_key)
+        if self._head(folder).taken_over == name:
+            return
+        found = self._newest_content(source)
+        with hold_lock(folder):
+            head = self._head(folder)
+            _check_attempt(key, head, attempt)
+            after = replace(
+                head, attempt=attempt, commits=head.commits + 1, checkpoints=(), taken_over=name
+            )
+            if found is not None:
+                checkpoint, content = found
+                file = f"step-{checkpoint.step:09d}-{after.commits}.pt"
+                after = replace(after, checkpoints=(replace(checkpoint, file=file),))
+                write_whole(folder / file, content)
+            self._replace_head(folder, after)
+            self._clean(folder, after)
+
+    def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
+        """Return the newest undamaged checkpoint of a folder, and what is in it."""
+        with hold_lock(folder):
+            for checkpoint in self._head(folder).checkpoints:
+                content = self._content(folder, checkpoint)
+                if content is not None:
+                    return checkpoint, content
+        return None
 
     def _folder(self, key: str) -> Path:
         if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", key, re.ASCII):

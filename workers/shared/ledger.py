@@ -8,11 +8,19 @@ with `StaleWriteError`, so that a process that was cut off cannot write over its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
-from eigensweep.workers.shared.messages import ConfigJson, Metrics, Params, Place, Result, Source
+from eigensweep.workers.shared.messages import (
+    ConfigJson,
+    Metrics,
+    Params,
+    Place,
+    Result,
+    Source,
+    Takeover,
+)
 from eigensweep.workers.shared.states import (
     OUTCOMES,
     ExperimentEnd,
@@ -64,6 +72,19 @@ class TrialEntry:
     earlier: Earlier | None = None
     """How it had ended before, where it was opened again and has not ended since. Until then
     `result` is that of before."""
+    lineage: tuple[Takeover, ...] = ()
+    """What population-based training made of it, by step. Where there is any, `params`, `config`
+    and `config_hash` are those that it began with, and its result is not theirs alone."""
+
+    @property
+    def current_params(self) -> Params:
+        """The values that it trains with now."""
+        return dict(self.lineage[-1].params if self.lineage else self.params)
+
+    @property
+    def reached(self) -> int:
+        """Step of the last rung that it has reported, or that it was brought to."""
+        return max([*self.reports, *(each.step for each in self.lineage)], default=0)
 
     def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
         """Return this trial as `Ledger.reopen` records it."""
@@ -163,7 +184,8 @@ class Ledger(Protocol):
     ) -> Finished | None:
         """Return a `completed` result of the same configuration, seeds and budget, if any.
 
-        One with more seeds is cut to these.
+        One with more seeds is cut to these. Trials with a lineage did not train with one
+        configuration: here and in the next two functions they count for nothing.
         """
 
     def find_shorter(
@@ -173,6 +195,15 @@ class Ledger(Protocol):
 
     def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
         """Return the trials of other experiments that ended with a value, or diverged."""
+
+    def read_round(self) -> int:
+        """Return the step of the last round of population-based training that has ended, or 0."""
+
+    def end_round(self, step: int, takeovers: Mapping[int, Takeover]) -> None:
+        """Record that a round has ended at `step`, and what became of trials: all or nothing.
+
+        A round that has ended does not end again.
+        """
 
     def set_run(self, number: int | None, run_id: str, project_id: str) -> None:
         """Record the MLflow run of a trial, or of the experiment (number None).

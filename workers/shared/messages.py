@@ -151,6 +151,20 @@ class Source(Flat):
 
 
 @dataclass(frozen=True)
+class Takeover(Flat):
+    """What population-based training made of a trial in the middle of its training."""
+
+    step: int
+    """Where that was."""
+    source: int
+    """Number of the trial whose weights and optimizer state it took over."""
+    params: Params
+    """What it goes on with: path to value."""
+    source_hash: str
+    """Content hash of the configuration that the source had then."""
+
+
+@dataclass(frozen=True)
 class ParameterCount(Flat):
     """How many parameters a model has."""
 
@@ -365,6 +379,10 @@ class Order:
     """Where spans are sent; None: there are none."""
     trace: str | None = None
     """The driver's place in a trace."""
+    shown: Metrics = field(default_factory=dict)
+    """Values that may change in the middle of the training, by path: they stand in the curve."""
+    takeover: Takeover | None = None
+    """The newest one of the trial; `config` has its values."""
 
     def to_dict(self) -> Json:
         return {
@@ -386,11 +404,14 @@ class Order:
             "log_format": self.log_format,
             "otlp_endpoint": self.otlp_endpoint,
             "trace": self.trace,
+            "shown": dict(self.shown),
+            "takeover": self.takeover and self.takeover.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         donor, engine = content["donor"], content.get("engine")
+        takeover = content.get("takeover")
         return cls(
             experiment=content["experiment"],
             number=content["number"],
@@ -410,6 +431,8 @@ class Order:
             log_format=content.get("log_format", "text"),
             otlp_endpoint=content.get("otlp_endpoint"),
             trace=content.get("trace"),
+            shown=content.get("shown", {}),
+            takeover=takeover and Takeover.from_dict(takeover),
         )
 
 

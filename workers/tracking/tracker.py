@@ -226,6 +226,9 @@ class Tracker:
             line.sent += len(fresh)
             if line.seed is not None and len(held.lines) > 1:
                 held.mean.add(line.seed, fresh)
+            if entry.lineage and line is held.lines[0] and entry.state not in OPEN_TRIALS:
+                lineage = [taken.to_dict() for taken in entry.lineage]
+                runs.keep_text(line.run_id, json.dumps(lineage, indent=2), "lineage.json")
             if entry.state not in OPEN_TRIALS:
                 runs.end(line.run_id, STATUS.get(entry.state, "FINISHED"))
         if entry.state not in OPEN_TRIALS:
@@ -329,6 +332,9 @@ def _add_end(
     content.tags["eigensweep.outcome"] = entry.state
     if entry.error is not None:
         content.tags["eigensweep.error"] = entry.error
+    if entry.lineage:
+        words = [f"step {taken.step} from trial {taken.source}" for taken in entry.lineage]
+        content.tags["eigensweep.lineage"] = ", ".join(words)
     if entry.place is not None:
         content.tags["eigensweep.device"] = f"{entry.place.device} on {entry.place.node}"
     if result is not None and result.reused_from is not None:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import fmean
 
 import torch
@@ -212,10 +213,14 @@ class Replicate:
             donor = replicate_key(order.donor.experiment, order.donor.number, training.seed)
             if store.copy(donor, key):
                 logger.info("going on from a smaller budget donor=%s key=%s", donor, key)
-        snapshot = store.newest(key)
-        if snapshot is not None:
+        self._shown = {f"param/{path}": value for path, value in order.shown.items()}
+        snapshot, takeover = store.newest(key), order.takeover
+        if snapshot is not None and takeover is None:
             training.load_state_dict(snapshot.state)
             self._remember(snapshot.points)
+        elif snapshot is not None and takeover is not None:
+            training.load_state_dict(snapshot.state, takeover.source_hash)
+            self._remember(_inherit(training, snapshot.points, takeover.step))
         self._taken_step = -1 if snapshot is None else snapshot.step
         self._committed_at = clock()
         self._cost = 0.0
@@ -273,7 +278,7 @@ class Replicate:
         training, began = self.training, self._clock()
         if update is not None:
             update()
-        spectra, points = training.drain_spectra(), training.drain()
+        spectra, points = training.drain_spectra(), self._show(training.drain())
         taken = Commit(training.step, training.state_dict(), points, spectra)
         self._remember(points)
         self._taken_step, self._committed_at = training.step, self._clock()
@@ -362,12 +367,36 @@ class Replicate:
             if point.step <= until and (point.step % every == 0 or point.step == end)
         ]
 
+    def _show(self, points: list[CurvePoint]) -> list[CurvePoint]:
+        """Return points of the curve; those of evaluations show the values trained with, too."""
+        if not self._shown:
+            return points
+        return [
+            replace(point, metrics=point.metrics | self._shown) if _is_evaluation(point) else point
+            for point in points
+        ]
+
     def _remember(self, points: list[CurvePoint]) -> None:
         known = self.evaluations[-1].step if self.evaluations else 0
         for point in points:
-            evaluated = any(not name.startswith("train/") for name in point.metrics)
-            if evaluated and point.step > known:
+            if _is_evaluation(point) and point.step > known:
                 self.evaluations.append(point)
+
+
+def _is_evaluation(point: CurvePoint) -> bool:
+    return any(not name.startswith("train/") for name in point.metrics)
+
+
+def _inherit(training: Training, points: list[CurvePoint], step: int) -> list[CurvePoint]:
+    """Return the evaluations of the weights that were taken over at a step: their best until then.
+
+    What the trial's own earlier weights have scored is no longer its result.
+    """
+    own, best = [point for point in points if point.step > step], training.selection.best
+    if best is None or best.step > step:
+        return own
+    scores = {f"valid/{name}": value for name, value in best.valid.items() if isfinite(value)}
+    return [CurvePoint(best.step, scores, 0), *own]
 
 
 def _means_so_far(counted: list[tuple[Replicate, int]]) -> Metrics:

@@ -195,14 +195,17 @@ class Training:
             }
         )
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: StateDict, taken_from: str | None = None) -> None:
         """Go on from what `state_dict` returned, perhaps with a longer budget.
+
+        It is of this configuration, or of the one whose hash is `taken_from`: then the training
+        goes on with the values of this one.
 
         Raises:
             ValueError: if it is of another configuration or seed, or of a longer budget.
         """
         expected = self.config.content_hash(), self.seed
-        if (state["hash"], state["seed"]) != expected:
+        if (state["hash"], state["seed"]) not in (expected, (taken_from, self.seed)):
             raise ValueError(
                 f"the checkpoint is of configuration {state['hash']} with seed {state['seed']}; "
                 f"this training is of {expected[0]} with seed {expected[1]}"

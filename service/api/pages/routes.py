@@ -49,7 +49,7 @@ from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteLis
 from eigensweep.service.api.routes.trials import TrialQuery
 from eigensweep.service.api.schemas import TrialNow
 from eigensweep.service.record.errors import ReproductionNotFoundError
-from eigensweep.service.record.overviews import list_arms
+from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
 from eigensweep.workers.reports.markdown import cost_words, remarks_of
 from eigensweep.workers.reports.page import make_tables
@@ -186,6 +186,7 @@ def show_experiment(service: TheService, id: ExperimentId) -> Response:
         published=overviews.make_published(*arms).items,
         failures=failures,
         trials=trials.list_trials(service, id, TrialQuery(sort="value", limit=SHOWN)).items,
+        lineages=list_lineages(service.record, id),
         spec_text=_write_yaml(experiment.spec),
         is_live=experiment.state not in ENDED,
     )

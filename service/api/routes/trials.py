@@ -115,10 +115,12 @@ def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
 
     if not trials:
         return pd.DataFrame(columns=[*(n for n in TrialSummary.model_fields if n in EXPORTED), "n"])
+    has_lineage = any(trial.lineage for trial in trials)
     return pd.DataFrame(
         {
             **trial.model_dump(include=set(EXPORTED)),
             **trial.params,
+            **({"lineage": _describe_lineage(trial)} if has_lineage else {}),
             **{f"parameters/{kind}": count for kind, count in (trial.parameters or {}).items()},
             **{
                 name if name.startswith("valid/") else f"valid/{name}": value
@@ -135,6 +137,15 @@ def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
             "mlflow": trial.links.mlflow,
         }
         for trial in trials
+    )
+
+
+def _describe_lineage(trial: TrialSummary) -> str:
+    """Return a trial's lineage as one text, such as `step 500 from trial 3: optimizer.lr=0.02`."""
+    return "; ".join(
+        f"step {taken.step} from trial {taken.source}: "
+        + " ".join(f"{path}={value}" for path, value in taken.params.items())
+        for taken in trial.lineage
     )
 
 

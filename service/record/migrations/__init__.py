@@ -24,8 +24,8 @@ class RecordUnusableError(StartError):
     """The database of the record cannot be opened, read or changed."""
 
 
-def migrate(url: str) -> None:
-    """Bring the database to this version's schema, creating it if it is empty.
+def migrate(url: str, revision: str = "head") -> None:
+    """Bring the database to this version's schema, or up to a revision; it may be empty.
 
     Raises:
         NewerRecordError: if its schema has a version that this one does not know.
@@ -35,7 +35,7 @@ def migrate(url: str) -> None:
     try:
         with database.engine(url).execution_options(writes=True).begin() as connection:
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            command.upgrade(config, revision)
     except CommandError as error:
         raise NewerRecordError(
             f"the record was written by a newer version of Eigensweep ({error}): install that "
