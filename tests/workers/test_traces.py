@@ -257,3 +257,14 @@ def test_spans_arrive_at_a_collector():
     assert (named["service.name"], named["eigensweep.part"]) == ("eigensweep", "trial")
     (span,) = resource.scope_spans[0].spans
     assert (span.name, span.trace_id.hex()) == ("attempt", CALLER.split("-")[1])
+
+
+def test_a_driver_sends_its_spans_before_it_says_that_it_is_over(monkeypatch):
+    states = []
+    monkeypatch.setattr(driver, "run_experiment", lambda *_: None)
+    monkeypatch.setattr(ray_cluster.threading, "Timer", lambda *_: SimpleNamespace(start=print))
+    actor = ray_cluster.DriverActor()
+    monkeypatch.setattr(traces, "flush", lambda: states.append(actor.state()[0]))
+    actor.run("e1", {}, None, DriverOptions(storage="/s", optuna="/o"))  # type: ignore[arg-type]
+
+    assert (states, actor.state()) == (["running"], ("ended", None))

@@ -73,15 +73,17 @@ class DriverActor:
         if options.mlflow_token is not None:
             os.environ["MLFLOW_TRACKING_TOKEN"] = options.mlflow_token
         try:
-            with traces.span("driver", options.trace, experiment=experiment):
-                inside = replace(options, trace=traces.carry())
-                run_experiment(experiment, spec, ledger, inside)
+            try:
+                with traces.span("driver", options.trace, experiment=experiment):
+                    inside = replace(options, trace=traces.carry())
+                    run_experiment(experiment, spec, ledger, inside)
+            finally:
+                traces.flush()  # whoever learns that it is over ends this process
             self._state = "ended"
         except BaseException:
             # Nothing is recorded of it: the service asks for the state, and starts another driver.
             self._error, self._state = traceback.format_exc(), "died"
             logger.exception("driver died experiment=%s", experiment)
-        traces.flush()
         end = threading.Timer(LINGER_SECONDS, os._exit, [0])
         end.daemon = True
         end.start()
