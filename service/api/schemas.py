@@ -191,6 +191,8 @@ class ExperimentLinks(Answer):
     trials: str
     events: str
     cancel: str
+    pause: str
+    resume: str
     mlflow: str | None = Field(
         description="The chart of its trials on MLflow's pages; null before there is one"
     )
@@ -223,7 +225,7 @@ class ExperimentSummary(Answer):
     )
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
-    cancel_requested: bool
+    cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(
         description="Whether it is over and MLflow has all of it; also true if MLflow refused it"
     )
@@ -281,7 +283,7 @@ class Views:
             "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
             "progress": _make_progress(now),
             "eta_seconds": now.eta_seconds,
-            "cancel_requested": row.intent == "cancel",
+            "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
             "links": ExperimentLinks(
                 self=here,
@@ -289,6 +291,8 @@ class Views:
                 trials=f"{here}/trials",
                 events=f"{here}/events",
                 cancel=f"{here}/cancel",
+                pause=f"{here}/pause",
+                resume=f"{here}/resume",
                 mlflow=self.chart(row),
                 run=self.run(row.run_id, row.run_project),
             ),

@@ -20,7 +20,11 @@ from eigensweep.workers.shared.states import ENDED
 
 
 class Experiment(Remote):
-    """An experiment. Its states: `queued`, `running`, `completed`, `cancelled` and `failed`."""
+    """An experiment.
+
+    Its states: `queued`, `starting`, `waiting_for_room`, `running`, `pausing`, `paused`,
+    `cancelling`, and in the end `completed`, `cancelled` or `failed`.
+    """
 
     kind = "experiment"
     listing_path = "/v1/experiments"
@@ -131,6 +135,16 @@ class Experiment(Remote):
     def cancel(self) -> Self:
         """Ask the service to cancel it: running trials stop at their next step."""
         self.connection.post(f"{self.path}/cancel")
+        return self.refresh()
+
+    def pause(self) -> Self:
+        """Ask the service to pause it: running trials commit and give their places back."""
+        self.connection.post(f"{self.path}/pause")
+        return self.refresh()
+
+    def resume(self) -> Self:
+        """Queue it again after a pause: its trials go on from their commits."""
+        self.connection.post(f"{self.path}/resume")
         return self.refresh()
 
     def events(self, after: str | None = None) -> Iterator[Event]:

@@ -379,6 +379,20 @@ def importance(
 
 
 @app.command()
+def pause(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+    """Pause an experiment: running trials commit and give their places back; nothing is lost."""
+    with connect(url, as_json) as client:
+        _print(client.experiment(experiment).pause().content, summaries.format_experiment, as_json)
+
+
+@app.command()
+def resume(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+    """Queue a paused experiment again: its trials go on from their commits, bit for bit."""
+    with connect(url, as_json) as client:
+        _print(client.experiment(experiment).resume().content, summaries.format_experiment, as_json)
+
+
+@app.command()
 def cancel(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Cancel an experiment: running trials stop, finished trials stay."""
     with connect(url, as_json) as client:

@@ -59,6 +59,15 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
+PHASES = {
+    "queued": "other experiments run first",
+    "waiting_for_room": "no node has room for a trial",
+    "pausing": "its trials commit what they have",
+    "paused": "`eigensweep resume` takes it up again",
+}
+"""What an experiment without a result is doing, by its state."""
+
+
 def follow(experiment: Experiment, screen: Console) -> None:
     """Show an experiment until it is over: bars on a terminal, else a line for each event."""
     if screen.is_terminal:
@@ -154,10 +163,10 @@ def _name_phase(experiment: JsonObject) -> str:
     >>> _name_phase({"state": "running", "progress": {"waiting": 3, "running": 0}})
     'its first trials wait for a process and for room'
     """
-    if experiment["state"] == "queued":
-        return "other experiments run first"
-    progress = experiment["progress"]
-    if experiment["state"] != "running" or progress.get("running"):
+    progress, state = experiment["progress"], experiment["state"]
+    if state in PHASES:
+        return PHASES[state]
+    if state not in ("starting", "running") or progress.get("running"):
         return "no result yet"
     waiting = progress.get("waiting")
     return "its first trials wait for a process and for room" if waiting else "its driver starts"

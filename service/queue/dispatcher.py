@@ -25,7 +25,7 @@ from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.workers.shared.states import DRIVEN, ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +248,11 @@ class Dispatcher:
             logger.warning("driver lost, it is looked for again experiment=%s", id)
             care.driver, care.is_new, care.not_before = None, True, 0.0
             return False  # looked for at the next tick, when the launcher is back
-        if self.record.row(id).state in ENDED:  # all is in MLflow, or MLflow is away
+        state_now = self.record.row(id).state
+        if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again
+            care.driver = None
+            return False
+        if state_now in ENDED:  # all is in MLflow, or MLflow is away
             care.driver = None
             self._pause(care, at_least=DELIVERY_PAUSE)
             if state == "died":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from eigensweep.workers.shared.states import name_actions
+
 
 class NotFoundError(LookupError):
     """Nothing has the id, number or name that was given."""
@@ -33,8 +35,25 @@ class ReproductionNotFoundError(NotFoundError):
     """No reproduction has this id, or it has no such file yet."""
 
 
+class WrongMoveError(ConflictError):
+    """An experiment or a trial may not go from one of its states to the other."""
+
+    def __init__(self, what: str, state: str, following: str) -> None:
+        super().__init__(f"a {what} that is {state} cannot become {following}")
+
+
+class WrongStateError(ConflictError):
+    """The state of the experiment does not allow what was asked for."""
+
+    def __init__(self, id: str, state: str, action: str) -> None:
+        super().__init__(
+            f"experiment {id} is {state.replace('_', ' ')}, so there is nothing to {action}; "
+            f"what works now: {name_actions(state)}"
+        )
+
+
 class AlreadyEndedError(ConflictError):
-    """The experiment or reproduction is over, so it cannot be cancelled."""
+    """The reproduction is over, so it cannot be cancelled."""
 
 
 class NotAnalysableError(ConflictError):

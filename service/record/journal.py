@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from eigensweep.direction import sign
+from eigensweep.service.record.errors import WrongMoveError
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
@@ -30,12 +31,15 @@ from eigensweep.workers.shared.ledger import error_of_undone
 from eigensweep.workers.shared.messages import ConfigJson, Json
 from eigensweep.workers.shared.states import (
     ENDED,
+    EXPERIMENT_MOVES,
     OPEN_TRIALS,
     RANKED,
+    TRIAL_MOVES,
     ExperimentEnd,
+    ExperimentState,
     Outcome,
+    TrialState,
     brings_back,
-    may_follow,
 )
 
 
@@ -90,6 +94,40 @@ def emit_trial(
     emit(session, experiment, f"trial.{kind}", **details)
 
 
+def move_experiment(
+    session: Session,
+    experiment: Experiment,
+    following: ExperimentState,
+    **data: Unpack[EventDetails],
+) -> None:
+    """Bring an experiment into another state, with the event of this move.
+
+    Raises:
+        WrongMoveError: if this state may not follow.
+    """
+    kind = EXPERIMENT_MOVES[experiment.state].get(following)
+    if kind is None:
+        raise WrongMoveError("experiment", experiment.state, following)
+    experiment.state = following
+    if following in ENDED or following == "paused":
+        experiment.left_at = time.time()
+    emit(session, experiment, f"experiment.{kind}", **data)
+
+
+def move_trial(trial: Trial, following: TrialState) -> str:
+    """Bring a trial into another state; return the kind of this move's event.
+
+    Raises:
+        WrongMoveError: if this state may not follow.
+    """
+    state = trial.state or "waiting"  # a new one, which is not written yet
+    kind = TRIAL_MOVES[state].get(following)
+    if kind is None:
+        raise WrongMoveError("trial", state, following)
+    trial.state = following
+    return kind
+
+
 def finish_trial(
     session: Session,
     experiment: Experiment,
@@ -111,7 +149,7 @@ def finish_trial(
         return
     if before is not None:
         trial.tier -= (trial.replicates or 1) - before["config"].get("replicates", 1)
-    trial.state = outcome
+    kind = move_trial(trial, outcome)
     trial.result = replace_non_finite(result)
     trial.error = remove_nul(error)
     trial.ended_at = time.time()
@@ -122,7 +160,7 @@ def finish_trial(
         trial.rank = sign(experiment.better) * trial.value
     else:
         trial.rank, trial.tier = UNRANKED, 0
-    emit_trial(session, experiment, trial, outcome, value=trial.value, error=_last_line(error))
+    emit_trial(session, experiment, trial, kind, value=trial.value, error=_last_line(error))
 
 
 def reopen_trial(
@@ -140,8 +178,9 @@ def reopen_trial(
         reason=reason,
     )
     _configure(trial, config)
-    trial.state, trial.error, trial.ended_at, trial.tracked = "waiting", None, None, False
-    emit_trial(session, experiment, trial, "reopened", reason=reason)
+    kind = move_trial(trial, "waiting")
+    trial.error, trial.ended_at, trial.tracked = None, None, False
+    emit_trial(session, experiment, trial, kind, reason=reason)
 
 
 def _bring_back(
@@ -154,7 +193,8 @@ def _bring_back(
 ) -> None:
     """Make an open trial again what it was before it was opened again."""
     kept = error_of_undone(before["error"], before["reason"], outcome, error)
-    trial.state, trial.error, trial.ended_at = before["state"], remove_nul(kept), before["ended_at"]
+    move_trial(trial, before["state"])
+    trial.error, trial.ended_at = remove_nul(kept), before["ended_at"]
     _configure(trial, before["config"])
     why = f"{outcome}: {_last_line(error)}" if error else outcome
     emit_trial(session, experiment, trial, "kept", value=trial.value, reason=remove_nul(why))
@@ -175,6 +215,13 @@ def _last_line(error: str | None) -> str | None:
     return None if error is None else error.strip().rsplit("\n", 1)[-1]
 
 
+def interrupt_trial(session: Session, experiment: Experiment, trial: Trial, reason: str) -> None:
+    """Take a running trial back to `waiting`: its attempt is over."""
+    kind = move_trial(trial, "waiting")
+    close_attempt(session, trial, reason)
+    emit_trial(session, experiment, trial, kind, reason=remove_nul(reason))
+
+
 def close_attempt(session: Session, trial: Trial, reason: str | None) -> None:
     """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
     attempt = session.get(Attempt, (trial.experiment_id, trial.number, trial.attempt))
@@ -189,16 +236,14 @@ def end_experiment(
     """End an experiment, cancel what is open in it; return False if it was over already."""
     if experiment.state in ENDED:
         return False
-    assert may_follow(experiment.state, state)
     still_open = select(Trial).where(
         Trial.experiment_id == experiment.id, Trial.state.in_(OPEN_TRIALS)
     )
     for trial in session.scalars(still_open.order_by(Trial.number)):
         finish_trial(session, experiment, trial, "cancelled", trial.result)
-    experiment.state = state
     experiment.error = remove_nul(error)
-    experiment.finished_at = time.time()
-    emit(session, experiment, f"experiment.{state}", error=experiment.error)
+    move_experiment(session, experiment, state, error=experiment.error)
+    experiment.finished_at = experiment.left_at
     _tell_webhooks(session, experiment, f"experiment.{state}")
     return True
 

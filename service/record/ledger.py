@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, select
@@ -18,12 +18,20 @@ from eigensweep.service.record.journal import (
     emit_trial,
     end_experiment,
     finish_trial,
-    remove_nul,
+    interrupt_trial,
+    move_experiment,
+    move_trial,
     reopen_trial,
     replace_non_finite,
 )
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
-from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.ledger import (
+    PAUSED,
+    Earlier,
+    Finished,
+    StaleWriteError,
+    TrialEntry,
+)
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
@@ -34,7 +42,16 @@ from eigensweep.workers.shared.messages import (
     Takeover,
 )
 from eigensweep.workers.shared.results import cut_seeds
-from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES, ExperimentEnd, Outcome
+from eigensweep.workers.shared.states import (
+    EXPERIMENT_MOVES,
+    INSTRUCTIVE,
+    OUTCOMES,
+    ExperimentEnd,
+    Intent,
+    Outcome,
+    Phase,
+    intent_of,
+)
 
 T = TypeVar("T")
 
@@ -125,8 +142,8 @@ class RecordLedger:
             if trial.state in OUTCOMES:
                 raise StaleWriteError(f"trial {number} has ended already: {trial.state}")
             close_attempt(session, trial, "its driver was lost")
+            kind = move_trial(trial, "running")
             trial.attempt += 1
-            trial.state = "running"
             trial.started_at = trial.started_at or time.time()
             started = Attempt(
                 experiment_id=self.experiment_id,
@@ -137,7 +154,9 @@ class RecordLedger:
                 place={},
             )
             session.add(started)
-            emit_trial(session, experiment, trial, "started", params=trial.params)
+            if experiment.state in ("starting", "waiting_for_room"):
+                move_experiment(session, experiment, "running")
+            emit_trial(session, experiment, trial, kind, params=trial.params)
             return trial.attempt
 
         return self._write(work)
@@ -146,9 +165,7 @@ class RecordLedger:
         def work(session: Session, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
             if trial.state == "running":
-                trial.state = "waiting"
-                close_attempt(session, trial, reason)
-                emit_trial(session, experiment, trial, "interrupted", reason=remove_nul(reason))
+                interrupt_trial(session, experiment, trial, reason)
 
         self._write(work)
 
@@ -305,26 +322,53 @@ class RecordLedger:
 
         self._write(work)
 
-    def intent(self) -> Literal["run", "cancel"]:
+    def intent(self) -> Intent:
         """Return what the person wants of this experiment now.
 
         Raises:
             StaleWriteError: if this driver has a successor; so it learns of it while idle.
         """
 
-        def work(session: Session) -> Literal["run", "cancel"]:
+        def work(session: Session) -> Intent:
             mine = Experiment.id == self.experiment_id
-            columns = select(Experiment.intent, Experiment.generation).where(mine)
-            intent, generation = session.execute(columns).one()
+            columns = select(Experiment.state, Experiment.generation).where(mine)
+            state, generation = session.execute(columns).one()
             self._refuse_if_superseded(generation)
-            return "cancel" if intent == "cancel" else "run"
+            return intent_of(state)
 
         return database.read(self.database_url, work, self.patience)
+
+    def idle_seconds(self) -> float:
+        def work(session: Session) -> float:
+            mine = Experiment.id == self.experiment_id
+            return session.scalars(select(Experiment.idle_seconds).where(mine)).one()
+
+        return database.read(self.database_url, work, self.patience)
+
+    def enter(self, phase: Phase) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            if phase in EXPERIMENT_MOVES[experiment.state]:
+                move_experiment(session, experiment, phase)
+
+        self._write(work)
+
+    def pause(self) -> bool:
+        def work(session: Session, experiment: Experiment) -> bool:
+            if experiment.state == "pausing":
+                mine = select(Trial).where(
+                    Trial.experiment_id == self.experiment_id, Trial.state == "running"
+                )
+                for trial in session.scalars(mine.order_by(Trial.number)):
+                    interrupt_trial(session, experiment, trial, PAUSED)
+                move_experiment(session, experiment, "paused")
+            return experiment.state == "paused"
+
+        return self._write(work)
 
     def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
         def work(session: Session, experiment: Experiment) -> ExperimentEnd:
             # A person who was told that it is cancelled does not find it completed.
-            was_cancelled = state == "completed" and experiment.intent == "cancel"
+            was_cancelled = state == "completed" and experiment.state == "cancelling"
             recorded: ExperimentEnd = "cancelled" if was_cancelled else state
             end_experiment(session, experiment, recorded, error)
             return recorded

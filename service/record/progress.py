@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.tables import Experiment
-from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS, OUTCOMES, TRIAL_STATES
+from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS, OUTCOMES, TRIAL_STATES
 
 EMPTY = StateCount(0, 0, 0)
 
@@ -27,7 +27,7 @@ class Progress:
     """Steps to be expected; a trial that ended early counts with the steps it took."""
     fraction: float | None
     eta_seconds: float | None
-    """None while the speed is unknown, while leaders train more seeds, and after the end."""
+    """None while the speed is unknown, while leaders train more seeds, and without a driver."""
 
 
 def compute_progress(
@@ -53,7 +53,9 @@ def compute_progress(
         steps_total=total,
         fraction=fraction,
         eta_seconds=(
-            None if is_over or is_racing or left is None else _eta(experiment, done, left, now)
+            None
+            if experiment.state not in DRIVEN or is_racing or left is None
+            else _eta(experiment, done, left, now)
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What the service writes to the record: new experiments, cancellations, and who drives what.
+"""What the service writes to the record: new experiments, and who drives what.
 
 Runs in the service's process; drivers write through `RecordLedger`.
 """
@@ -15,18 +15,15 @@ from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
-from eigensweep.service.record.errors import (
-    AlreadyEndedError,
-    ExperimentNotFoundError,
-    IdempotencyKeyReusedError,
-)
-from eigensweep.service.record.journal import emit, end_experiment
+from eigensweep.service.record.control import Control, lock
+from eigensweep.service.record.errors import IdempotencyKeyReusedError
+from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.posting import make_row
-from eigensweep.service.record.queries import Queries, count_states
+from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial, Webhook
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import SpecJson
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.workers.shared.states import DRIVEN, ENDED
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Unfinished:
     """Whether it has ended, and its driver only has to bring MLflow up to date."""
 
 
-class Record(Queries):
+class Record(Control):
     """The record of experiments at a database URL: the queue and the only memory."""
 
     def __init__(self, url: str, webhooks: Sequence[str] = ()) -> None:
@@ -101,35 +98,13 @@ class Record(Queries):
             )
         return earlier
 
-    def cancel(self, id: str) -> None:
-        """Cancel a queued experiment at once; ask the driver of a running one to stop.
-
-        Raises:
-            ExperimentNotFoundError: if there is none of this id.
-            AlreadyEndedError: if it has completed or failed.
-        """
-
-        def work(session: Session) -> None:
-            experiment = _lock(session, id)
-            if experiment.state in ENDED - {"cancelled"}:
-                raise AlreadyEndedError(f"experiment {id} is over: it has {experiment.state}")
-            if experiment.intent == "cancel":
-                return
-            experiment.intent = "cancel"
-            emit(session, experiment, "experiment.cancel_requested")
-            if experiment.state == "queued":
-                end_experiment(session, experiment, "cancelled", None)
-                experiment.tracked = True  # it never began, so MLflow has nothing to learn
-
-        database.write(self.url, work)
-
     def list_unfinished(self) -> list[Unfinished]:
         """Return the experiments that have or need a driver and are not queued, oldest first."""
         query = (
             select(Experiment.id, Experiment.state)
             .where(
                 or_(
-                    Experiment.state == "running",
+                    Experiment.state.in_(DRIVEN),
                     Experiment.state.in_(ENDED) & Experiment.tracked.is_(False),
                 )
             )
@@ -151,12 +126,12 @@ class Record(Queries):
     def claim(self, id: str) -> Claim | None:
         """Return the right to drive an experiment, None if it needs no driver.
 
-        From now on writes of earlier drivers are refused. A queued experiment becomes `running`.
+        From now on writes of earlier drivers are refused. A queued experiment becomes `starting`.
         """
 
         def work(session: Session) -> Claim | None:
-            experiment = _lock(session, id)
-            if experiment.state in ENDED and experiment.tracked:
+            experiment = lock(session, id)
+            if experiment.state == "paused" or (experiment.state in ENDED and experiment.tracked):
                 return None
             now = time.time()
             experiment.generation += 1
@@ -167,9 +142,10 @@ class Record(Queries):
                 if state != "reused"
             )
             if experiment.state == "queued":
-                experiment.state = "running"
-                experiment.started_at = now
-                emit(session, experiment, "experiment.started")
+                move_experiment(session, experiment, "starting")
+                experiment.started_at = experiment.started_at or now
+                experiment.idle_seconds += now - (experiment.left_at or now)
+                experiment.left_at = None
             generation, trace = experiment.generation, experiment.trace
             return Claim(id, experiment.spec, generation, trace, experiment.created_at)
 
@@ -182,7 +158,7 @@ class Record(Queries):
         """
 
         def work(session: Session) -> int:
-            experiment = _lock(session, id)
+            experiment = lock(session, id)
             reports = select(func.count()).where(Report.experiment_id == id)
             taken = ("reused", "invalid")
             untrained = select(func.count()).where(
@@ -204,17 +180,8 @@ class Record(Queries):
         """End an experiment as failed; writes of its drivers are refused from now on."""
 
         def work(session: Session) -> None:
-            experiment = _lock(session, id)
+            experiment = lock(session, id)
             experiment.generation += 1
             end_experiment(session, experiment, "failed", error)
 
         database.write(self.url, work)
-
-
-def _lock(session: Session, id: str) -> Experiment:
-    experiment = session.scalars(
-        select(Experiment).where(Experiment.id == id).with_for_update()
-    ).first()
-    if experiment is None:
-        raise ExperimentNotFoundError(id)
-    return experiment

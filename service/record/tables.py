@@ -127,7 +127,6 @@ class Experiment(Base):
     trial_steps: Mapped[int | None] = mapped_column(BigInteger)
     """Optimizer steps of a trial; None if they differ between trials."""
     state: Mapped[str] = mapped_column(String(16), default="queued")
-    intent: Mapped[str] = mapped_column(String(8), default="run")
     total: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
@@ -137,6 +136,10 @@ class Experiment(Base):
     created_at: Mapped[float] = mapped_column(Double)
     started_at: Mapped[float | None] = mapped_column(Double)
     finished_at: Mapped[float | None] = mapped_column(Double)
+    left_at: Mapped[float | None] = mapped_column(Double)
+    """When it was paused or ended, until it is started again."""
+    idle_seconds: Mapped[float] = mapped_column(Double, default=0.0)
+    """How long it was paused or over, between its first start and its last."""
     generation: Mapped[int] = mapped_column(Integer, default=0)
     """Number of the newest driver; writes of an earlier one are refused."""
     claimed_at: Mapped[float | None] = mapped_column(Double)

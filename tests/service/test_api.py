@@ -548,7 +548,7 @@ class TestCancel:
     def test_the_driver_of_a_running_one_is_asked_to_stop(self, client, record, spec):
         ledger = post_and_claim(client, record, spec())
         answer = client.post(f"/v1/experiments/{ledger.experiment_id}/cancel")
-        assert answer.json()["state"] == "running"
+        assert answer.json()["state"] == "cancelling"
         assert answer.json()["cancel_requested"]
         assert ledger.intent() == "cancel"
 

@@ -99,10 +99,10 @@ def test_an_experiment_is_drawn_renewed_and_cancelled(browser, serve, ledger, se
     wait_until(lambda: "8 of 8 trials" in text_of(browser, "#state"))
     wait_until(lambda: "lstm, trial 8" in text_of(browser, "#curves details"))
 
-    find(browser, "button[data-post]").click()
+    find(browser, "button[data-post$='/cancel']").click()
     browser.switch_to.alert.accept()
-    wait_until(lambda: "is being cancelled" in text_of(browser, "#state"))
-    assert record.row(ledger.experiment_id).intent == "cancel"
+    wait_until(lambda: "cancelling" in text_of(browser, "#state"))
+    assert ledger.intent() == "cancel"
 
 
 @pytest.fixture

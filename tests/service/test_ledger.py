@@ -21,7 +21,7 @@ from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
-from eigensweep.service.record.errors import AlreadyEndedError
+from eigensweep.service.record.errors import WrongStateError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
@@ -335,7 +335,7 @@ class TestRecordLedger:
         assert record.row(ledger.experiment_id).state == "cancelled"
         ledger = post_and_claim(record, spec())
         assert ledger.end("completed") == "completed"
-        with pytest.raises(AlreadyEndedError):
+        with pytest.raises(WrongStateError):
             record.cancel(ledger.experiment_id)
 
     def test_a_result_is_stored_under_the_names_that_it_was_always_stored_under(self, record, spec):

@@ -17,7 +17,7 @@ from waiting import PATIENCE
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.database import WrongSchemaError, is_away
-from eigensweep.service.record.errors import AlreadyEndedError, IdempotencyKeyReusedError
+from eigensweep.service.record.errors import IdempotencyKeyReusedError, WrongStateError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import NewerRecordError, RecordUnusableError, migrate
 from eigensweep.service.record.progress import compute_progress
@@ -124,7 +124,7 @@ class TestQueue:
     def test_what_is_over_cannot_be_cancelled(self, record, spec):
         ledger = post_and_claim(record, spec())
         ledger.end("completed")
-        with pytest.raises(AlreadyEndedError, match="completed"):
+        with pytest.raises(WrongStateError, match="completed"):
             record.cancel(ledger.experiment_id)
 
     def test_a_claim_notes_the_steps_that_were_trained_before_it_and_not_the_reused_ones(

@@ -21,6 +21,8 @@ import psutil
 import pytest
 from waiting import PATIENCE, wait_until
 
+from eigensweep.workers.shared.states import ENDED
+
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests/plugins"
 
@@ -103,7 +105,7 @@ class RunningService:
 
     def wait(self, id: str) -> dict[str, Any]:
         """Return the experiment once it has ended."""
-        return self.wait_for(id, lambda found: found["state"] not in ("queued", "running"))
+        return self.wait_for(id, lambda found: found["state"] in ENDED)
 
     def wait_for(self, id: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the experiment once it is so."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
@@ -22,7 +22,7 @@ from eigensweep.workers.shared.messages import (
     Takeover,
 )
 from eigensweep.workers.shared.results import cut_seeds
-from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Outcome
+from eigensweep.workers.shared.states import INSTRUCTIVE, OPEN_TRIALS, Intent, Outcome, Phase
 
 
 class FileLedger:
@@ -218,11 +218,26 @@ class FileLedger:
         with self._change() as content:
             content["total"] = trials
 
-    def intent(self) -> Literal["run", "cancel"]:
+    def intent(self) -> Intent:
         with self._open(write=False) as content:
             self._check_generation(content)
-            intent: Literal["run", "cancel"] = content["intent"]
+            intent: Intent = content["intent"]
             return intent
+
+    def idle_seconds(self) -> float:
+        return 0.0
+
+    def enter(self, phase: Phase) -> None:
+        with self._change() as content:
+            content["history"].append(["enter", phase])
+
+    def pause(self) -> bool:
+        with self._change() as content:
+            for trial in content["trials"].values():
+                if trial["state"] == "running":
+                    trial["state"] = "waiting"
+            content["history"].append(["pause", content["intent"]])
+            return bool(content["intent"] == "pause")
 
     def end(self, state: Any, error: str | None = None) -> Any:
         with self._change() as content:
@@ -239,8 +254,12 @@ class FileLedger:
 
     def cancel(self) -> None:
         """Ask the driver to stop, as a person does."""
+        self.want("cancel")
+
+    def want(self, intent: Intent) -> None:
+        """Ask the driver to go on, to pause or to stop, as a person does."""
         with self._open(write=True) as content:
-            content["intent"] = "cancel"
+            content["intent"] = intent
 
     def replace_driver(self) -> None:
         """Give the experiment to another driver: this one's writes are refused."""

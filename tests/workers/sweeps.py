@@ -65,8 +65,8 @@ class Bench:
         options = DriverOptions(storage=str(self.folder), optuna=self.storage)
         return None if job is None else make_order("e1", self.spec, options, self.share, job)
 
-    def why_stop(self) -> None:
-        return None
+    def must_stop(self) -> bool:
+        return False
 
     def optuna(self) -> Study:
         return Study(open_storage(self.storage, "e1"), "e1", self.spec)

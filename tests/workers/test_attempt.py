@@ -17,7 +17,7 @@ from sweeps import spec
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared import code
-from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store
+from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store, pause_mark
 from eigensweep.workers.shared.code import ForeignCodeError, check_code, own_code
 from eigensweep.workers.shared.messages import Order, Report, Source
 from eigensweep.workers.trial.attempt import Attempt, cancel_mark
@@ -110,6 +110,20 @@ class TestRungs:
         mark = cancel_mark(tmp_path, "e1")
         mark.touch()
         assert attempt.advance().outcome == "cancelled"
+
+    @pytest.mark.parametrize("replicates", [1, 2])
+    def test_a_paused_trial_commits_what_it_has_and_goes_on_bit_for_bit(self, tmp_path, replicates):
+        whole = to_the_end(Attempt(order(tmp_path / "a", replicates=replicates), "cpu"))
+        first = Attempt(order(tmp_path / "b", replicates=replicates), "cpu")
+        first.replicates[0].training.evaluate_every = 1  # it looks after each evaluation
+        mark = pause_mark(tmp_path / "b", "e1")
+        mark.touch()
+        report = first.advance()
+        assert (report.lost_by, report.outcome, report.step) == ("pause", None, 1)
+        assert Store(tmp_path / "b").newest("e1/00003/0").step == 1
+        mark.unlink()
+        rest = to_the_end(Attempt(order(tmp_path / "b", 2, replicates=replicates), "cpu"))
+        assert list(map(drop_time, rest)) == list(map(drop_time, whole))
 
     def test_the_best_weights_lie_beside_the_checkpoints(self, tmp_path):
         attempt = Attempt(order(tmp_path), "cpu")

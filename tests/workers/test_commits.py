@@ -60,7 +60,7 @@ def commit_steps(folder: Path, steps: int, cost: float, checkpoint_seconds: floa
     training = Training(trial(training={"steps": steps, "evaluate_every": 1000}), 0)
     unwanted = spend_a_second  # asked once a step
     order = make_order(storage=str(folder), checkpoint_seconds=checkpoint_seconds)
-    replicate = Replicate(training, order, store, unwanted, clock)
+    replicate = Replicate(training, order, store, unwanted, lambda: False, clock)
     replicate.train(steps)
     return store.steps
 

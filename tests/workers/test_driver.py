@@ -24,6 +24,7 @@ from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
 from eigensweep.workers.driver.experiment import run_experiment
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.messages import DriverOptions
 
 HERE = Path(__file__).parent
@@ -230,6 +231,23 @@ class TestKills:
         assert trials[number].attempt >= 2
         reason = next(h[3] for h in self.history(e, "interrupt"))
         assert "died" in reason
+        self.check_curves(e)
+
+    def test_a_paused_experiment_leaves_and_goes_on_later_as_if_nothing_had_been(self, experiment):
+        e = self.slow(experiment, 3)
+        handle = e.launch()
+        e.until(lambda: any(t.place for t in e.ledger.load()))
+        e.ledger.want("pause")
+        e.finish(handle)
+        assert e.ledger.read("end") is None
+        assert self.history(e)[-1] == ["pause", "pause"]
+        paused = e.ledger.load()
+        assert "running" not in {t.state for t in paused}
+        reasons = {h[3] for h in self.history(e, "interrupt")}
+        assert reasons == {PAUSED}
+        e.ledger.want("run")
+        e.run()
+        assert [t.state for t in e.ledger.load()] == ["completed"] * 3
         self.check_curves(e)
 
     def history(self, e: Experiment, kind: str | None = None) -> list[Any]:

@@ -22,6 +22,7 @@ from eigensweep.workers.shared.checkpoints import (
     StaleAttemptError,
     Store,
     cancel_mark,
+    pause_mark,
     replicate_key,
 )
 from eigensweep.workers.shared.durable_files import storage_error
@@ -250,6 +251,22 @@ class TestEnds:
         assert [lane["experiment"] for lane in bench.engine.status()["groups"][0]["aboard"]] == [
             "e2"
         ]
+
+    def test_a_paused_experiment_commits_and_gives_its_lanes_back(self, bench):
+        mine = bench.order(0, training={"steps": 1000, "evaluate_every": 500})
+        other = replace(mine, experiment="e2")
+        for order in (mine, other):
+            bench.engine.ask(order, 0)
+        bench.engine.turn()
+        mark = pause_mark(bench.folder, "e1")
+        mark.touch()
+        report = bench.until_report(mine)
+        assert (report.lost_by, report.outcome) == ("pause", None)
+        assert Store(bench.folder).newest("e1/00000/0").step == report.step > 0
+        (group,) = bench.engine.status()["groups"]
+        assert [lane["experiment"] for lane in group["aboard"]] == ["e2"]
+        mark.unlink()
+        assert bench.until_report(replace(mine, attempt=2)).step == 500
 
     def test_a_later_attempt_goes_on_from_what_the_earlier_one_has_trained(self, bench):
         first = bench.order(0, training={"steps": 1000, "evaluate_every": 500})

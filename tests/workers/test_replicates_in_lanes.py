@@ -10,7 +10,7 @@ from toys import to_exact
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.replicates import AttemptInLanes, gains_by_lanes, open_attempt
-from eigensweep.workers.shared.checkpoints import Store, cancel_mark
+from eigensweep.workers.shared.checkpoints import Store, cancel_mark, pause_mark
 from eigensweep.workers.trial.attempt import Attempt
 
 SEEDS = (0, 1, 2)
@@ -50,6 +50,21 @@ class TestReplicatesInLanes:
         attempt.replicates[0].training.evaluate_every = 1  # it looks after each evaluation
         cancel_mark(tmp_path, "e1").touch()
         assert attempt.advance().outcome == "cancelled"
+
+    def test_a_paused_experiment_has_all_of_them_committed(self, tmp_path):
+        to_the_end(AttemptInLanes(order(tmp_path / "whole", replicates=3), "cpu"))
+        first = AttemptInLanes(order(tmp_path / "paused", replicates=3), "cpu")
+        first.advance()
+        for replicate in first.replicates:
+            replicate.training.evaluate_every = 1  # it looks after each evaluation
+        mark = pause_mark(tmp_path / "paused", "e1")
+        mark.touch()
+        assert first.advance().lost_by == "pause"
+        steps = [Store(tmp_path / "paused").newest(f"e1/00003/{seed}").step for seed in SEEDS]
+        assert steps == [first.reached_step] * 3
+        mark.unlink()
+        to_the_end(AttemptInLanes(order(tmp_path / "paused", 2, reported=5, replicates=3), "cpu"))
+        assert states(tmp_path / "paused") == states(tmp_path / "whole")
 
 
 class TestWhichGain:

@@ -54,6 +54,12 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """How long a driver relies on what it knows of the cluster's nodes."""
 
+PAUSE_SECONDS = 60.0
+"""How long trials that are to be paused may take to commit and leave, before they are ended."""
+
+DELIVERY_SECONDS = 10.0
+"""How long an experiment that is paused waits until MLflow has what was committed."""
+
 TUNE_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0: silence
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -99,20 +105,27 @@ class ExperimentDriver:
             take_over=partial(take_over, Store(options.storage), experiment),
         )
         limit = spec.limits.wall_seconds
-        deadline = None if limit is None else study.note_start(time.time()) + limit
+        deadline = None
+        if limit is not None:  # the time in which it was paused or over does not count
+            deadline = study.note_start(time.time()) + limit + ledger.idle_seconds()
         self.why_stop = StopReason(experiment, ledger, options.storage, limit, deadline)
         lanes = spec.resources.lanes
         self.share = share_of(spec.resources, spec.replicates, 1 if lanes == "auto" else lanes)
         """What one trial asks Ray for; with `lanes: auto` it is set again once they are chosen."""
         self._slots, self._looked_at = 0, -math.inf
+        self._paused_at: float | None = None
 
     def run(self) -> None:
-        """Train every trial, record the end, and wait until MLflow holds everything."""
+        """Train every trial, record the end, and wait until MLflow holds everything.
+
+        An experiment that is paused is left where it is, for a later driver.
+        """
         if self.tracker:
             self.tracker.start()
         try:
             self._train()
-            self._end()
+            if not self._pause():
+                self._end()
         finally:
             if self.tracker:
                 self.tracker.abandon()
@@ -127,9 +140,9 @@ class ExperimentDriver:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
         if self.why_stop() is None and self.sweep.has_work():
             self._wait_for_room()
-        if (reason := self.why_stop()) is not None:
-            self.sweep.cancel(reason)
-        elif self.sweep.has_work() and not count_slots(self.share):
+        if self.must_stop():
+            return
+        if self.sweep.has_work() and not count_slots(self.share):
             self.sweep.cancel(f"resources: {explain_no_slot(self.share)}", "failed")
         elif self.sweep.has_work():
             self._choose_lanes()
@@ -139,8 +152,38 @@ class ExperimentDriver:
             finally:
                 del LIVE[self.experiment]
                 self._wish([])
-        if not self.sweep.is_over:
+        if not self.sweep.is_over and not self.why_stop.is_pause:
             raise RuntimeError("Ray Tune returned although trials are open")
+
+    def must_stop(self) -> bool:
+        """Return whether Tune is to end all trials now, because the experiment ends or pauses.
+
+        If it ends, the trials are recorded as cancelled. If it pauses, they commit and leave by
+        themselves, but are waited for no longer than `PAUSE_SECONDS`.
+        """
+        reason = self.why_stop()
+        if reason is None:
+            return False
+        if not self.why_stop.is_pause:
+            self.sweep.cancel(reason)
+            return True
+        self.sweep.hold()
+        self._paused_at = self._paused_at or time.monotonic()
+        is_late = time.monotonic() >= self._paused_at + PAUSE_SECONDS
+        return is_late or not self.sweep.is_training
+
+    def _pause(self) -> bool:
+        """Record that the experiment is paused, if it is to be; return whether it is."""
+        if not self.why_stop.is_pause or self.sweep.is_over:
+            return False
+        self.sweep.take_back()
+        if self.tracker:
+            self.tracker.catch_up(DELIVERY_SECONDS)
+        if self.ledger.pause():
+            logger.info("experiment paused experiment=%s", self.experiment)
+            return True
+        self.sweep.cancel("cancelled on request")
+        return False
 
     def _wait_for_room(self) -> None:
         """Wait until a node has room for a trial, `room_seconds` are over, or a reason to stop.
@@ -149,10 +192,16 @@ class ExperimentDriver:
         """
         seconds = self.spec.limits.room_seconds
         deadline = time.monotonic() + (self.options.room_seconds if seconds is None else seconds)
+        has_waited = False
         while not self._count_slots():
             if time.monotonic() >= deadline or self.why_stop() is not None:
                 return
+            if not has_waited:
+                self.ledger.enter("waiting_for_room")
+            has_waited = True
             time.sleep(1)
+        if has_waited:
+            self.ledger.enter("starting")
 
     def _choose_lanes(self) -> None:
         """Measure how many lanes are best where the trials will run, if the spec leaves it open."""
@@ -242,7 +291,7 @@ class ExperimentDriver:
             folder = Path(self.options.storage) / self.experiment / "report"
             files = write_report(folder, self.spec, self.sweep.entries.values(), state)
             self.tracker.close(state, error, self.sweep.best(), files)
-            self.tracker.wait()
+            self.tracker.wait(self.ledger.intent)
 
 
 def take_over(store: Store, experiment: str, entry: TrialEntry) -> None:

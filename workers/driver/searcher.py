@@ -6,7 +6,6 @@ under it in this process. Everything here is called in Tune's loop, one call at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,9 +27,8 @@ class Live(Protocol):
 
     sweep: Sweep
 
-    @property
-    def why_stop(self) -> Callable[[], str | None]:
-        """Returns the reason to stop everything now, None if there is none."""
+    def must_stop(self) -> bool:
+        """Return whether Tune is to end all trials now; they are recorded before."""
 
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
@@ -105,8 +103,9 @@ class Recorder(tune.Callback):
     ) -> None:
         """Record the end. What the trial did not end itself was stopped by the scheduler.
 
-        A trial that was lost by its engine or by the disk ends here for Tune, which so keeps the
-        trial's process. So does one that waits for the others of its population.
+        A trial that was lost by its engine or by the disk, or that was paused, ends here for
+        Tune, which so keeps the trial's process. So does one that waits for the others of its
+        population.
         """
         order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
         if report.lost is not None:
@@ -142,12 +141,8 @@ class Halt(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Return whether to stop. Open trials are ended first: Tune reports none of them."""
-        live = LIVE[self.experiment]
-        reason = live.why_stop()
-        if reason is not None:
-            live.sweep.cancel(reason)
-        return reason is not None
+        """Return whether to stop. Tune reports no end of the trials that it stops then."""
+        return LIVE[self.experiment].must_stop()
 
 
 def _cause(trial: Trial) -> str:

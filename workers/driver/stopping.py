@@ -1,18 +1,22 @@
-"""Why a running experiment should stop: a person cancelled it, or its time is over."""
+"""Why a running experiment should stop: a person wants it to, or its time is over."""
 
 from __future__ import annotations
 
 import time
 
-from eigensweep.workers.shared.checkpoints import cancel_mark
-from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.checkpoints import cancel_mark, pause_mark
+from eigensweep.workers.shared.ledger import PAUSED, Ledger
 
 ASK_SECONDS = 1.0
 """The ledger is asked at most this often."""
 
 
 class StopReason:
-    """Tells why an experiment should stop. The first reason stays, and its trials see a mark."""
+    """Tells why an experiment should stop. The first reason stays, and its trials see a mark.
+
+    Only after a pause another reason may come: that the experiment is cancelled. Marks of an
+    earlier stop, after which the experiment was taken up again, are removed.
+    """
 
     def __init__(
         self,
@@ -24,23 +28,39 @@ class StopReason:
     ) -> None:
         """Take the limit `wall_seconds`, and the `time.time()` at which it is over."""
         self._ledger, self._wall_seconds, self._deadline = ledger, wall_seconds, deadline
-        self._mark = cancel_mark(storage, experiment)
+        self._cancel_mark = cancel_mark(storage, experiment)
+        self._pause_mark = pause_mark(storage, experiment)
         self._reason: str | None = None
         self._asked_at = float("-inf")
 
     def __call__(self) -> str | None:
         """Return the reason in words, None if the experiment should go on."""
-        if self._reason is None and time.monotonic() - self._asked_at >= ASK_SECONDS:
+        is_final = self._reason is not None and not self.is_pause
+        if not is_final and time.monotonic() - self._asked_at >= ASK_SECONDS:
             self._asked_at = time.monotonic()
-            self._reason = self._find()
-            if self._reason is not None:
-                self._mark.parent.mkdir(parents=True, exist_ok=True)
-                self._mark.touch()
+            self._reason = self._find() or self._reason
+            self._mark()
         return self._reason
 
+    @property
+    def is_pause(self) -> bool:
+        """Whether the reason found last is that the experiment is to be paused."""
+        return self._reason == PAUSED
+
+    def _mark(self) -> None:
+        """Leave the mark that belongs to the reason, and no other one."""
+        right = self._pause_mark if self.is_pause else self._cancel_mark
+        if self._reason is not None:
+            right.parent.mkdir(parents=True, exist_ok=True)
+            right.touch()
+        for mark in (self._cancel_mark, self._pause_mark):
+            if self._reason is None or mark != right:
+                mark.unlink(missing_ok=True)
+
     def _find(self) -> str | None:
-        if self._ledger.intent() == "cancel":
+        intent = self._ledger.intent()
+        if intent == "cancel":
             return "cancelled on request"
         if self._deadline is not None and time.time() > self._deadline:
             return f"limits.wall_seconds: {self._wall_seconds:g} seconds are over"
-        return None
+        return PAUSED if intent == "pause" else None

@@ -27,7 +27,7 @@ from eigensweep.workers.driver.leaders import (
 from eigensweep.workers.driver.population import Round
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.ledger import Finished, Ledger, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.ledger import PAUSED, Finished, Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import LostBy, Metrics, Place, Result, Source
 from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, ExperimentEnd, Outcome
@@ -93,6 +93,8 @@ class Sweep:
         self.spec, self.ledger, self.study = spec, ledger, study
         self.retries, self.watch = retries, watch
         self._stopped: tuple[ExperimentEnd, str] | None = None
+        self._is_held = False
+        """Whether no more is handed out, because the experiment is to be paused."""
         self.entries: dict[int, TrialEntry] = {}
         self._lost: Counter[int] = Counter()
         self._lost_engines: Counter[int] = Counter()
@@ -148,12 +150,22 @@ class Sweep:
     def is_handed_out(self) -> bool:
         """Whether no trial waits and no new one will come; one that is lost will wait again."""
         is_exhausted = self._exhausted or self._stopped is not None
-        return is_exhausted and not self._queue and not self._rests and not self._arrived
+        is_empty = not (self._queue or self._rests or self._arrived)
+        return self._is_held or (is_exhausted and is_empty)
 
     @property
     def is_over(self) -> bool:
-        """Whether no trial is open and no new one will come."""
-        return self.is_handed_out and not self._handed_out
+        """Whether no trial is open and no new one will come, as far as one knows while held."""
+        if self._is_held and self.spec.racing is not None:
+            return False
+        is_exhausted = self._exhausted or self._stopped is not None
+        is_empty = not (self._queue or self._rests or self._arrived or self._handed_out)
+        return is_exhausted and is_empty
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a trial has a process."""
+        return any(self.entries[number].state == "running" for number in self._handed_out)
 
     @property
     def running(self) -> int:
@@ -188,7 +200,7 @@ class Sweep:
 
         Results that exist already, here or in another experiment, are taken over on the way.
         """
-        while self._stopped is None:
+        while self._stopped is None and not self._is_held:
             self._wake()
             if self._left_out and len(self._left_out) >= min(MOST_LEFT_OUT, self._count_nodes()):
                 return None
@@ -274,10 +286,10 @@ class Sweep:
         It does so up to `retries` times if its own process died. Where an engine died, one of its
         trials may be to blame, and the others are not. So that counts against none of them. A trial
         under which engines die again before it has reported goes on alone in its process, whose
-        death does count. Where the disk fails, no trial is to blame: it is tried again after
-        pauses that grow up to `LONGEST_REST`. A node with other code or without a corpus is left
-        out for times that grow up to `LONGEST_LEAVE`, and its trials go elsewhere. If there is no
-        elsewhere, or `MOST_LEFT_OUT` nodes are out, all trials wait.
+        death does count. That it was paused does not count. Where the disk fails, no trial is to
+        blame: it is tried again after pauses that grow up to `LONGEST_REST`. A node with other code
+        or without a corpus is left out for times that grow up to `LONGEST_LEAVE`, and its trials go
+        elsewhere. If there is no elsewhere, or `MOST_LEFT_OUT` nodes are out, all trials wait.
         """
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
@@ -285,7 +297,7 @@ class Sweep:
         counts = {"engine": self._lost_engines, "disk": self._lost_by_disk, "process": self._lost}
         if by == "node":
             cause = self._leave_out(node or "unknown", cause)
-        else:
+        elif by != "pause":
             counts[by][number] += 1
         if by == "disk":
             rest = min(2.0 ** self._lost_by_disk[number], LONGEST_REST)
@@ -403,9 +415,19 @@ class Sweep:
             del self._rests[number]
             self._queue.append(number)
 
+    def hold(self) -> None:
+        """Hand out no more trials; those that train go on until they are lost or have ended."""
+        self._is_held = True
+
+    def take_back(self) -> None:
+        """Record that trials that were handed out have no process any more."""
+        for number in sorted(self._handed_out):
+            self.lose(number, self.entries[number].attempt, PAUSED, by="pause")
+
     def cancel(self, reason: str, end: ExperimentEnd = "cancelled") -> None:
         """End every open trial as cancelled and hand out no more; the first reason counts."""
         self._stopped = self._stopped or (end, reason)
+        self._is_held = False
         self._queue.clear()
         self._rests.clear()
         self._arrived.clear()
@@ -446,7 +468,7 @@ class Sweep:
         Which they are follows from the results alone. So a driver that starts anew in the middle of
         a round goes on with it.
         """
-        is_free = not self._queue and not self._rests and not self._handed_out
+        is_free = not (self._queue or self._rests or self._handed_out or self._is_held)
         if self.spec.racing is None or self._stopped is not None or not is_free:
             return False
         race = read_race(self.spec, self.tried)

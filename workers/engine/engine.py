@@ -39,7 +39,7 @@ from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.occupancy import Occupancy, Span
 from eigensweep.workers.engine.turns import LaneError, SideBySide, Turns
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import StaleAttemptError, cancel_mark
+from eigensweep.workers.shared.checkpoints import StaleAttemptError, cancel_mark, pause_mark
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Report
 from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt
@@ -330,7 +330,7 @@ class Engine:
     def turn(self) -> bool:
         """Look around, refill lanes, and let one group train for a slice; False if none can."""
         self._drop_unwanted()
-        self._stop_cancelled()
+        self._stop_unwanted()
         for trial in self._open_trials():
             self._attend(trial)
         self._refill()
@@ -655,20 +655,38 @@ class Engine:
             self._forget(trial)
             self._changed.notify_all()
 
-    def _stop_cancelled(self) -> None:
-        """End the trials of experiments that were cancelled, where they are."""
+    def _stop_unwanted(self) -> None:
+        """End the trials of experiments that were cancelled or paused, where they are.
+
+        Those that were paused commit what they have.
+        """
         now = self._clock()
         if now - self._looked_at < GLANCE_SECONDS:
             return
         self._looked_at = now
         marks: dict[Path, bool] = {}
         for trial in self._open_trials():
-            mark = cancel_mark(trial.order.storage, trial.order.experiment)
-            if mark not in marks:
-                marks[mark] = mark.exists()
-            if marks[mark] and not trial.is_over and trial.attempt is not None:
+            place = trial.order.storage, trial.order.experiment
+            is_cancelled, is_paused = (
+                marks.setdefault(mark, mark.exists())
+                for mark in (cancel_mark(*place), pause_mark(*place))
+            )
+            if trial.is_over or trial.attempt is None:
+                continue
+            if is_cancelled:
                 self._guard(trial, lambda trial=trial: self._end(trial))  # type: ignore[misc]
                 self._hold(trial, trial.attempt.report_cancelled())
+            elif is_paused:
+                self._guard(trial, lambda trial=trial: self._pause(trial))  # type: ignore[misc]
+
+    def _pause(self, trial: TrialAboard) -> None:
+        """Commit what a trial has, and take its lanes off: it will go on later."""
+        assert trial.attempt is not None
+        for lane in trial.lanes:
+            if lane.replicate.has_news:
+                self._commit(lane)
+        self._end(trial)
+        self._hold(trial, trial.attempt.report_paused())
 
     # Errors of what is shared.
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared.messages import Order
-from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt
+from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt, Paused
 
 LEAST_REPLICATES = 3
 MOST_UNITS = 64
@@ -52,6 +52,7 @@ class AttemptInLanes(Attempt):
 
         Raises:
             NoLongerWanted: if the experiment was cancelled.
+            Paused: if it was paused; all that was trained is committed.
         """
         from eigensweep.workers.engine.group import Group  # loads what most trials never need
 
@@ -69,6 +70,11 @@ class AttemptInLanes(Attempt):
                             behind.remove(replicate)
                         else:
                             replicate.glance(partial(group.update, replicate.training))
+            except Paused:
+                for replicate in behind:
+                    if replicate.has_news:
+                        replicate.commit(partial(group.update, replicate.training))
+                raise
             finally:
                 group.close()
         for replicate in self.replicates:

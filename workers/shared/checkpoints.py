@@ -64,6 +64,11 @@ def cancel_mark(storage: str | Path, experiment: str) -> Path:
     return Path(storage) / experiment / "cancelled"
 
 
+def pause_mark(storage: str | Path, experiment: str) -> Path:
+    """Return the file whose presence tells the trials of an experiment to commit and to leave."""
+    return Path(storage) / experiment / "paused"
+
+
 class StaleAttemptError(StaleWriteError):
     """A later attempt has begun at this key: what this one would write is refused."""
 

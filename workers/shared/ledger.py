@@ -26,9 +26,13 @@ from eigensweep.workers.shared.states import (
     ExperimentEnd,
     Intent,
     Outcome,
+    Phase,
     TrialState,
     brings_back,
 )
+
+PAUSED = "paused on request"
+"""Why an attempt is over whose experiment was paused."""
 
 
 class StaleWriteError(RuntimeError):
@@ -222,6 +226,21 @@ class Ledger(Protocol):
 
     def intent(self) -> Intent:
         """Return what the person wants of this experiment now. Cheap enough for once a second."""
+
+    def idle_seconds(self) -> float:
+        """Return how long the experiment was paused or over since it was first started."""
+
+    def enter(self, phase: Phase) -> None:
+        """Record what the driver is at, unless the experiment is to be paused or cancelled.
+
+        `begin` records `running` by itself.
+        """
+
+    def pause(self) -> bool:
+        """Record that an experiment that is to be paused is so: its trials have no process.
+
+        Return whether it is. It is not where a person has cancelled it meanwhile.
+        """
 
     def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
         """Record that the experiment is over; return its state.

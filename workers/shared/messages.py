@@ -436,8 +436,8 @@ class Order:
         )
 
 
-LostBy = Literal["process", "engine", "disk", "node"]
-"""What an attempt can be lost by: its own process died, or what others share failed."""
+LostBy = Literal["process", "engine", "disk", "node", "pause"]
+"""What an attempt can be lost by: its process died, what others share failed, or it was paused."""
 
 
 @dataclass(frozen=True)
@@ -459,7 +459,7 @@ class Report:
     """Why this attempt cannot go on although its trial is not to blame; the trial comes again."""
     lost_by: LostBy = "engine"
     """What is to blame then: the engine that trained it is gone, the disk fails, or the node has
-    other code or lacks a corpus."""
+    other code or lacks a corpus. Or a person has paused the experiment."""
     node_id: str | None = None
     """Ray's id of the node that is to blame."""
 

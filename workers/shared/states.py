@@ -1,4 +1,8 @@
-"""The states of trials, experiments and analyses, and which of them are ends."""
+"""The states of experiments, trials and analyses, and which may follow which.
+
+`EXPERIMENT_MOVES` and `TRIAL_MOVES` are the one place that says so. The record refuses every other
+change, and writes the event that stands there in the transaction of the change.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,20 @@ TrialState = OpenTrialState | Outcome
 
 ExperimentEnd = Literal["completed", "failed", "cancelled"]
 
-ExperimentState = Literal["queued", "running"] | ExperimentEnd
-"""A queued experiment has no driver yet; a running one has one, or gets a new one."""
+Phase = Literal["starting", "waiting_for_room", "running"]
+"""What the driver of an experiment that goes on is at: it starts, no node has room for a trial, or
+trials have begun."""
 
-Intent = Literal["run", "cancel"]
+ExperimentState = (
+    Literal["queued"] | Phase | Literal["pausing", "paused", "cancelling"] | ExperimentEnd
+)
+"""A queued or paused experiment has no driver; one that is over has one until MLflow has all."""
+
+Intent = Literal["run", "pause", "cancel"]
 """What the person wants of an experiment."""
+
+Action = Literal["pause", "resume", "cancel"]
+"""What a person can do to an experiment."""
 
 OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
 OUTCOMES: Final[frozenset[str]] = frozenset(get_args(Outcome))
@@ -44,11 +57,31 @@ def brings_back(earlier: Outcome, outcome: Outcome) -> bool:
 
 TRIAL_STATES: Final[tuple[TrialState, ...]] = (*OPEN_TRIALS, *get_args(Outcome))
 
+TRIAL_ENDS: Final[dict[str, str]] = {outcome: outcome for outcome in get_args(Outcome)}
+
+TRIAL_MOVES: Final[dict[str, dict[str, str]]] = {
+    "waiting": {"running": "started", **TRIAL_ENDS},
+    # From running to running: the driver was lost, and the next one begins another attempt.
+    "running": {"running": "started", "waiting": "interrupted", **TRIAL_ENDS},
+    **{outcome: {"waiting": "reopened"} for outcome in get_args(Outcome)},
+    "invalid": {},
+}
+"""Trial state to the states that may follow it, each with the kind of its event, `trial.KIND`.
+
+A trial that was opened again in vain is again what it was: that event is `trial.kept`."""
+
 ENDED: Final[frozenset[str]] = frozenset(get_args(ExperimentEnd))
 """The states of an experiment that is over."""
+DRIVEN: Final[frozenset[str]] = frozenset({*get_args(Phase), "pausing", "cancelling"})
+"""The states in which an experiment has a driver, or gets another one."""
 EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = (
     "queued",
+    "starting",
+    "waiting_for_room",
     "running",
+    "pausing",
+    "paused",
+    "cancelling",
     "completed",
     "cancelled",
     "failed",
@@ -57,18 +90,65 @@ EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = (
 OPEN_ANALYSES: Final[frozenset[str]] = frozenset({"queued", "running"})
 """The states of an analysis that is not over."""
 
-NEXT: Final[dict[str, frozenset[str]]] = {
-    "queued": frozenset({"running", "cancelled", "failed"}),
-    "running": ENDED,
-    **{state: frozenset() for state in ENDED},
+_ENDS: Final[dict[str, str]] = {end: end for end in get_args(ExperimentEnd)}
+_ASKED: Final[dict[str, str]] = {"pausing": "pause_requested", "cancelling": "cancel_requested"}
+
+EXPERIMENT_MOVES: Final[dict[str, dict[str, str]]] = {
+    "queued": {
+        "starting": "started",
+        "paused": "paused",
+        "cancelling": "cancel_requested",
+        "failed": "failed",
+    },
+    "starting": {
+        "waiting_for_room": "waiting_for_room",
+        "running": "running",
+        **_ASKED,
+        **_ENDS,
+    },
+    "waiting_for_room": {"starting": "room_found", "running": "running", **_ASKED, **_ENDS},
+    "running": {"waiting_for_room": "waiting_for_room", **_ASKED, **_ENDS},
+    "pausing": {"paused": "paused", "cancelling": "cancel_requested", **_ENDS},
+    "paused": {"queued": "resumed", "cancelling": "cancel_requested"},
+    "cancelling": {"cancelled": "cancelled", "failed": "failed"},
+    **{end: {} for end in get_args(ExperimentEnd)},
 }
-"""Experiment state to the states that may follow it."""
+"""Experiment state to the states that may follow it, each with the kind of its event,
+`experiment.KIND`."""
+
+ACTIONS: Final[dict[Action, frozenset[str]]] = {
+    "pause": frozenset({"queued", *get_args(Phase)}),
+    "resume": frozenset({"paused"}),
+    "cancel": frozenset({"queued", *get_args(Phase), "pausing", "paused"}),
+}
+"""What a person can do, and in which states of an experiment."""
+
+DONE: Final[dict[Action, frozenset[str]]] = {
+    "pause": frozenset({"pausing", "paused"}),
+    "resume": frozenset(),
+    "cancel": frozenset({"cancelling", "cancelled"}),
+}
+"""The states in which it was done before, so that doing it once more changes nothing."""
 
 
-def may_follow(state: str, following: str) -> bool:
-    """Return whether an experiment in `state` may become `following`.
+def intent_of(state: str) -> Intent:
+    """Return what the person wants of an experiment in this state.
 
-    >>> may_follow("queued", "cancelled"), may_follow("cancelled", "running")
-    (True, False)
+    >>> intent_of("running"), intent_of("pausing"), intent_of("cancelled")
+    ('run', 'pause', 'cancel')
     """
-    return following in NEXT[state]
+    if state in ("pausing", "paused"):
+        return "pause"
+    return "cancel" if state in ("cancelling", "cancelled") else "run"
+
+
+def name_actions(state: str) -> str:
+    """Return what a person can do to an experiment in this state, in words.
+
+    >>> name_actions("paused"), name_actions("cancelling")
+    ('resume, cancel', 'nothing but to wait')
+    """
+    found = [action for action, states in ACTIONS.items() if state in states]
+    if not found:
+        return "nothing but to wait" if state in DRIVEN else "nothing"
+    return ", ".join(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 PASS_SECONDS = 1.0
 """Pause between two looks at what is new."""
+
+LOOK_SECONDS = 5.0
+"""Pause between two looks whether another driver has taken over."""
 
 LONGEST_PAUSE = 30.0
 """Pause between two tries while MLflow is away."""
@@ -99,6 +102,7 @@ class Tracker:
         self._end: tuple[ExperimentEnd, str | None, TrialEntry | None, Sequence[Path]] | None = None
         self._failure: BaseException | None = None
         self._wake, self._over = threading.Event(), threading.Event()
+        self._is_awaited, self._caught_up = False, threading.Event()
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def start(self) -> None:
@@ -131,13 +135,21 @@ class Tracker:
         self._over.set()
         self._wake.set()
 
-    def wait(self) -> None:
-        """Wait until everything is delivered after `close`.
+    def catch_up(self, seconds: float) -> None:
+        """Wait until all that is committed by now is delivered, for so many seconds at most."""
+        self._is_awaited = True
+        self._wake.set()
+        self._caught_up.wait(seconds)
+
+    def wait(self, look: Callable[[], object] = lambda: None) -> None:
+        """Wait until everything is delivered after `close`; call `look` now and then.
 
         Raises:
-            BaseException: whatever stopped the delivery for good, such as a `StaleWriteError`.
+            BaseException: whatever stopped the delivery for good, such as a `StaleWriteError`, and
+                what `look` raises.
         """
-        self._over.wait()
+        while not self._over.wait(LOOK_SECONDS):
+            look()
         if self._failure is not None:
             raise self._failure
 
@@ -146,10 +158,13 @@ class Tracker:
         pause = PASS_SECONDS
         try:
             while not self._over.is_set():
+                is_awaited = self._is_awaited
                 try:
                     if self._pass():
                         break
                     pause = PASS_SECONDS
+                    if is_awaited:
+                        self._caught_up.set()
                 except (AwayError, StorageError) as error:
                     pause = min(2 * pause, LONGEST_PAUSE)
                     logger.warning("not tracked yet, trying again in %.0f s: %s", pause, error)

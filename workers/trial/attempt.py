@@ -25,9 +25,11 @@ from eigensweep.workers.shared.checkpoints import (
     StateDict,
     Store,
     cancel_mark,
+    pause_mark,
     replicate_key,
 )
 from eigensweep.workers.shared.durable_files import write_whole
+from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
     End,
@@ -57,6 +59,10 @@ class NoLongerWanted(Exception):  # noqa: N818  (not an error)
     """The experiment was cancelled while this trial was training."""
 
 
+class Paused(Exception):  # noqa: N818  (not an error)
+    """The experiment was paused while this trial was training."""
+
+
 def warm_up() -> None:
     """Make torch load what it loads with a process's first optimizer, a second's worth."""
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -76,13 +82,14 @@ class Attempt:
             StaleAttemptError: if a later attempt has begun.
         """
         config = TrialConfig.from_dict(order.config)
-        store, mark = Store(order.storage), cancel_mark(order.storage, order.experiment)
+        store, place = Store(order.storage), (order.storage, order.experiment)
         self.replicates = [
             Replicate(
                 Training(config, seed, data_root=order.data_root, device=device),
                 order,
                 store,
-                is_unwanted=mark.exists,
+                is_unwanted=cancel_mark(*place).exists,
+                is_paused=pause_mark(*place).exists,
                 clock=clock,
             )
             for seed in config.seeds
@@ -112,6 +119,8 @@ class Attempt:
             self.train(self.rung)
         except NoLongerWanted:
             return self.report_cancelled()
+        except Paused:
+            return self.report_paused()
         report = self.report()
         if report.outcome is not None:
             self.keep_best()
@@ -122,6 +131,7 @@ class Attempt:
 
         Raises:
             NoLongerWanted: if the experiment was cancelled.
+            Paused: if it was paused; all that was trained is committed.
         """
         for replicate in self.replicates:
             replicate.train(rung)
@@ -171,6 +181,10 @@ class Attempt:
         """Return the report of a trial that is no longer wanted."""
         return Report(self.reached_step, outcome="cancelled")
 
+    def report_paused(self) -> Report:
+        """Return the report of a trial that gives its place back, and will go on later."""
+        return Report(self.reached_step, lost=PAUSED, lost_by="pause")
+
     def keep_best(self) -> None:
         """Write each replicate's selected weights beside its checkpoints."""
         for replicate in self.replicates:
@@ -196,6 +210,7 @@ class Replicate:
         order: Order,
         store: Store,
         is_unwanted: Callable[[], bool],
+        is_paused: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin the attempt in the store and go on from what is committed there.
@@ -203,7 +218,8 @@ class Replicate:
         `clock` gives seconds; a commit is due when enough of them have passed.
         """
         self.training = training
-        self._store, self._is_unwanted, self._clock = store, is_unwanted, clock
+        self._store, self._clock = store, clock
+        self._is_unwanted, self._is_paused = is_unwanted, is_paused
         self.evaluations: list[CurvePoint] = []
         """The point of every evaluation that was taken for a commit, but the one at step 0."""
         self._key = key = replicate_key(order.experiment, order.number, training.seed)
@@ -259,9 +275,14 @@ class Replicate:
 
         Raises:
             NoLongerWanted: if the experiment was cancelled.
+            Paused: if it was paused; what is new is committed.
         """
         if self._is_unwanted():
             raise NoLongerWanted
+        if self._is_paused():
+            if self.has_news:
+                self.commit(update)
+            raise Paused
         if self.is_due():
             self.commit(update)
 

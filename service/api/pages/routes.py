@@ -54,7 +54,14 @@ from eigensweep.service.record.reproductions import OPEN
 from eigensweep.workers.reports.markdown import cost_words, remarks_of
 from eigensweep.workers.reports.page import make_tables
 from eigensweep.workers.shared.messages import Json
-from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES, TRIAL_STATES, TrialState
+from eigensweep.workers.shared.states import (
+    ACTIONS,
+    ENDED,
+    EXPERIMENT_STATES,
+    TRIAL_STATES,
+    ExperimentState,
+    TrialState,
+)
 
 Query_ = TypeVar("Query_", bound=BaseModel)
 
@@ -83,7 +90,7 @@ TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= FILTERS
-TEMPLATES.globals |= {"plotly": PLOTLY_NAME, "ENDED": ENDED}
+TEMPLATES.globals |= {"plotly": PLOTLY_NAME, "ACTIONS": ACTIONS, "ENDED": ENDED}
 
 
 class PageRoute(APIRoute):
@@ -146,7 +153,7 @@ class ListQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field("", max_length=120)
-    state: Literal["", "queued", "running", "completed", "cancelled", "failed"] = ""
+    state: Literal[""] | ExperimentState = ""
     project: str = Field("", max_length=120)
     cursor: str | None = Field(None, max_length=1000)
 

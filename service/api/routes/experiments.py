@@ -15,7 +15,14 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
-from eigensweep.service.api.parts import Queue, TheQueue, TheRecord, TheService, TheSettings
+from eigensweep.service.api.parts import (
+    Queue,
+    Service,
+    TheQueue,
+    TheRecord,
+    TheService,
+    TheSettings,
+)
 from eigensweep.service.api.schemas import ExperimentNow, ExperimentSummary, Page
 from eigensweep.service.api.warm_start import count_observations
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
@@ -181,10 +188,46 @@ def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     responses=describe_errors(401, 404, 409, 422, 503),
 )
 def cancel_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
-    """Cancel a queued experiment at once; tell the driver of a running one to stop its trials.
+    """Cancel a queued or paused experiment at once; tell the driver of a running one to stop.
 
     A second call changes nothing. An experiment that has completed or failed is answered 409.
     """
     service.record.cancel(id)
+    return _show(service, id)
+
+
+@router.post(
+    "/experiments/{id}/pause",
+    status_code=202,
+    summary="Pause an experiment",
+    responses=describe_errors(401, 404, 409, 422, 503),
+)
+def pause_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+    """Pause a queued experiment at once; have the trials of a running one commit and leave.
+
+    It is `pausing`, then `paused`, and the queue goes on with others. Nothing is lost. A
+    second call changes nothing. An experiment that is over or is being cancelled is answered 409.
+    """
+    service.record.pause(id)
+    return _show(service, id)
+
+
+@router.post(
+    "/experiments/{id}/resume",
+    status_code=202,
+    summary="Resume a paused experiment",
+    responses=describe_errors(401, 404, 409, 422, 503),
+)
+def resume_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+    """Queue a paused experiment again: its trials go on from their commits, bit for bit.
+
+    An experiment in any other state is answered 409.
+    """
+    service.record.resume(id)
+    return _show(service, id)
+
+
+def _show(service: Service, id: str) -> ExperimentNow:
+    """Return an experiment that was changed, and have the queue looked at."""
     service.dispatcher.wake()
     return service.views.experiment(service.record.experiment(id))

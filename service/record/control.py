@@ -1,0 +1,95 @@
+"""What people do to experiments that are there: pause, resume, cancel.
+
+Each is one transaction with its events. What the state of an experiment does not allow is refused.
+Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.errors import ExperimentNotFoundError, WrongStateError
+from eigensweep.service.record.journal import end_experiment, move_experiment
+from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.tables import Experiment
+from eigensweep.workers.shared.states import ACTIONS, DONE, DRIVEN, Action
+
+
+class Control(Queries):
+    """The part of the record through which people control what runs.
+
+    Every method raises ExperimentNotFoundError if there is none of this id, and WrongStateError if
+    its state does not allow the action.
+    """
+
+    def cancel(self, id: str) -> None:
+        """Cancel an experiment without a driver at once; ask the driver of another one to stop.
+
+        Once more changes nothing.
+        """
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            if was_done(experiment, "cancel"):
+                return
+            has_driver = experiment.state in DRIVEN
+            move_experiment(session, experiment, "cancelling")
+            if not has_driver:
+                end_experiment(session, experiment, "cancelled", None)
+                # One that never began is nothing that MLflow would have to learn of.
+                experiment.tracked = experiment.generation == 0
+
+        database.write(self.url, work)
+
+    def pause(self, id: str) -> None:
+        """Pause a queued experiment at once; ask the driver of another one to pause its trials.
+
+        They commit what they have, and give their places back. Once more changes nothing.
+        """
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            if not was_done(experiment, "pause"):
+                is_queued = experiment.state == "queued"
+                move_experiment(session, experiment, "paused" if is_queued else "pausing")
+
+        database.write(self.url, work)
+
+    def resume(self, id: str) -> None:
+        """Queue a paused experiment again, at the place of its age and priority."""
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            if not was_done(experiment, "resume"):
+                move_experiment(session, experiment, "queued")
+
+        database.write(self.url, work)
+
+
+def lock(session: Session, id: str) -> Experiment:
+    """Return an experiment, which nobody else changes until the end of the transaction.
+
+    Raises:
+        ExperimentNotFoundError: if there is none of this id.
+    """
+    experiment = session.scalars(
+        select(Experiment).where(Experiment.id == id).with_for_update()
+    ).first()
+    if experiment is None:
+        raise ExperimentNotFoundError(id)
+    return experiment
+
+
+def was_done(experiment: Experiment, action: Action) -> bool:
+    """Return whether an action was done before.
+
+    Raises:
+        WrongStateError: if it was not, and the state of the experiment does not allow it.
+    """
+    if experiment.state in DONE[action]:
+        return True
+    if experiment.state not in ACTIONS[action]:
+        raise WrongStateError(experiment.id, experiment.state, action)
+    return False

@@ -1,0 +1,249 @@
+"""The states of experiments and trials: the table is walked, and nothing else is possible."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+from starlette.testclient import TestClient
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record import database
+from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.journal import end_experiment, move_experiment, move_trial
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.workers.shared.states import (
+    ACTIONS,
+    DONE,
+    ENDED,
+    EXPERIMENT_MOVES,
+    EXPERIMENT_STATES,
+    TRIAL_MOVES,
+    TRIAL_STATES,
+    intent_of,
+    name_actions,
+)
+
+CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
+
+ROUTES: dict[str, list[str]] = {
+    "queued": [],
+    "starting": ["starting"],
+    "waiting_for_room": ["starting", "waiting_for_room"],
+    "running": ["starting", "running"],
+    "pausing": ["starting", "running", "pausing"],
+    "paused": ["starting", "running", "pausing", "paused"],
+    "cancelling": ["starting", "running", "cancelling"],
+    "completed": ["starting", "running", "completed"],
+    "cancelled": ["starting", "running", "cancelling", "cancelled"],
+    "failed": ["starting", "running", "failed"],
+}
+"""State to the moves that lead there."""
+
+
+def bring(record: Record, id: str, *states: str) -> None:
+    """Bring an experiment through states, each in a transaction of its own."""
+    for state in states:
+
+        def work(session: Session, state: str = state) -> None:
+            experiment = session.get_one(Experiment, id)
+            if state in ENDED:
+                end_experiment(session, experiment, state, None)  # type: ignore[arg-type]
+            else:
+                move_experiment(session, experiment, state)  # type: ignore[arg-type]
+
+        database.write(record.url, work)
+
+
+@pytest.fixture
+def id(record: Record, spec: Any) -> str:
+    return record.add(ExperimentSpec.model_validate(spec()))[0].id
+
+
+class TestTable:
+    @pytest.mark.parametrize("state", EXPERIMENT_STATES)
+    def test_an_experiment_may_move_as_the_table_says_and_in_no_other_way(self, state):
+        for following in EXPERIMENT_STATES:
+            experiment = Experiment(id="e1", state=state)
+            with Session() as session:
+                if kind := EXPERIMENT_MOVES[state].get(following):
+                    move_experiment(session, experiment, following)
+                    (event,) = session.new
+                    assert (experiment.state, event.kind) == (following, f"experiment.{kind}")
+                    session.expunge_all()
+                    continue
+                with pytest.raises(WrongMoveError, match=f"is {state} cannot become {following}"):
+                    move_experiment(session, experiment, following)
+                assert experiment.state == state
+                assert not session.new
+
+    @pytest.mark.parametrize("state", TRIAL_STATES)
+    def test_a_trial_may_move_as_the_table_says_and_in_no_other_way(self, state):
+        for following in TRIAL_STATES:
+            trial = Trial(state=state)
+            if kind := TRIAL_MOVES[state].get(following):
+                assert (move_trial(trial, following), trial.state) == (kind, following)
+                continue
+            with pytest.raises(WrongMoveError, match=f"is {state} cannot become {following}"):
+                move_trial(trial, following)
+            assert trial.state == state
+
+    def test_every_state_is_reached_by_moves_of_the_table(self):
+        assert set(ROUTES) == set(EXPERIMENT_STATES) == set(EXPERIMENT_MOVES)
+        for moves in ROUTES.values():
+            for state, following in zip(["queued", *moves], moves, strict=False):
+                assert following in EXPERIMENT_MOVES[state]
+
+
+@pytest.mark.parametrize("state", EXPERIMENT_STATES)
+def test_each_state_allows_the_actions_of_the_table_and_refuses_all_others_in_words(
+    client: TestClient, record: Record, spec: Any, state: str
+) -> None:
+    for action in ACTIONS:
+        id = record.add(ExperimentSpec.model_validate(spec()))[0].id
+        bring(record, id, *ROUTES[state])
+        events = len(record.events(id))
+        answer = client.post(f"/v1/experiments/{id}/{action}")
+        if state in ACTIONS[action]:
+            assert answer.status_code == 202
+            now = answer.json()["state"]
+            assert now != state
+            assert len(record.events(id)) > events
+        elif state in DONE[action]:
+            assert (answer.status_code, answer.json()["state"]) == (202, state)
+            assert len(record.events(id)) == events
+        else:
+            assert answer.status_code == 409
+            words = answer.json()["detail"]
+            assert f"is {state.replace('_', ' ')}" in words
+            assert words.endswith(f"what works now: {name_actions(state)}")
+            assert record.row(id).state == state
+
+
+def test_the_page_shows_the_moves_of_the_table():
+    page = (Path(__file__).parents[2] / "docs/how-to/control.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
+    for state, moves in EXPERIMENT_MOVES.items():
+        if state in ENDED:
+            continue
+        told = set(re.findall(r"`(\w+)`", rows[state]))
+        told |= ENDED if "an end" in rows[state] else set()
+        assert told == set(moves), state
+
+
+class TestPause:
+    def test_what_waits_is_paused_at_once_and_passed_over_until_it_is_resumed(self, record, id):
+        record.pause(id)
+        assert (record.row(id).state, record.list_queued(9)) == ("paused", [])
+        assert record.claim(id) is None
+        record.resume(id)
+        assert record.list_queued(9) == [id]
+
+    @pytest.fixture
+    def ledger(self, record: Record, id: str) -> RecordLedger:
+        claim = record.claim(id)
+        assert claim is not None
+        ledger = RecordLedger(record.url, id, claim.generation)
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        return ledger
+
+    def test_its_driver_is_asked_and_says_when_the_trials_have_left(self, record, id, ledger):
+        assert (record.row(id).state, ledger.intent()) == ("running", "run")
+        record.pause(id)
+        assert (record.row(id).state, ledger.intent()) == ("pausing", "pause")
+        ledger.report(0, 1, 10, {"objective": 0.5}, None)
+        assert ledger.pause()
+        assert ledger.pause()  # the answer of the first call may be lost
+        (entry,) = ledger.load()
+        assert (entry.state, entry.attempt, list(entry.reports)) == ("waiting", 1, [10])
+        kinds = [event.kind for event in record.events(id)][-4:]
+        assert kinds == [
+            "experiment.pause_requested",
+            "trial.report",
+            "trial.interrupted",
+            "experiment.paused",
+        ]
+
+    def test_a_service_that_dies_while_it_pauses_has_another_driver_finish_that(
+        self, record, id, ledger
+    ):
+        record.pause(id)
+        assert [each.id for each in record.list_unfinished()] == [id]
+        claim = record.claim(id)
+        assert claim is not None
+        again = RecordLedger(record.url, id, claim.generation)
+        assert again.intent() == "pause"
+        assert again.pause()
+        assert record.list_unfinished() == []
+
+    def test_the_time_of_a_pause_does_not_count(self, record, id, ledger):
+        record.pause(id)
+        ledger.pause()
+        left = record.row(id).left_at
+        assert left is not None
+        record.resume(id)
+        assert record.claim(id) is not None
+        assert record.row(id).left_at is None
+        assert record.row(id).idle_seconds > 0
+
+    def test_a_paused_one_that_is_cancelled_gets_a_driver_for_what_mlflow_has_to_learn(
+        self, record, id, ledger
+    ):
+        record.pause(id)
+        ledger.pause()
+        record.cancel(id)
+        assert record.row(id).state == "cancelled"
+        assert ledger.load()[0].state == "cancelled"
+        assert [(each.id, each.is_over) for each in record.list_unfinished()] == [(id, True)]
+
+    def test_a_cancellation_in_the_middle_of_a_pause_wins(self, record, id, ledger):
+        record.pause(id)
+        record.cancel(id)
+        assert ledger.intent() == "cancel"
+        assert not ledger.pause()
+        assert ledger.end("completed") == "cancelled"
+
+
+def test_a_driver_without_room_says_so_and_its_first_trial_ends_that(record, id):
+    claim = record.claim(id)
+    assert claim is not None
+    ledger = RecordLedger(record.url, id, claim.generation)
+    ledger.enter("waiting_for_room")
+    assert record.row(id).state == "waiting_for_room"
+    ledger.enter("starting")
+    ledger.open(0, "scornn", {}, CONFIG, "abc")
+    ledger.begin(0)
+    assert record.row(id).state == "running"
+    record.cancel(id)
+    ledger.enter("waiting_for_room")
+    assert record.row(id).state == "cancelling"
+
+
+def test_a_paused_experiment_is_driven_again_only_when_it_is_resumed(
+    dispatcher: Any, launcher: Any, record: Record, id: str
+) -> None:
+    dispatcher.tick()
+    record.pause(id)
+    dispatcher.tick()
+    launcher.launched[0].ledger.pause()
+    launcher.launched[0].now = "ended"
+    for _ in range(3):
+        dispatcher.tick()
+    assert len(launcher.launched) == 1
+    assert record.row(id).deaths == 0
+    record.resume(id)
+    dispatcher.tick()
+    assert len(launcher.launched) == 2
+    assert record.row(id).state == "starting"
+
+
+def test_what_a_person_wants_follows_from_the_state():
+    wants = {state: intent_of(state) for state in EXPERIMENT_STATES}
+    assert {state for state in wants if wants[state] == "pause"} == {"pausing", "paused"}
+    assert {state for state in wants if wants[state] == "cancel"} == {"cancelling", "cancelled"}
