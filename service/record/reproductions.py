@@ -22,7 +22,11 @@ from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import Budget, load_suite, make_specs, suite_names
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.errors import AlreadyEndedError, ReproductionNotFoundError
+from eigensweep.service.record.errors import (
+    AlreadyEndedError,
+    ReproductionNotFoundError,
+    WrongStateError,
+)
 from eigensweep.service.record.record import Record
 from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome
 from eigensweep.workers.shared.durable_files import storage_error, write_whole
@@ -199,7 +203,7 @@ class Reproductions:
             raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
         for each in found.experiments.values():
             if each.id is not None:
-                with suppress(AlreadyEndedError):
+                with suppress(WrongStateError):
                     self.record.cancel(each.id)
         return self.change(found, state="cancelled", finished_at=time.time())
 
