@@ -399,7 +399,7 @@ class TestRecordLedger:
         for ledger in ledgers:
             assert [e.state for e in ledger.load()] == ["completed"] * 5
             events = Record(each_url).events(ledger.experiment_id)
-            assert len(events) == 2 + 5 * 3
+            assert len(events) == 3 + 5 * 3
             assert [e.id for e in events] == sorted(e.id for e in events)
 
     def test_a_locked_database_is_waited_for(self, record, spec, monkeypatch, caplog):
