@@ -53,6 +53,7 @@ class TestEvents:
         assert [event["event"] for event in events] == [
             "experiment.queued",
             "experiment.started",
+            "experiment.running",
             "trial.started",
             "trial.report",
             "trial.completed",
