@@ -60,6 +60,22 @@ class Client(Connection):
         """Return an experiment that was posted before."""
         return Experiment.load(self, experiment_id)
 
+    def fork(self, experiment_id: str, **settings: Any) -> Experiment:
+        """Post the spec of an experiment again, with the fields in `settings` replaced.
+
+        Results that exist are taken over, and shorter trainings are continued.
+        """
+        return self.submit(self.experiment(experiment_id).content["spec"], **settings)
+
+    def act(self, action: str, *experiment_ids: str) -> list[JsonObject]:
+        """Pause, resume or cancel several experiments: `act("pause", first, second)`.
+
+        Each item of the answer has `id`, `state` and `problem`, which says why one was refused.
+        """
+        body = {"action": action, "ids": list(experiment_ids)}
+        items: list[JsonObject] = self.post(f"{Experiment.listing_path}/bulk", body)["items"]
+        return items
+
     def experiments(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
         """Return experiments, newest first: all, or those with a `state`, `project` or `name`.
 

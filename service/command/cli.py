@@ -66,6 +66,7 @@ Settings = Annotated[
     ),
 ]
 Id = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="An experiment's id.")]
+Ids = Annotated[list[str], typer.Argument(metavar="EXPERIMENT...", help="Ids of experiments.")]
 Limit = Annotated[int, typer.Option(min=1, help="The largest number of rows.")]
 CatalogueName = Annotated[str | None, typer.Argument(help="The name of one, to show it in full.")]
 
@@ -379,24 +380,49 @@ def importance(
 
 
 @app.command()
-def pause(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
-    """Pause an experiment: running trials commit and give their places back; nothing is lost."""
-    with connect(url, as_json) as client:
-        _print(client.experiment(experiment).pause().content, summaries.format_experiment, as_json)
+def pause(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
+    """Pause experiments: running trials commit and give their places back; nothing is lost."""
+    _act("pause", experiments, url, as_json)
 
 
 @app.command()
-def resume(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
-    """Queue a paused experiment again: its trials go on from their commits, bit for bit."""
-    with connect(url, as_json) as client:
-        _print(client.experiment(experiment).resume().content, summaries.format_experiment, as_json)
+def resume(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
+    """Queue paused experiments again: their trials go on from their commits, bit for bit."""
+    _act("resume", experiments, url, as_json)
 
 
 @app.command()
-def cancel(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
-    """Cancel an experiment: running trials stop, finished trials stay."""
+def cancel(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
+    """Cancel experiments: running trials stop, finished trials stay."""
+    _act("cancel", experiments, url, as_json)
+
+
+def _act(action: str, ids: list[str], url: str | None, as_json: bool) -> None:
+    """Do something to each experiment; fail if one of them was refused."""
     with connect(url, as_json) as client:
-        _print(client.experiment(experiment).cancel().content, summaries.format_experiment, as_json)
+        found = client.act(action, *ids)
+        if as_json:
+            _print_json(found)
+        for each in found if not as_json else ():
+            if each["problem"] is None:
+                typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
+            else:
+                typer.echo(f"error: {each['problem']}", err=True)
+        if any(each["problem"] is not None for each in found):
+            raise typer.Exit(FAILURE)
+
+
+@app.command()
+def fork(
+    experiment: Id, settings: Settings = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """Post the spec of an experiment again, with changes; results that exist are taken over."""
+    with connect(url, as_json) as client:
+        made = client.fork(experiment, **parse_settings(settings or []))
+        if as_json:
+            _print_json(made.content)
+        else:
+            typer.echo(f"{made.id} {made.name} is {made.state}")
 
 
 @app.command()

@@ -197,6 +197,21 @@ def test_watching_a_cancelled_experiment_ends_with_exit_code_1(cli: Cli, spec: s
     assert f"experiment {id} cancelled" in done.stdout
 
 
+def test_a_fork_posts_the_same_spec_with_changes(cli: Cli, spec: str) -> None:
+    first = json.loads(cli("submit", spec, "--json").stdout)
+    forked = json.loads(cli("fork", first["id"], "--set", "name=fork", "--json").stdout)
+    assert forked["id"] != first["id"]
+    assert forked["spec"] == first["spec"] | {"name": "fork"}
+
+
+def test_what_is_refused_of_several_is_told_and_fails(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    done = cli("pause", id, "nobody")
+    assert done.exit_code == 1
+    assert f"experiment {id} is completed, so there is nothing to pause" in done.stderr
+    assert "there is no experiment 'nobody'" in done.stderr
+
+
 def test_watch_as_json_prints_a_line_for_each_event_and_then_the_experiment(
     cli: Cli, spec: str
 ) -> None:

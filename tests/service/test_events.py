@@ -59,7 +59,7 @@ class TestEvents:
             "trial.completed",
             "experiment.completed",
         ]
-        assert '"step":50' in events[3]["data"].replace(" ", "")
+        assert '"step":50' in events[4]["data"].replace(" ", "")
         ids = [int(event["id"]) for event in events]
         assert ids == sorted(set(ids))
 

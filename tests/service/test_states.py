@@ -243,6 +243,28 @@ def test_a_paused_experiment_is_driven_again_only_when_it_is_resumed(
     assert record.row(id).state == "starting"
 
 
+def test_several_are_acted_on_at_once_and_one_that_is_refused_leaves_the_others_be(
+    client: TestClient, record: Record, spec: Any
+) -> None:
+    parsed = ExperimentSpec.model_validate(spec())
+    queued, running, over = (record.add(parsed)[0].id for _ in range(3))
+    bring(record, running, *ROUTES["running"])
+    bring(record, over, *ROUTES["completed"])
+    body = {"action": "pause", "ids": [queued, running, over, "nobody", queued]}
+    answer = client.post("/v1/experiments/bulk", json=body)
+    assert answer.status_code == 200
+    items = {item["id"]: item for item in answer.json()["items"]}
+    assert {id: item["state"] for id, item in items.items()} == {
+        queued: "paused",
+        running: "pausing",
+        over: "completed",
+        "nobody": None,
+    }
+    assert [id for id, item in items.items() if item["problem"] is None] == [queued, running]
+    assert "is completed" in items[over]["problem"]
+    assert client.post("/v1/experiments/bulk", json={**body, "ids": []}).status_code == 422
+
+
 def test_what_a_person_wants_follows_from_the_state():
     wants = {state: intent_of(state) for state in EXPERIMENT_STATES}
     assert {state for state in wants if wants[state] == "pause"} == {"pausing", "paused"}

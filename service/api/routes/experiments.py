@@ -23,12 +23,14 @@ from eigensweep.service.api.parts import (
     TheService,
     TheSettings,
 )
-from eigensweep.service.api.schemas import ExperimentNow, ExperimentSummary, Page
+from eigensweep.service.api.schemas import Answer, ExperimentNow, ExperimentSummary, Page
 from eigensweep.service.api.warm_start import count_observations
+from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.record import Record
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.states import ExperimentState
+from eigensweep.workers.shared.states import Action, ExperimentState
 
 router = APIRouter(tags=["experiments"])
 previews = APIRouter(tags=["experiments"])
@@ -225,6 +227,55 @@ def resume_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     """
     service.record.resume(id)
     return _show(service, id)
+
+
+class BulkRequest(BaseModel):
+    """One action, and the experiments that it is for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    action: Action
+    ids: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(
+        min_length=1, max_length=200, examples=[["1m7xnz0qe2nqc"]]
+    )
+
+
+class BulkItem(Answer):
+    """What became of one of them."""
+
+    id: str
+    state: ExperimentState | None = Field(description="Its state now; null if there is none")
+    problem: str | None = Field(description="Why it was refused; null if it was not")
+
+
+class BulkAnswer(Answer):
+    """What became of each experiment."""
+
+    items: list[BulkItem]
+
+
+@router.post(
+    "/experiments/bulk",
+    summary="Pause, resume or cancel several experiments",
+    responses=describe_errors(401, 413, 415, 422, 503),
+)
+def act_in_bulk(service: TheService, request: BulkRequest) -> BulkAnswer:
+    """Do to each experiment what its own address does; one that is refused leaves the others be."""
+    items = [_act(service.record, id, request.action) for id in dict.fromkeys(request.ids)]
+    service.dispatcher.wake()
+    return BulkAnswer(items=items)
+
+
+def _act(record: Record, id: str, action: Action) -> BulkItem:
+    act = {"pause": record.pause, "resume": record.resume, "cancel": record.cancel}[action]
+    try:
+        act(id)
+        problem = None
+    except NotFoundError as error:
+        return BulkItem(id=id, state=None, problem=str(error))
+    except ConflictError as error:
+        problem = str(error)
+    return BulkItem(id=id, state=record.row(id).state, problem=problem)
 
 
 def _show(service: Service, id: str) -> ExperimentNow:
