@@ -266,15 +266,15 @@ def make_specs(name: str, budget: Budget) -> dict[str, ExperimentSpec]:
     }
 
 
-def find_missing_corpora(name: str, data_root: Path | None) -> list[str]:
-    """Return a sentence for each corpus that a suite needs and that is not in `data_root`."""
-    missing = []
+def find_missing_corpora(name: str, data_root: Path | None) -> dict[str, str]:
+    """Return the tasks of a suite whose corpora are not in `data_root`, each with what to do."""
+    missing = {}
     for task in _tasks_of(name):
         try:
             TASKS[task.name].check_corpus(task, data_root)
         except CorpusMissingError as error:
-            missing.append(str(error))
-    return list(dict.fromkeys(missing))
+            missing[task.name] = str(error)
+    return missing
 
 
 @cache

@@ -50,7 +50,7 @@ def write_page(content: ReportContent, pictures: Sequence[tuple[str, Sequence[Pa
         title=markdown.title_of(content),
         remarks=markdown.remarks_of(content),
         pictures=list(_embed(pictures, LARGEST - len(content.model_dump_json()) * 2)),
-        tables=make_tables(content),
+        tables=[*make_tables(content), _list_runs(content)],
         cost=markdown.cost_words(content),
     )
 
@@ -69,7 +69,7 @@ def _embed(pictures: Sequence[tuple[str, Sequence[Path]]], room: int) -> list[Pi
 
 
 def make_tables(content: ReportContent) -> list[Table]:
-    """Return the tables of a report: claims, the paper's numbers, arms, and what was run."""
+    """Return the tables of a report: claims, the paper's numbers, and arms."""
     return [
         Table(
             "Claims",
@@ -86,12 +86,15 @@ def make_tables(content: ReportContent) -> list[Table]:
             markdown.ARM_HEADS,
             [markdown.arm_cells(content, arm) for arm in content.arms],
         ),
-        Table(
-            "Experiments and analyses",
-            ("what", "id", "state"),
-            [
-                *((e.name, e.id or "", e.problem or e.state) for e in content.experiments),
-                *((a.label, a.id or "", a.problem or "made") for a in content.analyses),
-            ],
-        ),
     ]
+
+
+def _list_runs(content: ReportContent) -> Table:
+    return Table(
+        "Experiments and analyses",
+        ("what", "id", "state"),
+        [
+            *((e.name, e.id or "", e.problem or e.state) for e in content.experiments),
+            *((a.label, a.id or "", a.problem or "made") for a in content.analyses),
+        ],
+    )

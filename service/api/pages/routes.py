@@ -298,7 +298,7 @@ def show_reproduction(service: TheService, id: ReproductionId) -> Response:
         report=report,
         remarks=[] if report is None else remarks_of(report),
         tables=[] if report is None else make_tables(report),
-        cost="" if report is None else cost_words(report),
+        what_it_took="" if report is None else cost_words(report),
         is_live=found.state in OPEN,
     )
 

@@ -173,8 +173,8 @@ class SuiteListing(Answer):
         description="A rough guess of the time of its trainings on one processor, by budget"
     )
     same_as: str | None = Field(description="The suite whose experiments these are, too")
-    missing: list[str] = Field(
-        description="The corpora that this service lacks for it, each with where it was looked for"
+    missing: dict[str, str] = Field(
+        description="Tasks whose corpus this service lacks, each with where it was looked for"
     )
 
 
