@@ -65,7 +65,7 @@ class RaceNow(Answer):
 @router.get(
     "/experiments/{id}/race",
     summary="Look at the race for more seeds",
-    responses=describe_errors(401, 404, 503),
+    responses=describe_errors(401, 404, 422, 503),
 )
 def get_race(service: TheService, id: ExperimentId) -> RaceNow:
     """Return which trials train more seeds than others, what each round decided, and who leads."""
