@@ -242,7 +242,8 @@ def test_the_keyboard_reaches_the_content_first_and_focus_is_seen(browser, serve
     browser.get(serve())
     find(browser, "body").send_keys(Keys.TAB)
     first = browser.switch_to.active_element
-    assert first.text == "Skip to the content"
+    assert first.get_attribute("textContent") == "Skip to the content"
+    wait_until(lambda: first.rect["y"] >= 0)  # it moves into the view
     outline = first.value_of_css_property("outline-style")
     assert outline == "solid"
     first.send_keys(Keys.ENTER)
@@ -260,9 +261,19 @@ def test_a_browser_signs_in_and_comes_back(browser, serve, ledger):
     find(browser, "header form button").click()
     wait_until(lambda: "You are signed out." in text_of(browser, "main"))
     assert browser.get_cookies() == []
-    browser.back()
-    find(browser, "#token")
     browser.get(f"{address}/new")
+    find(browser, "#token")
+
+
+def test_a_page_that_a_browser_kept_is_not_shown_after_signing_out(browser, serve, ledger):
+    address = serve(token="let-me-in")
+    browser.get(f"{address}/new?preset=quickstart")
+    find(browser, "#token").send_keys("let-me-in", Keys.ENTER)
+    find(browser, "#spec")
+    wait_until(lambda: browser.execute_script("return document.readyState") == "complete")
+    browser.delete_all_cookies()
+    came_back = "new PageTransitionEvent('pageshow', {persisted: true})"
+    browser.execute_script(f"window.dispatchEvent({came_back})")
     find(browser, "#token")
 
 
