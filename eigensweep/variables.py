@@ -16,6 +16,7 @@ PREFIX: Final = "EIGENSWEEP_"
 KNOWN: Final = frozenset(
     PREFIX + name
     for name in [
+        "AUDIT_ENTRIES",
         "CHECKPOINT_SECONDS",
         "CPUS",
         "DATABASE_URL",
@@ -32,11 +33,18 @@ KNOWN: Final = frozenset(
         "OPTUNA_URL",
         "OTLP_ENDPOINT",
         "PORT",
+        "PROXY_ADDRESSES",
+        "PROXY_GROUPS_HEADER",
+        "PROXY_SCOPES",
+        "PROXY_SECRET",
+        "PROXY_USER_HEADER",
+        "RATE_LIMIT",
         "RAY_ADDRESS",
         "RETRIES",
         "STARTED_BY",
         "STORAGE",
         "TOKEN",
+        "TOKEN_FILE",
         "URL",
         "WEBHOOK_HOSTS",
         "WEBHOOK_SECRET",

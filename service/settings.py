@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -16,8 +17,9 @@ from sqlalchemy import make_url
 from eigensweep.service.webhook_rules import check_url
 from eigensweep.workers.shared.logs import LogFormat
 
+OFF: Final = "off"
 SHORTEST_SECRET: Final = 16
-"""Signs of the secret that webhooks are signed with."""
+"""Signs of the secret that webhooks are signed with, and of that between us and a proxy."""
 
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """A path made absolute, so that it does not depend on the working folder."""
@@ -82,10 +84,34 @@ class Settings(BaseSettings):
     If a port that was set is taken, the service does not start.
     """
     token: SecretStr | None = None
-    """Bearer token that every request under /v1 and /mlflow must carry; None: none is needed.
+    """Token of who runs the service, with scope `admin`.
 
-    It consists of letters, digits and signs of ASCII, without spaces.
+    None: only tokens of users, and none is needed while there is no such token. It consists of
+    letters, digits and signs of ASCII, without spaces.
     """
+    rate_limit: str | None = None
+    """Requests that one token may send from one address, such as `600/minute`, or `off`.
+
+    None: off on loopback, 3000/minute elsewhere.
+    """
+    audit_entries: int = Field(default=100_000, ge=100)
+    """How many deeds the audit log keeps, and how many refusals beside them."""
+    proxy_addresses: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = ()
+    """Addresses or networks of proxies before the service, separated by commas.
+
+    A proxy is believed about the address of who asks (`X-Forwarded-For`), and no one else is.
+    """
+    proxy_secret: SecretStr | None = None
+    """Secret that a proxy sends in `X-Eigensweep-Proxy-Secret`; it then names the user.
+
+    None: a proxy names no users.
+    """
+    proxy_scopes: Annotated[dict[str, Literal["read", "submit", "admin"]], NoDecode] = {}
+    """Scope of each group that a proxy names: `lab=submit,leads=admin`; `*` is everybody."""
+    proxy_user_header: str = "X-Forwarded-User"
+    """Header in which the proxy names the user."""
+    proxy_groups_header: str = "X-Forwarded-Groups"
+    """Header in which the proxy names the user's groups, separated by commas."""
     data_root: Folder | None = None
     """Folder of the corpora; None: `data` in the home folder."""
     database_url: str | None = None
@@ -137,7 +163,7 @@ class Settings(BaseSettings):
     log_format: LogFormat = "text"
     """Form of log lines: `text`, or `json`, one object a line with experiment and trial."""
 
-    @field_validator("token", "mlflow_token", "webhook_secret")
+    @field_validator("token", "mlflow_token", "webhook_secret", "proxy_secret")
     @classmethod
     def _require_plain_signs(cls, token: SecretStr | None) -> SecretStr | None:
         secret = token.get_secret_value() if token else ""
@@ -167,12 +193,51 @@ class Settings(BaseSettings):
             )
         return self
 
+    @field_validator("rate_limit")
+    @classmethod
+    def _require_a_rate(cls, rate: str | None) -> str | None:
+        from limits import parse
+
+        if rate not in (None, OFF):
+            try:
+                parse(rate)
+            except ValueError:
+                raise ValueError(
+                    f"'{rate}' is no rate; write a number and a unit, such as 600/minute, or off"
+                ) from None
+        return rate
+
+    @field_validator("proxy_addresses", mode="before")
+    @classmethod
+    def _read_networks(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        return tuple(ip_network(each.strip()) for each in given.split(",") if each.strip())
+
+    @field_validator("proxy_scopes", mode="before")
+    @classmethod
+    def _read_scopes(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        pairs = [each.partition("=") for each in given.split(",") if each.strip()]
+        if any(not group.strip() or not equals for group, equals, _ in pairs):
+            raise ValueError(f"'{given}' has not the form group=scope,group=scope")
+        return {group.strip(): scope.strip() for group, _, scope in pairs}
+
     @model_validator(mode="after")
-    def _require_a_token(self) -> Settings:
-        if not is_loopback(self.host) and self.token is None:
+    def _require_a_whole_proxy(self) -> Settings:
+        secret = self.proxy_secret.get_secret_value() if self.proxy_secret else ""
+        if not secret and not self.proxy_scopes:
+            return self
+        if not (secret and self.proxy_scopes and self.proxy_addresses):
             raise ValueError(
-                f"host {self.host} can be reached from other machines: set EIGENSWEEP_TOKEN to a "
-                "secret of your choice, or EIGENSWEEP_HOST to 127.0.0.1"
+                "a proxy that names users needs EIGENSWEEP_PROXY_ADDRESSES, "
+                "EIGENSWEEP_PROXY_SECRET and EIGENSWEEP_PROXY_SCOPES, all three"
+            )
+        if len(secret) < SHORTEST_SECRET:
+            raise ValueError(
+                f"EIGENSWEEP_PROXY_SECRET has at least {SHORTEST_SECRET} signs; "
+                "`openssl rand -hex 32` prints one"
             )
         return self
 

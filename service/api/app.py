@@ -6,19 +6,23 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from fastapi import FastAPI, Security, params
-from fastapi.security import HTTPBearer
+from fastapi import FastAPI, params
 from fastapi_offline import FastAPIOffline
 
 from eigensweep.service.api import mlflow_proxy
-from eigensweep.service.api.access import Access
+from eigensweep.service.api.access import PUBLIC, Access
+from eigensweep.service.api.callers import READ, AsOperator, require_scopes
 from eigensweep.service.api.errors import answer_errors
+from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
+from eigensweep.service.api.page_headers import SafeHeaders
 from eigensweep.service.api.pages.routes import add_pages
 from eigensweep.service.api.parts import Queue, Service
+from eigensweep.service.api.rates import Rates
 from eigensweep.service.api.routes import (
+    accounts,
     analyses,
     catalogue,
     comparisons,
@@ -34,12 +38,18 @@ from eigensweep.service.api.routes import (
     trials,
 )
 from eigensweep.service.api.schemas import Views
+from eigensweep.service.api.sessions import Sessions
 from eigensweep.service.api.tailer import Tailer
+from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
+from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.shared import traces
+
+DOCS: Final = frozenset(("/docs", "/docs/oauth2-redirect", "/redoc"))
+"""Pages of FastAPI's own, which every caller may read."""
 
 DESCRIPTION: Final = """
 Post an experiment, follow it, and read its ranked trials. Each trial is a run in MLflow.
@@ -78,6 +88,7 @@ def create_app(
                 "description": "Tables and figures of the papers, measured again.",
             },
             {"name": "catalogue", "description": "Models, tasks and presets that a spec can name."},
+            {"name": "access", "description": "Users, tokens, quotas, and the audit log."},
             {"name": "health", "description": "For monitoring."},
         ],
     )
@@ -90,9 +101,11 @@ def create_app(
         views=Views(mlflow.pages if mlflow else None),
         analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow is not None),
         reproductions=Reproductions(settings.home / "reproductions", record, settings.corpora),
+        accounts=Accounts(record.url),
+        audit=Audit(record.url, settings.audit_entries),
         mlflow=mlflow,
     )
-    guard = [Security(HTTPBearer(auto_error=False))] if settings.token else []  # for the docs
+    guard = [READ]
     _include_previews(app, guard)  # before `/experiments/{id}`
     for routes in (
         experiments,
@@ -105,20 +118,31 @@ def create_app(
         streams,
         analyses,
         reproductions,
+        accounts,
     ):
         app.include_router(routes.router, prefix="/v1", dependencies=guard)
     app.include_router(health.router)
     app.include_router(metrics.router, dependencies=guard)
     app.state.metrics = metrics.make_registry(app.state.service, read_version())
-    add_pages(app)
+    add_pages(app, guard)
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
     answer_errors(app)
     if traces.is_on():
         app.add_middleware(RequestSpans)
     app.add_middleware(BodyLimits)
-    app.add_middleware(Access, token=settings.token, sessions=settings.home / "sessions.json")
+    service: Service = app.state.service
+    keeper = Sessions(settings.home / "sessions.json")
+    app.add_middleware(
+        Access,
+        identity=Identity(settings, service.accounts, keeper),
+        session_keeper=keeper,
+        rates=Rates(settings),
+        audit=service.audit,
+    )
+    app.add_middleware(SafeHeaders)
     app.add_middleware(Latencies)  # the last one is the first to see a request
+    require_scopes(app, PUBLIC | DOCS)
     return app
 
 
@@ -128,6 +152,7 @@ def create_local_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     _include_previews(app)
     answer_errors(app)
+    app.add_middleware(AsOperator)
     return app
 
 

@@ -31,6 +31,7 @@ from eigensweep.service.record.database import WrongSchemaError, is_away
 from eigensweep.service.record.errors import (
     ConflictError,
     IdempotencyKeyReusedError,
+    NotAllowedError,
     NotFoundError,
 )
 from eigensweep.workers.shared.durable_files import StorageError
@@ -58,6 +59,7 @@ STATUS: Final[dict[type[Exception], int]] = {
     NotFoundError: 404,
     UnknownPresetError: 404,
     UnknownSuiteError: 404,
+    NotAllowedError: 403,
     ConflictError: 409,
     IdempotencyKeyReusedError: 422,
     SpecError: 422,
@@ -166,6 +168,8 @@ def _title(status: int) -> str:
 
 def _answer_known_error(request: Request, error: Exception) -> Response:
     status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    if isinstance(error, NotAllowedError):
+        request.state.told = str(error)  # for the audit log
     words, found = str(error), []
     if isinstance(error, SpecError):
         found = [ProblemItem(**one) for one in list_problems(error)]

@@ -107,6 +107,7 @@ TRIAL: Final[Json] = {
 
 EXPERIMENT_SUMMARY: Final[Json] = {
     "id": "1m7xnz0qe2nqc",
+    "owner": "anna",
     "name": "copying with scoRNN",
     "project": "default",
     "state": "running",
@@ -198,6 +199,7 @@ REPRODUCTIONS: Final[dict[str, Example]] = {
 
 REPRODUCTION: Final[Json] = {
     "id": "0c1d44298fc1c149",
+    "owner": "anna",
     "name": "enrnn/figure-2",
     "budget": "short",
     "title": "Copying over 2,000 steps",

@@ -5,6 +5,7 @@ Runs in the service's process. Drivers do not come this way: they ask MLflow's s
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import httpx2
@@ -13,12 +14,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from eigensweep.service.api.callers import READING, require
 from eigensweep.service.api.errors import problem
+from eigensweep.service.record.accounts import ScopeName
 from eigensweep.service.settings import Mlflow
 
 PLACE: Final = "/mlflow"
 """Where the service has MLflow's pages."""
 TIMEOUT: Final = httpx2.Timeout(60.0, connect=5.0)
+ASKED: Final = re.compile(
+    r"/(graphql|(ajax-)?api/\d\.0/mlflow/("
+    r"[a-z-]+/search(-datasets)?|traces/(metrics|batchGetInfos|calculate-filter-correlation)))$"
+)
+"""What MLflow's pages ask for with a body, without changing anything."""
 OF_ONE_CONNECTION: Final = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
     *("transfer-encoding", "upgrade", "host"),
@@ -39,6 +47,7 @@ class MlflowProxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             request = Request(scope, receive)
+            require(request, find_needed(request.method, scope["path"].removeprefix(PLACE)))
             try:
                 answer = await self._ask(request)
             except ClientDisconnect:
@@ -72,6 +81,21 @@ class MlflowProxy:
             if _is_handed_on(name)
         ]
         return response
+
+
+def find_needed(method: str, path: str) -> ScopeName:
+    """Return the scope that a request to MLflow needs: `admin` to delete, `submit` to change.
+
+    >>> find_needed("POST", "/ajax-api/2.0/mlflow/runs/search"), find_needed("GET", "/")
+    ('read', 'read')
+    >>> find_needed("POST", "/api/2.0/mlflow/runs/set-tag")
+    'submit'
+    >>> find_needed("POST", "/api/2.0/mlflow/runs/delete"), find_needed("DELETE", "/x")
+    ('admin', 'admin')
+    """
+    if method in READING or (method == "POST" and ASKED.match(path)):
+        return "read"
+    return "admin" if method == "DELETE" or path.endswith("/delete") else "submit"
 
 
 def _is_handed_on(header: str) -> bool:

@@ -1,4 +1,4 @@
-"""Headers of every page for browsers. Runs in the service's process.
+"""Headers of every page for browsers, and of every other answer. Runs in the service's process.
 
 A page loads scripts, styles and data from the service alone, nothing in the text of a page is ever
 run, and no other site can show a page in a frame. Source: Content Security Policy Level 3 (W3C).
@@ -7,6 +7,9 @@ run, and no other site can show a page in a frame. Source: Content Security Poli
 from __future__ import annotations
 
 from typing import Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": "; ".join(
@@ -26,3 +29,46 @@ PAGE_HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+NOTHING: Final = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""For answers that are no pages."""
+OWN_SCRIPTS: Final = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; worker-src blob:; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+"""FastAPI's pages of the API start with a script in the page."""
+MLFLOW: Final = (
+    "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'; form-action 'self'; "
+    "frame-ancestors 'self'"
+)
+"""MLflow's pages compile scripts, and show artifacts in frames of their own."""
+POLICIES: Final = {"/mlflow": MLFLOW, "/docs": OWN_SCRIPTS, "/redoc": OWN_SCRIPTS}
+"""Content policy below each path that has one of its own."""
+
+
+class SafeHeaders:
+    """Adds the headers of `PAGE_HEADERS` to every answer that lacks them, with a policy by path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in (PAGE_HEADERS | _find_policy(scope["path"])).items():
+                    if name != "Cache-Control":  # files are kept for long
+                        headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, add)
+
+
+def _find_policy(path: str) -> dict[str, str]:
+    place = f"/{path.split('/', 2)[1]}"
+    return {"Content-Security-Policy": POLICIES.get(place, NOTHING)}

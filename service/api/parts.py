@@ -10,7 +10,9 @@ from fastapi import Depends, Request
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
+from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
+from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
@@ -45,6 +47,8 @@ class Service:
     views: Views
     analyses: Analyses
     reproductions: Reproductions
+    accounts: Accounts
+    audit: Audit
     mlflow: Mlflow | None
     """None: it has no MLflow."""
 

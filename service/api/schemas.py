@@ -207,6 +207,7 @@ class ExperimentSummary(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT_SUMMARY]})
 
     id: str
+    owner: str = Field(description="The user who posted it; `operator` is who runs the service")
     name: str
     project: str
     state: ExperimentState
@@ -272,6 +273,7 @@ class Views:
         here = f"/v1/experiments/{row.id}"
         return {
             "id": row.id,
+            "owner": row.owner,
             "name": row.name,
             "project": row.project,
             "state": row.state,

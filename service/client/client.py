@@ -77,7 +77,7 @@ class Client(Connection):
         return items
 
     def experiments(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
-        """Return experiments, newest first: all, or those with a `state`, `project` or `name`.
+        """Return experiments, newest first: all, or those with a `state`, `project`, `owner`, ...
 
         They come without their specs; `experiment` has all of one.
         """

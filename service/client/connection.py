@@ -19,6 +19,8 @@ JsonObject = dict[str, Any]
 """An object of the API, as docs/reference/fields.md and /docs of the service describe it."""
 
 DEFAULT_URL = "http://127.0.0.1:8642"
+TOKEN_FILE = "EIGENSWEEP_TOKEN_FILE"
+"""The variable with the path of a file that holds a token."""
 PAGE_SIZE = 100
 PATIENCE_SECONDS = 60.0
 """How long a client that follows an experiment waits for a service that went away."""
@@ -62,11 +64,12 @@ class Connection:
     """A connection to the service at `url`, with its token.
 
     The default of `url` is EIGENSWEEP_URL, or else the address that the service of this machine
-    has written into its home folder. The default of `token` is EIGENSWEEP_TOKEN. `timeout` is the
-    longest wait for an answer, in seconds.
+    has written into its home folder. The default of `token` is what the file holds whose path is in
+    EIGENSWEEP_TOKEN_FILE, or else EIGENSWEEP_TOKEN. `timeout` is the longest wait for an answer, in
+    seconds.
 
     Raises:
-        InputError: if `url` is not an address, or `token` cannot be one.
+        InputError: if `url` is not an address, or `token` cannot be one, or has no private file.
     """
 
     def __init__(
@@ -74,9 +77,12 @@ class Connection:
     ) -> None:
         url = (url or os.environ.get("EIGENSWEEP_URL") or _find_url()).rstrip("/")
         self.url = url if "://" in url else f"http://{url}"
-        token = token or os.environ.get("EIGENSWEEP_TOKEN")
+        token = token or _read_token_file() or os.environ.get("EIGENSWEEP_TOKEN")
         if token and not token.isascii():
-            raise InputError("no token has letters or signs beyond ASCII; look at EIGENSWEEP_TOKEN")
+            raise InputError(
+                "no token has letters or signs beyond ASCII; look at EIGENSWEEP_TOKEN, or at the "
+                "file that holds your token"
+            )
         try:
             self._http = httpx2.Client(
                 base_url=self.url,
@@ -178,6 +184,29 @@ def outlast_restart(ask: Callable[[], T]) -> T:
         reraise=True,
     )
     return retrying(ask)
+
+
+def _read_token_file() -> str | None:
+    """Return the token in the file of EIGENSWEEP_TOKEN_FILE, None if none is named.
+
+    Raises:
+        InputError: if the file cannot be read or holds no token, or if others can read it, too.
+    """
+    name = os.environ.get(TOKEN_FILE)
+    if not name:
+        return None
+    path = Path(name).expanduser()
+    try:
+        with path.open(encoding="ascii") as file:
+            is_open_to_others = bool(os.fstat(file.fileno()).st_mode & 0o077)
+            words = file.read(10_000).split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the token file {path} cannot be read: {error}") from error
+    if is_open_to_others:
+        raise InputError(f"other users can read the token file {path}: `chmod 600 {path}`")
+    if len(words) != 1:
+        raise InputError(f"the token file {path} should hold one token, and nothing else")
+    return words[0]
 
 
 def _is_loopback(url: str) -> bool:

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -25,33 +25,19 @@ from eigensweep.service.client import (
     AnalysisFailedError,
     Client,
     Experiment,
-    RefusedError,
     ServiceAwayError,
 )
+from eigensweep.service.client.connection import TOKEN_FILE
 from eigensweep.service.client.spec_file import (
-    InputError,
     parse_options,
     parse_settings,
     parse_trial,
 )
+from eigensweep.service.command import accounts, summaries, terminal
 from eigensweep.service.command import data as data_command
-from eigensweep.service.command import summaries, terminal
-from eigensweep.service.command.options import BAD_INPUT, FAILURE, INTERRUPTED, AsJson
+from eigensweep.service.command.connecting import TokenFile, Url, connect, fail
+from eigensweep.service.command.options import FAILURE, INTERRUPTED, AsJson
 
-
-def _inherit(context: typer.Context, url: str | None) -> str | None:
-    """Return the address given to the command, else the one given before the command."""
-    return url or context.find_root().params.get("url")
-
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        callback=_inherit,
-        help="Address of the service; default: EIGENSWEEP_URL, else this machine's service.",
-    ),
-]
 Source = Annotated[
     str,
     typer.Argument(help="A YAML, JSON or TOML file, '-' for standard input, or a preset's name."),
@@ -77,6 +63,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_command.data)
+app.add_typer(accounts.token)
+app.add_typer(accounts.user)
+app.command("audit")(accounts.list_audit)
 
 
 def main() -> None:
@@ -92,7 +81,8 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback()
 def read_options(
-    url: Url = None,  # the commands inherit it
+    url: Url = None,  # the commands inherit both
+    token_file: TokenFile = None,
     _: Annotated[
         bool,
         typer.Option(
@@ -101,32 +91,8 @@ def read_options(
     ] = False,
 ) -> None:
     """Hyperparameter search for long-memory recurrent networks."""
-
-
-@contextmanager
-def connect(url: str | None, as_json: bool = False) -> Iterator[Client]:
-    """Lend a client; an error becomes a message on standard error and an exit code."""
-    try:
-        with Client(url) as client:
-            yield client
-    except InputError as error:
-        problem = {"title": "The input cannot be read", "detail": str(error)}
-        _fail(f"error: {error}", problem, as_json, BAD_INPUT)
-    except RefusedError as error:
-        words = f"error: {error}"
-        if error.status in {401, 403}:
-            words += "\n  the token is read from EIGENSWEEP_TOKEN"
-        code = BAD_INPUT if 400 <= error.status < 500 else FAILURE
-        _fail(words, {"status": error.status, **error.problem}, as_json, code)
-    except ServiceAwayError as error:
-        words = f"error: {error}\n  start one with `eigensweep serve`, or give its address: --url"
-        _fail(words, {"title": "The service is away", "detail": str(error)}, as_json, FAILURE)
-    except OSError as error:
-        if error.filename is None:  # not a file of `--out`
-            raise
-        words = f"{error.filename}: {error.strerror}"
-        problem = {"title": "A file cannot be written", "detail": words}
-        _fail(f"error: {words}", problem, as_json, BAD_INPUT)
+    if token_file is not None:
+        os.environ[TOKEN_FILE] = str(token_file)  # every client of this process reads it
 
 
 @contextmanager
@@ -142,11 +108,6 @@ def connect_or_answer_here(url: str | None, as_json: bool = False) -> Iterator[C
                 typer.echo("no service answers; this installation does", err=True)
                 client = LocalClient()
         yield client
-
-
-def _fail(words: str, problem: Mapping[str, Any], as_json: bool, code: int) -> None:
-    typer.echo(json.dumps(problem) if as_json else words, err=True)
-    raise typer.Exit(code)
 
 
 def make_folder(folder: Path) -> None:
@@ -236,13 +197,14 @@ def list_experiments(
     name: Annotated[
         str | None, typer.Option(help="Only experiments with this text in their name.")
     ] = None,
+    owner: Annotated[str | None, typer.Option(help="Only experiments of this user.")] = None,
     limit: Limit = 20,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
     with connect(url, as_json) as client:
-        found = client.experiments(limit, state=state, project=project, name=name)
+        found = client.experiments(limit, state=state, project=project, name=name, owner=owner)
         if as_json:
             _print_json(found)
             return
@@ -540,7 +502,7 @@ def reproduce(
         return
     if every == (name is not None):
         words = "give the name of a table or figure, or --all; --list shows the names"
-        _fail(f"error: {words}", {"title": "The input cannot be read", "detail": words}, as_json, 2)
+        fail(f"error: {words}", {"title": "The input cannot be read", "detail": words}, as_json, 2)
     with connect(url, as_json) as found, ExitStack() as stack:
         if every and page is None:
             page = Path("docs/reproduction.md")

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.mlflow_server import MlflowServer
-from eigensweep.service.settings import Mlflow, Settings, StartError
+from eigensweep.service.settings import Mlflow, Settings, StartError, is_loopback
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.messages import DriverOptions
@@ -203,6 +203,7 @@ def _build(
     from eigensweep.service.record.record import Record
 
     migrate(settings.database)
+    _require_a_token(settings)
     record = Record(settings.database, settings.webhook_urls)
     dispatcher = Dispatcher(record, settings.max_experiments)
     app = create_app(settings, record, dispatcher, mlflow)
@@ -211,6 +212,21 @@ def _build(
     service = app.state.service
     reproducer = Reproducer(service.reproductions, record, service.analyses, storage, mlflow)
     return app, dispatcher, runner, reproducer
+
+
+def _require_a_token(settings: Settings) -> None:
+    """Refuse to listen where other machines can come, while nobody could show who they are."""
+    from eigensweep.service.record.accounts import Accounts
+
+    knows = settings.token or settings.proxy_secret
+    if not knows and not is_loopback(settings.host):
+        if Accounts(settings.database).has_usable_token():
+            return
+        raise StartError(
+            f"host {settings.host} can be reached from other machines: make a token with "
+            "`eigensweep token create`, or set EIGENSWEEP_TOKEN to a secret of your choice, or "
+            "EIGENSWEEP_HOST to 127.0.0.1"
+        )
 
 
 def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
@@ -262,7 +278,12 @@ class _Http:
         self._listener = listener
         self._closing = app.state.service.tailer.closing
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=4, lifespan="off"
+            app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=4,
+            lifespan="off",
+            proxy_headers=False,  # it would believe every program of this machine
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -27,6 +27,22 @@ class TrialNotFoundError(NotFoundError):
         super().__init__(f"experiment '{id}' has no trial {number}; it has opened {opened} so far")
 
 
+class AccountNotFoundError(NotFoundError):
+    """There is no user of this name, or no token of this id."""
+
+
+class AlreadyThereError(ConflictError):
+    """There is a user of this name."""
+
+
+class NotAllowedError(PermissionError):
+    """Who asks is known, and may not do this; the message says what it would need."""
+
+
+class QuotaExceededError(NotAllowedError):
+    """The user's quota does not allow one more experiment, or not one of this size."""
+
+
 class AnalysisNotFoundError(NotFoundError):
     """No analysis has this id, or it has no such file yet."""
 

@@ -9,8 +9,10 @@ import time
 from typing import Final
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.accounts import Quotas
+from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.journal import replace_non_finite
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import OPERATOR, Experiment
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -24,12 +26,15 @@ def make_id() -> str:
     return letters + "".join(secrets.choice(ALPHABET) for _ in range(4))
 
 
-def make_row(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experiment:
+def make_row(
+    spec: ExperimentSpec, idempotency_key: str | None = None, owner: str = OPERATOR
+) -> Experiment:
     """Return the row of a queued experiment; its spec was checked before."""
     content = replace_non_finite(spec.model_dump(mode="json"))
     metric = spec.objective_metric
     return Experiment(
         id=make_id(),
+        owner=owner,
         name=spec.name,
         project=spec.project,
         priority=spec.priority,
@@ -45,6 +50,34 @@ def make_row(spec: ExperimentSpec, idempotency_key: str | None = None) -> Experi
         idempotency_key=idempotency_key,
         fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     )
+
+
+def scope_key(key: str | None, owner: str) -> str | None:
+    """Return what an idempotency key is stored as: keys of two users are never the same."""
+    if key is None or owner == OPERATOR:
+        return key
+    return hashlib.sha256(f"{owner}\n{key}".encode()).hexdigest()
+
+
+def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
+    """Refuse a spec that is larger than its owner's quotas.
+
+    Raises:
+        QuotaExceededError: says what the quota is, and what the spec asks for.
+    """
+    trials, most = spec.trial_count(), quotas.max_trials
+    if most is not None and (trials is None or trials > most):
+        has = "any number" if trials is None else f"{trials:,}"
+        raise QuotaExceededError(
+            f"user '{owner}' may have {most:,} trials in an experiment, this one has {has}; set "
+            "search.trials or limits.trials, or ask an admin for a larger quota"
+        )
+    size = len(json.dumps(spec.model_dump(mode="json", exclude_unset=True)).encode())
+    if quotas.max_spec_bytes is not None and size > quotas.max_spec_bytes:
+        raise QuotaExceededError(
+            f"a spec of user '{owner}' may have {quotas.max_spec_bytes:,} bytes, this one has "
+            f"{size:,}; ask an admin for a larger quota"
+        )
 
 
 def _trial_steps(spec: ExperimentSpec) -> int | None:

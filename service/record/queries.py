@@ -137,6 +137,7 @@ class Queries:
         states: Sequence[str] = (),
         project: str | None = None,
         name: str | None = None,
+        owner: str | None = None,
         sort: str = "-created_at",
         limit: int = 50,
         after: Key | None = None,
@@ -150,6 +151,8 @@ class Queries:
             chosen.append(Experiment.state.in_(states))
         if project is not None:
             chosen.append(Experiment.project == project)
+        if owner is not None:
+            chosen.append(Experiment.owner == owner)
         if name is not None:
             chosen.append(Experiment.name.icontains(name, autoescape=True))
         heads = select(Experiment).options(defer(Experiment.spec, raiseload=True))

@@ -15,12 +15,21 @@ from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
+from eigensweep.service.record.accounts import read_quotas
 from eigensweep.service.record.control import Control, lock
-from eigensweep.service.record.errors import IdempotencyKeyReusedError
+from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
-from eigensweep.service.record.posting import make_row
+from eigensweep.service.record.posting import make_row, require_quota
 from eigensweep.service.record.queries import count_states
-from eigensweep.service.record.tables import Attempt, Experiment, Report, Trial, Webhook
+from eigensweep.service.record.tables import (
+    OPERATOR,
+    Attempt,
+    Experiment,
+    Report,
+    Trial,
+    User,
+    Webhook,
+)
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import DRIVEN, ENDED
@@ -56,24 +65,31 @@ class Record(Control):
         self.webhooks = tuple(webhooks)
 
     def add(
-        self, spec: ExperimentSpec, idempotency_key: str | None = None, notify: Sequence[str] = ()
+        self,
+        spec: ExperimentSpec,
+        idempotency_key: str | None = None,
+        owner: str = OPERATOR,
+        notify: Sequence[str] = (),
     ) -> tuple[Experiment, bool]:
         """Queue a new experiment, whose spec was checked; return its row, and whether it is new.
 
         `notify` are addresses that are told how it ends, beside those of every experiment.
 
         If an earlier experiment was posted with the same idempotency key, that one is returned.
+        `scope_key` makes the key of one user.
 
         Raises:
             IdempotencyKeyReusedError: if the earlier one had a different body.
+            QuotaExceededError: if the owner may not have it, or not one more.
         """
-        experiment = make_row(spec, idempotency_key)
+        experiment = make_row(spec, idempotency_key, owner)
 
         experiment.trace = traces.carry()
 
         def work(session: Session) -> tuple[Experiment, bool]:
             if (earlier := self._find_same_key(session, experiment)) is not None:
                 return earlier, False
+            _check_quotas(session, [spec], owner)
             session.add(experiment)
             session.flush()
             for url in dict.fromkeys((*self.webhooks, *notify)):
@@ -93,10 +109,18 @@ class Record(Control):
         earlier = session.scalars(same).first()
         if earlier is not None and earlier.fingerprint != posted.fingerprint:
             raise IdempotencyKeyReusedError(
-                f"the key '{posted.idempotency_key}' was used for experiment {earlier.id}, "
+                f"this key was used for experiment {earlier.id}, "
                 "which was posted with a different body"
             )
         return earlier
+
+    def check_quotas(self, specs: Sequence[ExperimentSpec], owner: str) -> None:
+        """Refuse experiments that their owner may not have, all of them together.
+
+        Raises:
+            QuotaExceededError: says which quota does not allow them.
+        """
+        database.read(self.url, lambda session: _check_quotas(session, specs, owner))
 
     def list_unfinished(self) -> list[Unfinished]:
         """Return the experiments that have or need a driver and are not queued, oldest first."""
@@ -185,3 +209,24 @@ class Record(Control):
             end_experiment(session, experiment, "failed", error)
 
         database.write(self.url, work)
+
+
+def _check_quotas(session: Session, specs: Sequence[ExperimentSpec], owner: str) -> None:
+    # Two posts of one user come one after the other: the second waits for the user's row.
+    quotas = read_quotas(
+        session.scalars(select(User).where(User.name == owner).with_for_update()).first()
+    )
+    for spec in specs:
+        require_quota(quotas, spec, owner)
+    most = quotas.max_experiments
+    if most is None:
+        return
+    open_ones = select(func.count()).where(
+        Experiment.owner == owner, Experiment.state.not_in(ENDED)
+    )
+    has = session.scalars(open_ones).one()
+    if has + len(specs) > most:
+        raise QuotaExceededError(
+            f"user '{owner}' may have {most:,} experiments that are not over, has {has:,}, and "
+            f"asks for {len(specs):,} more; wait for one to end, or ask an admin for more"
+        )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from eigensweep.service.record.errors import (
     WrongStateError,
 )
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import OPERATOR
 from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome
 from eigensweep.workers.shared.durable_files import storage_error, write_whole
 from eigensweep.workers.shared.states import ENDED
@@ -66,6 +67,8 @@ class ReproductionRecord:
     state: ReproductionState
     created_at: float
     experiments: dict[str, Posted]
+    owner: str = OPERATOR
+    """The user who opened it."""
     analyses: tuple[Asked, ...] | None = None
     """None before they are asked for."""
     finished_at: float | None = None
@@ -101,7 +104,9 @@ class Reproductions:
                 found = ReproductionRecord.from_dict(json.loads(path.read_bytes()))
                 self._records[found.id] = found
 
-    def add(self, name: str, budget: Budget) -> tuple[ReproductionRecord, bool]:
+    def add(
+        self, name: str, budget: Budget, owner: str = OPERATOR
+    ) -> tuple[ReproductionRecord, bool]:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
 
         The same request gives the same reproduction. It is opened again if it failed or was
@@ -110,6 +115,7 @@ class Reproductions:
 
         Raises:
             UnknownSuiteError: if there is no suite of this name.
+            QuotaExceededError: if the owner may not have its experiments.
             StorageError: if it cannot be written to the folder.
         """
         specs = make_specs(name, budget)
@@ -118,13 +124,15 @@ class Reproductions:
             earlier = self._records.get(id)
             if earlier is not None and (earlier.state in OPEN or self._is_complete(earlier)):
                 return earlier, False
+            self.record.check_quotas(list(specs.values()), owner)
             opened = ReproductionRecord(
                 id=id,
                 name=name,
                 budget=budget,
                 state="running",
                 created_at=time.time() if earlier is None else earlier.created_at,
-                experiments={label: self._post(spec) for label, spec in specs.items()},
+                experiments={label: self._post(spec, owner) for label, spec in specs.items()},
+                owner=owner,
             )
             try:
                 (self.folder / id).mkdir(parents=True, exist_ok=True)
@@ -142,7 +150,7 @@ class Reproductions:
         states = [self.record.row(each.id).state for each in found.experiments.values() if each.id]
         return all(state == "completed" for state in states)
 
-    def _post(self, spec: ExperimentSpec) -> Posted:
+    def _post(self, spec: ExperimentSpec, owner: str) -> Posted:
         """Queue an experiment, or find the same one; one that failed is queued once more."""
         try:
             check_spec(spec, self.corpora)
@@ -150,7 +158,7 @@ class Reproductions:
             return Posted(None, str(error))
         attempt = 0
         while True:
-            row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}")
+            row, _ = self.record.add(spec, f"reproduction-{digest(spec)}-{attempt}", owner)
             if row.state not in ENDED - {"completed"}:
                 return Posted(row.id)
             attempt += 1
@@ -189,8 +197,10 @@ class Reproductions:
             )
         return path
 
-    def cancel(self, id: str) -> ReproductionRecord:
+    def cancel(self, id: str, may_cancel: Callable[[str], bool]) -> ReproductionRecord:
         """Cancel a reproduction and its experiments that are not over.
+
+        `may_cancel` says of an experiment's owner whether it is cancelled, too.
 
         Raises:
             ReproductionNotFoundError: if there is none of this id.
@@ -202,7 +212,7 @@ class Reproductions:
         if found.state not in OPEN:
             raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
         for each in found.experiments.values():
-            if each.id is not None:
+            if each.id is not None and may_cancel(self.record.row(each.id).owner):
                 with suppress(WrongStateError):
                     self.record.cancel(each.id)
         return self.change(found, state="cancelled", finished_at=time.time())

@@ -24,6 +24,8 @@ from eigensweep.direction import Better
 from eigensweep.workers.shared.messages import ConfigJson, Json, Metrics, Params, SpecJson
 from eigensweep.workers.shared.states import Outcome
 
+OPERATOR = "operator"
+"""Who runs the service: the user of EIGENSWEEP_TOKEN, and of everybody while there is no token."""
 UNRANKED = math.inf
 """The rank of a trial that is not ranked: it comes after all others."""
 
@@ -113,9 +115,12 @@ class Experiment(Base):
         Index(None, "created_at", "id"),
         Index(None, "name", "id"),
         Index(None, "tracked"),
+        Index(None, "owner", "state"),
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64), default=OPERATOR, server_default=OPERATOR)
+    """The user who posted it."""
     name: Mapped[str] = mapped_column(Text)
     project: Mapped[str] = mapped_column(Text)
     priority: Mapped[int] = mapped_column(Integer)
@@ -152,6 +157,7 @@ class Experiment(Base):
     progress_mark: Mapped[int] = mapped_column(BigInteger, default=0)
     """Rung reports and ended trials at the last death; more of them are progress."""
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
+    """The key as it was sent; of a user who is not the operator, a digest of name and key."""
     trace: Mapped[str | None] = mapped_column(String(64))
     """The place in a trace at which it was posted, as W3C's `traceparent`; None: no traces."""
     fingerprint: Mapped[str | None] = mapped_column(String(64))
@@ -288,3 +294,50 @@ class Event(Base):
     kind: Mapped[str] = mapped_column(String(40))
     data: Mapped[EventJson] = mapped_column(JsonColumn)
     at: Mapped[float] = mapped_column(Double)
+
+
+class User(Base):
+    """A user with tokens, or with a quota. Users of a proxy may be here, and need not."""
+
+    __tablename__ = "users"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Double)
+    removed_at: Mapped[float | None] = mapped_column(Double)
+    """A user who was removed is kept, since experiments and the audit log have the name."""
+    max_experiments: Mapped[int | None] = mapped_column(Integer)
+    max_trials: Mapped[int | None] = mapped_column(BigInteger)
+    max_spec_bytes: Mapped[int | None] = mapped_column(Integer)
+
+
+class Token(Base):
+    """A token of a user. The token itself is not kept, only its digest."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index(None, "user_name"),)
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """Names the token in lists and in the audit log; it is no secret."""
+    user_name: Mapped[str] = mapped_column(ForeignKey("users.name"))
+    scope: Mapped[str] = mapped_column(String(8))
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    """SHA-256. A token is 256 random bits, so a slow digest with a salt would add nothing."""
+    created_at: Mapped[float] = mapped_column(Double)
+    expires_at: Mapped[float | None] = mapped_column(Double)
+    revoked_at: Mapped[float | None] = mapped_column(Double)
+
+
+class AuditEntry(Base):
+    """Who did what, or was refused. Entries are added, and the oldest removed; none is changed."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index(None, "refused", "id"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    at: Mapped[float] = mapped_column(Double)
+    user_name: Mapped[str | None] = mapped_column(String(64))
+    token: Mapped[str | None] = mapped_column(String(20))
+    address: Mapped[str | None] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(Text)
+    refused: Mapped[bool] = mapped_column(Boolean)
+    detail: Mapped[str] = mapped_column(Text)

@@ -217,7 +217,7 @@ class TestCommandLine:
         from typer.testing import CliRunner
 
         from eigensweep.service.client import Client
-        from eigensweep.service.command import cli
+        from eigensweep.service.command import cli, connecting
         from eigensweep.service.command import reproduce as work
 
         class InProcess(Client):
@@ -228,7 +228,7 @@ class TestCommandLine:
             def close(self) -> None:
                 pass
 
-        monkeypatch.setattr(cli, "Client", InProcess)
+        monkeypatch.setattr(connecting, "Client", InProcess)
         monkeypatch.setattr(work, "PASS_SECONDS", 0.0)
         return lambda *words: CliRunner().invoke(cli.app, ["reproduce", *words])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import plotly  # type: ignore[import-untyped]
 import yaml
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -29,10 +29,12 @@ from starlette.staticfiles import StaticFiles
 from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import BUDGETS
+from eigensweep.service.api.callers import Caller, Reader, Submitter
 from eigensweep.service.api.errors import STATUS, answer_error
+from eigensweep.service.api.identity import PROXY
 from eigensweep.service.api.page_headers import PAGE_HEADERS
 from eigensweep.service.api.pages.formats import FILTERS, show_number
-from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes import (
     analyses,
     catalogue,
@@ -108,9 +110,9 @@ class PageRoute(APIRoute):
                 return await answer(request)
             except SHOWN_ERRORS as error:
                 told = answer_error(request, error)
+                caller: Caller | None = request.state.caller
                 found = json.loads(bytes(told.body))
-                service = request.app.state.service
-                return render(service, "error.html", told.status_code, problem=found)
+                return render(caller, "error.html", told.status_code, problem=found)
 
         return answer_with_page
 
@@ -118,16 +120,19 @@ class PageRoute(APIRoute):
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-def add_pages(app: FastAPI) -> None:
+def add_pages(app: FastAPI, guard: Sequence[params.Depends]) -> None:
     """Add all pages, and the files that they load, to an application."""
-    app.include_router(router)
+    app.include_router(router, dependencies=guard)
     app.mount("/static", GZipMiddleware(_Static(directory=PLACE / "static")))
 
 
-def render(service: Service, template: str, status: int = 200, **content: Any) -> Response:
-    """Return a page; where a token is needed, it has a button to sign out."""
-    has_sessions = service.settings.token is not None
-    text = TEMPLATES.get_template(template).render(content, has_sessions=has_sessions)
+def render(caller: Caller | None, template: str, status: int = 200, **content: Any) -> Response:
+    """Return a page for who asks; who came with a token has a button to sign out.
+
+    In templates the caller is the visitor: a macro has a `caller` of its own.
+    """
+    has_session = caller is not None and caller.token not in (None, PROXY)
+    text = TEMPLATES.get_template(template).render(content, visitor=caller, has_session=has_session)
     return HTMLResponse(text, status, PAGE_HEADERS)
 
 
@@ -155,15 +160,18 @@ class ListQuery(BaseModel):
     name: str = Field("", max_length=120)
     state: Literal[""] | ExperimentState = ""
     project: str = Field("", max_length=120)
+    owner: str = Field("", max_length=64)
     cursor: str | None = Field(None, max_length=1000)
 
 
 @router.get("/")
-def show_experiments(service: TheService, query: Annotated[ListQuery, Query()]) -> Response:
+def show_experiments(
+    service: TheService, caller: Reader, query: Annotated[ListQuery, Query()]
+) -> Response:
     """Return the list of experiments."""
     page = experiments.list_experiments(service, ask(ExperimentQuery, query, limit=25))
     return render(
-        service,
+        caller,
         "experiments.html",
         page=page,
         query=query,
@@ -174,7 +182,7 @@ def show_experiments(service: TheService, query: Annotated[ListQuery, Query()]) 
 
 
 @router.get("/experiments/{id}")
-def show_experiment(service: TheService, id: ExperimentId) -> Response:
+def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Response:
     """Return the page of one experiment."""
     experiment = experiments.get_experiment(service, id)
     failures = {
@@ -186,7 +194,7 @@ def show_experiment(service: TheService, id: ExperimentId) -> Response:
     }
     arms = list_arms(service.record, id)
     return render(
-        service,
+        caller,
         "experiment.html",
         experiment=experiment,
         arms=overviews.make_arms(*arms).items,
@@ -223,12 +231,15 @@ class TrialsPageQuery(BaseModel):
 
 @router.get("/experiments/{id}/trials")
 def show_trials(
-    service: TheService, id: ExperimentId, query: Annotated[TrialsPageQuery, Query()]
+    service: TheService,
+    caller: Reader,
+    id: ExperimentId,
+    query: Annotated[TrialsPageQuery, Query()],
 ) -> Response:
     """Return the list of an experiment's trials."""
     experiment = experiments.get_experiment(service, id)
     return render(
-        service,
+        caller,
         "trials.html",
         experiment=experiment,
         page=trials.list_trials(service, id, ask(TrialQuery, query, limit=100)),
@@ -240,11 +251,13 @@ def show_trials(
 
 
 @router.get("/experiments/{id}/trials/{number}")
-def show_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> Response:
+def show_trial(
+    service: TheService, caller: Reader, id: ExperimentId, number: TrialNumber
+) -> Response:
     """Return the page of one trial."""
     trial = trials.get_trial(service, id, number)
     return render(
-        service,
+        caller,
         "trial.html",
         experiment=experiments.get_experiment(service, id),
         trial=trial,
@@ -259,7 +272,7 @@ def show_trial(service: TheService, id: ExperimentId, number: TrialNumber) -> Re
 
 
 @router.get("/reproductions")
-def show_reproductions(service: TheService) -> Response:
+def show_reproductions(service: TheService, caller: Reader) -> Response:
     """Return the list of the papers' tables and figures, with what was run of each."""
     newest: dict[tuple[str, str], Any] = {}
     for found in service.reproductions.list():  # the newest of a suite and budget comes last
@@ -271,7 +284,7 @@ def show_reproductions(service: TheService) -> Response:
     for suite in reproductions.list_suites(service.settings).items:
         papers.setdefault(suite.paper, []).append(suite)
     return render(
-        service,
+        caller,
         "reproductions.html",
         papers=papers,
         newest=newest,
@@ -281,7 +294,7 @@ def show_reproductions(service: TheService) -> Response:
 
 
 @router.get("/reproductions/{id}")
-def show_reproduction(service: TheService, id: ReproductionId) -> Response:
+def show_reproduction(service: TheService, caller: Reader, id: ReproductionId) -> Response:
     """Return the page of one reproduction: its progress, and at the end its report."""
     found = reproductions.get_reproduction(service, id)
     suite = None
@@ -291,7 +304,7 @@ def show_reproduction(service: TheService, id: ReproductionId) -> Response:
     with suppress(ReproductionNotFoundError):  # there is none yet, or its file was removed
         report = reproductions.read_report(service, id)
     return render(
-        service,
+        caller,
         "reproduction.html",
         found=found,
         suite=suite,
@@ -323,7 +336,10 @@ class ComparePageQuery(BaseModel):
 
 @router.get("/compare")
 def show_comparison(
-    request: Request, service: TheService, query: Annotated[ComparePageQuery, Query()]
+    request: Request,
+    service: TheService,
+    caller: Reader,
+    query: Annotated[ComparePageQuery, Query()],
 ) -> Response:
     """Return a comparison, or the form that asks for one."""
     names = [name.strip() for name in query.of if name.strip()]
@@ -331,18 +347,20 @@ def show_comparison(
     if len(names) > 1:
         asked = validate(ComparisonQuery, of=names, metric=query.metric or None)
         found = comparisons.compare_subjects(request, service, asked)
-    return render(service, "compare.html", names=names, metric=query.metric, found=found)
+    return render(caller, "compare.html", names=names, metric=query.metric, found=found)
 
 
 @router.get("/new")
-def show_form(service: TheService, query: Annotated[FormQuery, Query()]) -> Response:
+def show_form(
+    service: TheService, caller: Submitter, query: Annotated[FormQuery, Query()]
+) -> Response:
     """Return the form that posts an experiment."""
     if query.experiment is None:
         spec = load_preset(query.preset).model_dump(mode="json", exclude_unset=True)
     else:
         spec = experiments.get_experiment(service, query.experiment).spec
     return render(
-        service,
+        caller,
         "new.html",
         text=_write_yaml(spec),
         presets=catalogue.list_presets().items,

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from eigensweep.service.api.callers import SUBMIT
 from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
 from eigensweep.service.api.examples import ANALYSES as REQUESTS
 from eigensweep.service.api.examples import ANALYSIS
@@ -110,7 +111,8 @@ class AnalysisQuery(BaseModel):
     "/analyses",
     status_code=201,
     summary="Post an analysis",
-    responses=describe_errors(401, 404, 409, 413, 415, 422, 503)
+    dependencies=[SUBMIT],
+    responses=describe_errors(401, 403, 404, 409, 413, 415, 422, 503)
     | {
         200: {
             "model": AnalysisNow,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Header, Path, Query, Response
+from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.preview import Preview, SidePreview, preview
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.callers import READ, Caller, Submitter, tell_audit
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
@@ -25,7 +26,8 @@ from eigensweep.service.api.parts import (
 )
 from eigensweep.service.api.schemas import Answer, ExperimentNow, ExperimentSummary, Page
 from eigensweep.service.api.warm_start import count_observations
-from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
+from eigensweep.service.record.posting import scope_key
 from eigensweep.service.record.record import Record
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
@@ -40,6 +42,15 @@ ExperimentId = Annotated[
     str, Path(min_length=1, max_length=32, description="The id in the answer to the post")
 ]
 
+
+def _require_owner(service: TheService, caller: Submitter, id: ExperimentId) -> str:
+    caller.require_owner(service.record.row(id).owner, f"experiment {id}")
+    return id
+
+
+OwnExperimentId = Annotated[str, Depends(_require_owner)]
+"""The id of an experiment that the caller may change: of the caller's own, or of any to an admin."""
+
 PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=SPECS)]
 
 
@@ -50,6 +61,7 @@ class ExperimentQuery(BaseModel):
 
     state: list[ExperimentState] = Field([], description="Only in these states")
     project: str | None = Field(None, max_length=120, description="Only of this project")
+    owner: str | None = Field(None, max_length=64, description="Only of this user")
     name: str | None = Field(
         None, max_length=120, description="Only if their name contains this, in any case"
     )
@@ -64,7 +76,7 @@ class ExperimentQuery(BaseModel):
     "/experiments",
     status_code=201,
     summary="Post an experiment",
-    responses=describe_errors(401, 413, 415, 422, 503)
+    responses=describe_errors(401, 403, 413, 415, 422, 503)
     | {
         200: {
             "model": ExperimentNow,
@@ -74,6 +86,7 @@ class ExperimentQuery(BaseModel):
 )
 def post_experiment(
     service: TheService,
+    caller: Submitter,
     spec: PostedSpec,
     response: Response,
     notify: Annotated[
@@ -90,7 +103,7 @@ def post_experiment(
         Header(
             min_length=1,
             max_length=255,
-            description="A second post with the same key and body queues nothing",
+            description="A second post of the same user with the same key and body queues nothing",
         ),
     ] = None,
 ) -> ExperimentNow:
@@ -99,7 +112,8 @@ def post_experiment(
     check_spec(spec, service.settings.corpora)
     _check_room(service.dispatcher, spec)
     count_observations(service.record, spec)
-    experiment, is_new = service.record.add(spec, idempotency_key, notify=notify)
+    key = scope_key(idempotency_key, caller.user)
+    experiment, is_new = service.record.add(spec, key, caller.user, notify=notify)
     service.dispatcher.wake()
     answer = service.views.experiment(service.record.experiment(experiment.id))
     response.headers["Location"] = answer.links.self
@@ -119,6 +133,7 @@ def _check_webhooks(urls: Sequence[str], hosts: Collection[str]) -> None:
 @previews.post(
     "/experiments/preview",
     summary="Preview an experiment",
+    dependencies=[READ],
     responses=describe_errors(401, 413, 415, 422),
 )
 def preview_experiment(
@@ -161,6 +176,7 @@ def list_experiments(
         states=query.state,
         project=query.project,
         name=query.name,
+        owner=query.owner,
         sort=query.sort,
         limit=query.limit + 1,
         after=decode(query.sort, query.cursor, (kind, str)),
@@ -187,11 +203,12 @@ def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     "/experiments/{id}/cancel",
     status_code=202,
     summary="Cancel an experiment",
-    responses=describe_errors(401, 404, 409, 422, 503),
+    responses=describe_errors(401, 403, 404, 409, 422, 503),
 )
-def cancel_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+def cancel_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     """Cancel a queued or paused experiment at once; tell the driver of a running one to stop.
 
+    With scope `submit` a user cancels what is the user's own, with `admin` everything.
     A second call changes nothing. An experiment that has completed or failed is answered 409.
     """
     service.record.cancel(id)
@@ -202,9 +219,9 @@ def cancel_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     "/experiments/{id}/pause",
     status_code=202,
     summary="Pause an experiment",
-    responses=describe_errors(401, 404, 409, 422, 503),
+    responses=describe_errors(401, 403, 404, 409, 422, 503),
 )
-def pause_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+def pause_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     """Pause a queued experiment at once; have the trials of a running one commit and leave.
 
     It is `pausing`, then `paused`, and the queue goes on with others. Nothing is lost. A
@@ -218,9 +235,9 @@ def pause_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     "/experiments/{id}/resume",
     status_code=202,
     summary="Resume a paused experiment",
-    responses=describe_errors(401, 404, 409, 422, 503),
+    responses=describe_errors(401, 403, 404, 409, 422, 503),
 )
-def resume_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
+def resume_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     """Queue a paused experiment again: its trials go on from their commits, bit for bit.
 
     An experiment in any other state is answered 409.
@@ -257,23 +274,28 @@ class BulkAnswer(Answer):
 @router.post(
     "/experiments/bulk",
     summary="Pause, resume or cancel several experiments",
-    responses=describe_errors(401, 413, 415, 422, 503),
+    responses=describe_errors(401, 403, 413, 415, 422, 503),
 )
-def act_in_bulk(service: TheService, request: BulkRequest) -> BulkAnswer:
+def act_in_bulk(
+    service: TheService, caller: Submitter, asked: BulkRequest, request: Request
+) -> BulkAnswer:
     """Do to each experiment what its own address does; one that is refused leaves the others be."""
-    items = [_act(service.record, id, request.action) for id in dict.fromkeys(request.ids)]
+    ids = list(dict.fromkeys(asked.ids))
+    items = [_act(service.record, caller, id, asked.action) for id in ids]
+    tell_audit(request, f"{asked.action} {', '.join(ids)}")
     service.dispatcher.wake()
     return BulkAnswer(items=items)
 
 
-def _act(record: Record, id: str, action: Action) -> BulkItem:
+def _act(record: Record, caller: Caller, id: str, action: Action) -> BulkItem:
     act = {"pause": record.pause, "resume": record.resume, "cancel": record.cancel}[action]
     try:
+        caller.require_owner(record.row(id).owner, f"experiment {id}")
         act(id)
         problem = None
     except NotFoundError as error:
         return BulkItem(id=id, state=None, problem=str(error))
-    except ConflictError as error:
+    except (ConflictError, NotAllowedError) as error:
         problem = str(error)
     return BulkItem(id=id, state=record.row(id).state, problem=problem)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import httpx2
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -31,7 +31,7 @@ class Check(Answer):
     """One thing that the service needs."""
 
     ready: bool
-    detail: str = Field(description="What is wrong; empty if nothing is")
+    detail: str = Field(description="What is wrong; empty if nothing is, and for strangers")
     url: str | None = None
 
 
@@ -53,13 +53,16 @@ async def healthz() -> Alive:
     summary="Can experiments run?",
     responses={503: {"model": Readiness, "description": "Something is not ready, see `checks`"}},
 )
-def readyz(service: TheService, response: Response) -> Readiness:
+def readyz(service: TheService, request: Request, response: Response) -> Readiness:
     """Check the database, MLflow, the launcher of drivers, and packages; 503 if one is not ready.
 
-    A package that cannot be loaded is named, and does not make the service unready.
+    A package that cannot be loaded is named, and does not make the service unready. Who sends no
+    token is told what is not ready, and no details.
     """
     checks = {name: look(service) for name, look in CHECKS.items()}
     ready = all(check.ready for check in checks.values())
+    if request.state.caller is None:
+        checks = {name: Check(ready=check.ready, detail="") for name, check in checks.items()}
     if not ready:
         response.status_code = 503
     return Readiness(ready=ready, checks=checks)

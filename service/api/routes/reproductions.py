@@ -23,6 +23,7 @@ from eigensweep.search_spaces.reproductions import (
     make_specs,
     suite_names,
 )
+from eigensweep.service.api.callers import Submitter
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import REPRODUCTION, REPRODUCTIONS
 from eigensweep.service.api.parts import Service, TheService, TheSettings
@@ -67,7 +68,8 @@ MEDIA_TYPES: Final = {
 }
 SAFE: Final = {
     "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+    "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
 """A report opens nothing and runs nothing."""
 
@@ -121,6 +123,7 @@ class ReproductionNow(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [REPRODUCTION]})
 
     id: str = Field(description="The digest of the suite: the same request has the same id")
+    owner: str = Field(description="The user who opened it")
     name: str
     budget: Budget
     title: str
@@ -197,7 +200,7 @@ class SuiteEntry(SuiteListing):
     "/reproductions",
     status_code=201,
     summary="Post a reproduction",
-    responses=describe_errors(401, 404, 413, 415, 422, 503)
+    responses=describe_errors(401, 403, 404, 413, 415, 422, 503)
     | {
         200: {
             "model": ReproductionNow,
@@ -207,6 +210,7 @@ class SuiteEntry(SuiteListing):
 )
 def post_reproduction(
     service: TheService,
+    caller: Submitter,
     request: Annotated[ReproductionRequest, Body(openapi_examples=REPRODUCTIONS)],
     response: Response,
 ) -> ReproductionNow:
@@ -215,7 +219,7 @@ def post_reproduction(
     The same request gives the same reproduction, and what has finished is not run again. It is
     opened again where it failed, was cancelled, or an experiment of it was.
     """
-    found, is_new = service.reproductions.add(request.name, request.budget)
+    found, is_new = service.reproductions.add(request.name, request.budget, caller.user)
     service.dispatcher.wake()
     answer = make_answer(service, found)
     response.headers["Location"] = answer.links.self
@@ -253,14 +257,18 @@ def get_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow
     "/reproductions/{id}/cancel",
     status_code=202,
     summary="Cancel a reproduction",
-    responses=describe_errors(401, 404, 409, 422, 503),
+    responses=describe_errors(401, 403, 404, 409, 422, 503),
 )
-def cancel_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow:
+def cancel_reproduction(
+    service: TheService, caller: Submitter, id: ReproductionId
+) -> ReproductionNow:
     """Cancel a reproduction and its experiments, also where another reproduction shares them.
 
+    With scope `submit` a user cancels what is the user's own; experiments of others go on.
     Post it again to go on: what has finished stays.
     """
-    found = service.reproductions.cancel(id)
+    caller.require_owner(service.reproductions.get(id).owner, f"reproduction {id}")
+    found = service.reproductions.cancel(id, caller.owns)
     service.dispatcher.wake()
     return make_answer(service, found)
 
@@ -374,6 +382,7 @@ def make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
     done = sum(fractions) / len(fractions) if fractions else 0.0
     return ReproductionNow(
         id=found.id,
+        owner=found.owner,
         name=found.name,
         budget=found.budget,
         title=load_suite(found.name).title if found.name in suite_names() else found.name,

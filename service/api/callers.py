@@ -1,0 +1,162 @@
+"""Who sends a request, and what a route needs of them.
+
+Runs in the service's process. `Access` finds the caller of each request; a route says which scope
+it needs by a dependency: `READ`, `SUBMIT` or `ADMIN`, or a parameter of the types below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, FastAPI, Request, Security
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from eigensweep.service.record.accounts import SCOPES, ScopeName, includes
+from eigensweep.service.record.errors import NotAllowedError
+from eigensweep.service.record.tables import OPERATOR
+
+READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+"""Methods that change nothing."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request."""
+
+    user: str
+    scope: ScopeName
+    token: str | None
+    """Id of the token, EIGENSWEEP_TOKEN, `proxy`, or None where no token is needed."""
+    address: str | None
+
+    def may(self, needed: ScopeName) -> bool:
+        """Return whether the caller's scope is enough."""
+        return includes(self.scope, needed)
+
+    def require(self, needed: ScopeName) -> None:
+        """Refuse a caller whose scope is not enough.
+
+        Raises:
+            NotAllowedError: names the scope that is needed.
+        """
+        if not self.may(needed):
+            raise NotAllowedError(
+                f"this needs a token with scope '{needed}'; yours, of user '{self.user}', has "
+                f"scope '{self.scope}'"
+            )
+
+    def owns(self, owner: str) -> bool:
+        """Return whether the caller may change what a user has posted."""
+        return self.may("admin") or (self.may("submit") and self.user == owner)
+
+    def require_owner(self, owner: str, what: str) -> None:
+        """Refuse a caller who may not change what belongs to another user.
+
+        Raises:
+            NotAllowedError: names the owner.
+        """
+        if not self.owns(owner):
+            raise NotAllowedError(
+                f"{what} belongs to user '{owner}': this needs a token of that user, or one with "
+                f"scope 'admin'; yours is of user '{self.user}'"
+            )
+
+
+class Needs:
+    """A dependency that lets requests through whose caller has a scope."""
+
+    def __init__(self, scope: ScopeName) -> None:
+        self.scope: ScopeName = scope
+
+    async def __call__(
+        self,
+        request: Request,
+        _: Annotated[  # for the page /docs
+            HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))
+        ],
+    ) -> Caller:
+        """Return the caller.
+
+        Raises:
+            NotAllowedError: if the caller's scope is not enough.
+        """
+        return require(request, self.scope)
+
+
+READ, SUBMIT, ADMIN = (Depends(Needs(scope)) for scope in SCOPES)
+Reader = Annotated[Caller, READ]
+"""A route's parameter of this type is the caller, who may read."""
+Submitter = Annotated[Caller, SUBMIT]
+"""A route's parameter of this type is the caller, who may post."""
+Admin = Annotated[Caller, ADMIN]
+"""A route's parameter of this type is the caller, who may do all."""
+
+
+def require(request: Request, needed: ScopeName) -> Caller:
+    """Return the caller of a request, for which `needed` is kept as what it needed.
+
+    Raises:
+        NotAllowedError: if the caller's scope is not enough.
+    """
+    caller: Caller = request.state.caller
+    request.state.needed = needed
+    caller.require(needed)
+    return caller
+
+
+def tell_audit(request: Request, words: str) -> None:
+    """Say in the audit log what a request did, beside its method, path and caller."""
+    request.state.told = words
+
+
+def find_scope(route: RouteContext) -> ScopeName | None:
+    """Return the scope that a route needs, None if none was declared.
+
+    A route that changes something declares it itself: what all routes of a router need does not
+    count there.
+    """
+    found = set(_list_scopes(route.original_route))
+    if (route.methods or set()) <= READING:
+        found |= set(_list_scopes(route))
+    return max(found, key=SCOPES.index, default=None)
+
+
+def require_scopes(app: FastAPI, open_paths: frozenset[str]) -> None:
+    """Refuse to make an application that has a route without a scope.
+
+    Raises:
+        RuntimeError: names the route.
+    """
+    for route in iter_route_contexts(app.routes):
+        is_ours = isinstance(route.original_route, APIRoute)
+        if is_ours and route.path not in open_paths and find_scope(route) is None:
+            raise RuntimeError(
+                f"the route {sorted(route.methods or ())} {route.path} does not say which scope it "
+                "needs: give it the dependency READ, SUBMIT or ADMIN of eigensweep.service.api."
+                "callers"
+            )
+
+
+def _list_scopes(route: Any) -> Iterator[ScopeName]:
+    waiting: list[Dependant] = [route.dependant] if hasattr(route, "dependant") else []
+    while waiting:
+        each = waiting.pop()
+        waiting += each.dependencies
+        if isinstance(each.call, Needs):
+            yield each.call.scope
+
+
+class AsOperator:
+    """Sends every request in the name of who runs the service: for an application in a terminal."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["caller"] = Caller(OPERATOR, "admin", None, None)
+        await self._app(scope, receive, send)

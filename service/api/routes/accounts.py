@@ -1,0 +1,203 @@
+"""Users, tokens and quotas, and the audit log. Runs in the service's process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from eigensweep.service.api.callers import ADMIN, Reader, tell_audit
+from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.paging import decode, encode
+from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.schemas import Answer, Page
+from eigensweep.service.record.accounts import (
+    NAME,
+    NewToken,
+    Quotas,
+    ScopeName,
+    TokenNow,
+    UserNow,
+)
+from eigensweep.service.record.audit import AuditNow
+
+router = APIRouter(tags=["access"])
+
+UserName = Annotated[str, Path(min_length=1, max_length=64)]
+TokenId = Annotated[str, Path(min_length=1, max_length=16, description="As the list has it")]
+LONGEST_SECONDS = 10 * 366 * 24 * 3600
+
+
+class Me(Answer):
+    """Who sends the request."""
+
+    user: str = Field(description="`operator` is who runs the service")
+    scope: ScopeName
+    token: str | None = Field(
+        description="Id of the token, EIGENSWEEP_TOKEN, or `proxy`; null where none is needed"
+    )
+
+
+class UserRequest(BaseModel):
+    """A new user."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=f"^{NAME}$", examples=["anna"])
+    quotas: Quotas = Quotas()
+
+
+class TokenRequest(BaseModel):
+    """A new token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user: str = Field(pattern=f"^{NAME}$", description="Made, if there is none", examples=["anna"])
+    scope: ScopeName
+    seconds: int | None = Field(
+        90 * 24 * 3600, ge=1, le=LONGEST_SECONDS, description="How long it holds; null: for ever"
+    )
+
+
+class Users(Answer):
+    """All users."""
+
+    items: list[UserNow]
+
+
+class Tokens(Answer):
+    """All tokens, without their secrets."""
+
+    items: list[TokenNow]
+
+
+class AuditQuery(BaseModel):
+    """Selects entries of the audit log."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user: str | None = Field(None, max_length=64, description="Only of this user")
+    refused: bool | None = Field(None, description="Only refusals, or only deeds")
+    limit: int = Field(50, ge=1, le=200)
+    cursor: str | None = Field(
+        None, max_length=1000, description="`next_cursor` of the page before"
+    )
+
+
+@router.get("/me", summary="Who am I?", responses=describe_errors(401))
+async def get_me(caller: Reader) -> Me:
+    """Return the user and the scope that the request is answered for."""
+    return Me(user=caller.user, scope=caller.scope, token=caller.token)
+
+
+@router.get(
+    "/users", summary="List users", dependencies=[ADMIN], responses=describe_errors(401, 403, 503)
+)
+def list_users(service: TheService) -> Users:
+    """Return all users with their quotas, those who were removed among them."""
+    return Users(items=service.accounts.list_users())
+
+
+@router.post(
+    "/users",
+    status_code=201,
+    summary="Make a user",
+    dependencies=[ADMIN],
+    responses=describe_errors(401, 403, 409, 413, 415, 422, 503),
+)
+def create_user(service: TheService, request: Request, asked: UserRequest) -> UserNow:
+    """Make a user, or bring one back who was removed; tokens that were revoked stay so."""
+    made = service.accounts.create_user(asked.name, asked.quotas)
+    tell_audit(request, f"user {made.name}: {made.quotas}")
+    return made
+
+
+@router.post(
+    "/users/{name}/quotas",
+    summary="Set quotas",
+    dependencies=[ADMIN],
+    responses=describe_errors(401, 403, 404, 413, 415, 422, 503),
+)
+def change_quotas(
+    service: TheService, request: Request, name: UserName, quotas: Annotated[Quotas, Body()]
+) -> UserNow:
+    """Set the quotas that are named, and leave the others; null is no limit."""
+    changed = service.accounts.change_quotas(name, quotas)
+    tell_audit(request, f"user {changed.name}: {changed.quotas}")
+    return changed
+
+
+@router.post(
+    "/users/{name}/remove",
+    summary="Remove a user",
+    dependencies=[ADMIN],
+    responses=describe_errors(401, 403, 404, 422, 503),
+)
+def remove_user(service: TheService, request: Request, name: UserName) -> UserNow:
+    """Revoke a user's tokens and refuse the user from now on; what the user posted stays."""
+    removed = service.accounts.remove_user(name)
+    tell_audit(request, f"user {removed.name} removed")
+    return removed
+
+
+@router.get(
+    "/tokens",
+    summary="List tokens",
+    dependencies=[ADMIN],
+    responses=describe_errors(401, 403, 422, 503),
+)
+def list_tokens(
+    service: TheService, user: Annotated[str | None, Query(max_length=64)] = None
+) -> Tokens:
+    """Return the tokens of all users or of one, without their secrets, the newest first."""
+    return Tokens(items=service.accounts.list_tokens(user))
+
+
+@router.post(
+    "/tokens",
+    status_code=201,
+    summary="Make a token",
+    dependencies=[ADMIN],
+    responses=describe_errors(401, 403, 409, 413, 415, 422, 503),
+)
+def create_token(
+    service: TheService, request: Request, asked: TokenRequest, response: Response
+) -> NewToken:
+    """Make a token. The answer has its secret, which cannot be told again."""
+    made = service.accounts.create_token(asked.user, asked.scope, asked.seconds)
+    tell_audit(request, f"token {made.id} of user {made.user}, scope {made.scope}")
+    response.headers["Cache-Control"] = "no-store"
+    return made
+
+
+@router.post(
+    "/tokens/{id}/revoke",
+    summary="Revoke a token",
+    dependencies=[ADMIN],
+    responses=describe_errors(401, 403, 404, 422, 503),
+)
+def revoke_token(service: TheService, request: Request, id: TokenId) -> TokenNow:
+    """Let a token give nothing from now on. A second call changes nothing."""
+    revoked = service.accounts.revoke_token(id)
+    tell_audit(request, f"token {revoked.id} of user {revoked.user} revoked")
+    return revoked
+
+
+@router.get(
+    "/audit",
+    summary="Read the audit log",
+    dependencies=[ADMIN],
+    responses=describe_errors(401, 403, 422, 503),
+)
+def list_audit(service: TheService, query: Annotated[AuditQuery, Query()]) -> Page[AuditNow]:
+    """Return who did what, when and from where, and who was refused; the newest first."""
+    after = decode("-id", query.cursor, (int,))
+    found = service.audit.list(
+        user=query.user,
+        refused=query.refused,
+        limit=query.limit + 1,
+        before=None if after is None else int(after[0]),
+    )
+    page, more = found[: query.limit], len(found) > query.limit
+    return Page(items=page, next_cursor=encode("-id", [page[-1].id]) if more else None)

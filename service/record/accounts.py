@@ -1,0 +1,340 @@
+"""Users, their quotas, and their tokens, of which only digests are kept.
+
+Runs in the service's process, and in a terminal of who owns the database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.errors import (
+    AccountNotFoundError,
+    AlreadyThereError,
+    ConflictError,
+    NotAllowedError,
+)
+from eigensweep.service.record.tables import OPERATOR, Token, User
+
+ScopeName = Literal["read", "submit", "admin"]
+"""`read` looks at everything; `submit` also posts, and cancels what is its own; `admin` may all."""
+SCOPES: Final[tuple[ScopeName, ...]] = get_args(ScopeName)
+"""Each includes those before it."""
+NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}"
+"""A user's name; addresses of e-mail are such names."""
+PREFIX: Final = "esw_"
+"""How every token begins, so that a search for lost secrets finds one."""
+
+
+class Quotas(BaseModel):
+    """What a user may have at most; null: any number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_experiments: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="Experiments that are not over: waiting, running, paused",
+    )
+    max_trials: int | None = Field(None, ge=0, le=2**53, description="Trials of an experiment")
+    max_spec_bytes: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="Bytes of an experiment's spec, as JSON"
+    )
+
+
+class UserNow(BaseModel):
+    """A user."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    created_at: datetime
+    removed_at: datetime | None = Field(description="Since when the user gets nothing any more")
+    quotas: Quotas
+
+
+class TokenNow(BaseModel):
+    """A token, without its secret."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = Field(description="Names the token in lists and in the audit log")
+    user: str
+    scope: ScopeName
+    created_at: datetime
+    expires_at: datetime | None = Field(description="null: never")
+    revoked_at: datetime | None
+    usable: bool = Field(description="Whether it is neither expired nor revoked")
+
+
+class NewToken(TokenNow):
+    """A token that was just made."""
+
+    token: str = Field(description="The secret. It is told once and cannot be told again")
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a token gives to who holds it."""
+
+    token_id: str
+    user: str
+    scope: ScopeName
+    digest: str
+    problem: str | None
+    """Why it gives nothing; None: it is usable."""
+
+
+def includes(scope: ScopeName, needed: ScopeName) -> bool:
+    """Return whether a scope is enough for what needs another.
+
+    >>> includes("admin", "read"), includes("read", "submit")
+    (True, False)
+    """
+    return SCOPES.index(scope) >= SCOPES.index(needed)
+
+
+def digest_token(token: str) -> str:
+    """Return what is kept of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Accounts:
+    """Users and tokens in the record at a database URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def create_user(self, name: str, quotas: Quotas | None = None) -> UserNow:
+        """Add a user, or bring one back who was removed; tokens that were revoked stay so.
+
+        Raises:
+            AlreadyThereError: if there is a user of this name.
+            NotAllowedError: if nobody can have this name.
+        """
+
+        def work(session: Session) -> UserNow:
+            user = session.get(User, name)
+            if user is not None and user.removed_at is None:
+                raise AlreadyThereError(f"there is a user '{name}' already")
+            user = _make_user(session, name) if user is None else user
+            user.removed_at = None
+            _set_quotas(user, quotas or Quotas())
+            return _describe_user(user)
+
+        return database.write(self.url, work)
+
+    def list_users(self) -> list[UserNow]:
+        """Return all users by name, those who were removed among them."""
+
+        def work(session: Session) -> list[UserNow]:
+            return [
+                _describe_user(each) for each in session.scalars(select(User).order_by(User.name))
+            ]
+
+        return database.read(self.url, work)
+
+    def change_quotas(self, name: str, changes: Quotas) -> UserNow:
+        """Set the quotas that `changes` names, and leave the others.
+
+        Raises:
+            AccountNotFoundError: if there is no such user.
+        """
+
+        def work(session: Session) -> UserNow:
+            user = _find_user(session, name)
+            before = _describe_user(user).quotas
+            _set_quotas(user, before.model_copy(update=changes.model_dump(exclude_unset=True)))
+            return _describe_user(user)
+
+        return database.write(self.url, work)
+
+    def remove_user(self, name: str) -> UserNow:
+        """Refuse a user from now on, by token and by proxy; what the user has posted stays.
+
+        Raises:
+            AccountNotFoundError: if there is no such user.
+        """
+
+        def work(session: Session) -> UserNow:
+            user, now = _find_user(session, name), time.time()
+            user.removed_at = user.removed_at or now
+            for token in session.scalars(select(Token).where(Token.user_name == name)):
+                token.revoked_at = token.revoked_at or now
+            return _describe_user(user)
+
+        return database.write(self.url, work)
+
+    def is_removed(self, name: str) -> bool:
+        """Return whether a user was removed; somebody who is not here was not."""
+        removed = select(User.removed_at).where(User.name == name)
+        return database.read(self.url, lambda s: s.scalars(removed).first()) is not None
+
+    def create_token(self, user_name: str, scope: ScopeName, seconds: float | None) -> NewToken:
+        """Make a token that holds for so many seconds (None: for ever), and its user if need be.
+
+        Raises:
+            ConflictError: if the user was removed.
+            NotAllowedError: if nobody can have this name.
+        """
+        secret, now = PREFIX + secrets.token_urlsafe(32), time.time()
+        token = Token(
+            id=secrets.token_hex(4),
+            user_name=user_name,
+            scope=scope,
+            digest=digest_token(secret),
+            created_at=now,
+            expires_at=None if seconds is None else now + seconds,
+        )
+
+        def work(session: Session) -> NewToken:
+            user = session.get(User, user_name) or _make_user(session, user_name)
+            if user.removed_at is not None:
+                raise ConflictError(
+                    f"user '{user_name}' was removed; "
+                    f"`eigensweep user create {user_name}` brings the user back"
+                )
+            session.flush()
+            session.merge(token)
+            return NewToken(**dict(_describe_token(token)), token=secret)
+
+        return database.write(self.url, work)
+
+    def list_tokens(self, user_name: str | None = None) -> list[TokenNow]:
+        """Return the tokens of all users or of one, the newest first."""
+        query = select(Token).order_by(Token.created_at.desc(), Token.id)
+        if user_name is not None:
+            query = query.where(Token.user_name == user_name)
+        return database.read(self.url, lambda s: [_describe_token(t) for t in s.scalars(query)])
+
+    def revoke_token(self, id: str) -> TokenNow:
+        """Let a token give nothing from now on. A second call changes nothing.
+
+        Raises:
+            AccountNotFoundError: if there is none of this id.
+        """
+
+        def work(session: Session) -> TokenNow:
+            token = session.get(Token, id)
+            if token is None:
+                raise AccountNotFoundError(f"there is no token '{id}'")
+            token.revoked_at = token.revoked_at or time.time()
+            return _describe_token(token)
+
+        return database.write(self.url, work)
+
+    def has_tokens(self) -> bool:
+        """Return whether a token was ever made.
+
+        One that is revoked or expired counts, too: a service does not open again because its last
+        token has expired.
+        """
+        one = select(Token.id).limit(1)
+        return database.read(self.url, lambda s: s.scalars(one).first()) is not None
+
+    def has_usable_token(self) -> bool:
+        """Return whether somebody can come in with a token."""
+        return any(token.usable for token in self.list_tokens())
+
+    def find_token(self, secret: str) -> Grant | None:
+        """Return what a token gives, None if there is no such token."""
+        return self._find_grant(Token.digest == digest_token(secret))
+
+    def find_token_by_id(self, id: str) -> Grant | None:
+        """Return what the token of an id gives, None if there is none."""
+        return self._find_grant(Token.id == id)
+
+    def _find_grant(self, condition: ColumnElement[bool]) -> Grant | None:
+        def work(session: Session) -> Grant | None:
+            token = session.scalars(select(Token).where(condition)).first()
+            if token is None:
+                return None
+            scope = _describe_token(token).scope
+            return Grant(token.id, token.user_name, scope, token.digest, _find_problem(token))
+
+        return database.read(self.url, work)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no user can have.
+
+    Raises:
+        NotAllowedError: says what names look like.
+    """
+    if not re.fullmatch(NAME, name):
+        raise NotAllowedError(
+            f"'{name[:64]}' is no name for a user: it has 1 to 64 letters, digits and ._@+- "
+            "of ASCII, and begins with a letter or digit"
+        )
+    if name == OPERATOR:
+        raise NotAllowedError(
+            f"'{OPERATOR}' is who runs the service, with EIGENSWEEP_TOKEN; choose another name"
+        )
+
+
+def _make_user(session: Session, name: str) -> User:
+    check_name(name)
+    user = User(name=name, created_at=time.time())
+    session.add(user)
+    return user
+
+
+def _find_user(session: Session, name: str) -> User:
+    user = session.get(User, name)
+    if user is None:
+        raise AccountNotFoundError(f"there is no user '{name[:64]}'")
+    return user
+
+
+def _set_quotas(user: User, quotas: Quotas) -> None:
+    for name, value in quotas:
+        setattr(user, name, value)
+
+
+def _find_problem(token: Token) -> str | None:
+    if token.revoked_at is not None:
+        return "this token was revoked"
+    if token.expires_at is not None and token.expires_at <= time.time():
+        return "this token has expired"
+    return None
+
+
+def _describe_user(user: User) -> UserNow:
+    return UserNow(
+        name=user.name,
+        created_at=datetime.fromtimestamp(user.created_at, UTC),
+        removed_at=_to_datetime(user.removed_at),
+        quotas=read_quotas(user),
+    )
+
+
+def read_quotas(user: User | None) -> Quotas:
+    """Return a user's quotas; who is not known has none."""
+    return Quotas(**{name: getattr(user, name, None) for name in Quotas.model_fields})
+
+
+def _describe_token(token: Token) -> TokenNow:
+    return TokenNow(
+        id=token.id,
+        user=token.user_name,
+        scope=token.scope,
+        created_at=datetime.fromtimestamp(token.created_at, UTC),
+        expires_at=_to_datetime(token.expires_at),
+        revoked_at=_to_datetime(token.revoked_at),
+        usable=_find_problem(token) is None,
+    )
+
+
+def _to_datetime(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

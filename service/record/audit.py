@@ -1,0 +1,122 @@
+"""The audit log: who did what, when and from where, and who was refused.
+
+Runs in the service's process, and in a terminal of who owns the database. Entries are added, and
+the oldest are removed when there are too many. Refusals have places of their own, so that somebody
+who is refused often cannot push out what others did.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.tables import AuditEntry
+
+PRUNED_EVERY: Final = 100
+"""Entries between two removals of the oldest ones."""
+LONGEST: Final = 500
+"""Characters of a text that comes from a request."""
+
+
+class AuditNow(BaseModel):
+    """An entry of the audit log."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: int
+    at: datetime
+    user: str | None = Field(description="null: nobody who is known")
+    token: str | None = Field(description="Id of the token, EIGENSWEEP_TOKEN, or `proxy`")
+    address: str | None = Field(description="null: at the database, by command")
+    action: str = Field(description="Method and path of a request, or the words of a command")
+    refused: bool
+    detail: str
+
+
+class Audit:
+    """The audit log in the record at a database URL; it keeps `most` deeds and `most` refusals."""
+
+    def __init__(self, url: str, most: int) -> None:
+        self.url = url
+        self._most = most
+        self._added = itertools.count(1)
+
+    def add(
+        self,
+        action: str,
+        *,
+        user: str | None,
+        token: str | None,
+        address: str | None,
+        refused: bool,
+        detail: str = "",
+    ) -> None:
+        """Add an entry."""
+        is_full = next(self._added) % PRUNED_EVERY == 0
+        entry = {
+            "at": time.time(),
+            "user_name": user,
+            "token": token,
+            "address": None if address is None else address[:64],
+            "action": _plain(action),
+            "refused": refused,
+            "detail": _plain(detail),
+        }
+
+        def work(session: Session) -> None:
+            session.add(AuditEntry(**entry))
+            if is_full:
+                session.flush()
+                _remove_oldest(session, refused, self._most)
+
+        database.write(self.url, work)
+
+    def list(
+        self,
+        *,
+        user: str | None = None,
+        refused: bool | None = None,
+        limit: int = 50,
+        before: int | None = None,
+    ) -> list[AuditNow]:
+        """Return entries, the newest first; `before` is the id of the last one of a page."""
+        query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+        if user is not None:
+            query = query.where(AuditEntry.user_name == user)
+        if refused is not None:
+            query = query.where(AuditEntry.refused.is_(refused))
+        if before is not None:
+            query = query.where(AuditEntry.id < before)
+        return database.read(self.url, lambda s: [_describe(each) for each in s.scalars(query)])
+
+
+def _remove_oldest(session: Session, refused: bool, most: int) -> None:
+    same = AuditEntry.refused.is_(refused)
+    last = select(AuditEntry.id).where(same).order_by(AuditEntry.id.desc()).offset(most).limit(1)
+    if (id := session.scalars(last).first()) is not None:
+        session.execute(delete(AuditEntry).where(same, AuditEntry.id <= id))
+
+
+def _plain(text: str) -> str:
+    """Return a text without control characters, which would forge lines of a terminal's list."""
+    return "".join(sign if sign.isprintable() else "�" for sign in text[:LONGEST])
+
+
+def _describe(entry: AuditEntry) -> AuditNow:
+    return AuditNow(
+        id=entry.id,
+        at=datetime.fromtimestamp(entry.at, UTC),
+        user=entry.user_name,
+        token=entry.token,
+        address=entry.address,
+        action=entry.action,
+        refused=entry.refused,
+        detail=entry.detail,
+    )

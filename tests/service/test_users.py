@@ -1,0 +1,604 @@
+"""Users, tokens, quotas, owners, the audit log, rates, and users of a proxy."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from alembic import command
+from alembic.config import Config
+from pydantic import SecretStr, ValidationError
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api import rates
+from eigensweep.service.api.app import create_app
+from eigensweep.service.api.identity import PROXY_SECRET
+from eigensweep.service.command.cli import app as command_line
+from eigensweep.service.process.serve import _require_a_token
+from eigensweep.service.record import audit as audit_log
+from eigensweep.service.record import database, migrations
+from eigensweep.service.record.accounts import Accounts, Quotas
+from eigensweep.service.record.audit import Audit
+from eigensweep.service.record.errors import ConflictError, NotAllowedError, QuotaExceededError
+from eigensweep.service.record.record import Record
+from eigensweep.service.settings import Settings, StartError
+
+ORIGIN = "http://localhost:8642"
+Make = Callable[..., TestClient]
+
+
+@pytest.fixture
+def accounts(record: Record) -> Accounts:
+    return Accounts(record.url)
+
+
+@pytest.fixture
+def make(settings: Settings, record: Record, dispatcher: Any) -> Make:
+    """Return what makes an application with other settings."""
+
+    def make(address: str = "127.0.0.1", **changes: Any) -> TestClient:
+        app = create_app(settings.model_copy(update=changes), record, dispatcher)
+        return TestClient(app, base_url=ORIGIN, follow_redirects=False, client=(address, 50_000))
+
+    return make
+
+
+@pytest.fixture
+def of(make: Make, accounts: Accounts) -> Make:
+    """Return what makes a client with a fresh token: `of("anna", "submit")`."""
+    first = make()
+
+    def make_client(user: str, scope: Any = "submit") -> TestClient:
+        client = TestClient(first.app, base_url=ORIGIN, follow_redirects=False)
+        token = accounts.create_token(user, scope, 3600).token
+        client.headers["Authorization"] = f"Bearer {token}"
+        return client
+
+    return make_client
+
+
+def post(client: TestClient, spec: dict[str, Any], **headers: str) -> str:
+    answer = client.post("/v1/experiments", json=spec, headers=headers)
+    assert answer.status_code in (200, 201), answer.text
+    return answer.json()["id"]
+
+
+class TestTokens:
+    def test_the_record_does_not_hold_them(self, accounts, url):
+        made = accounts.create_token("anna", "admin", None)
+        engine = database.engine(url)
+        with engine.connect() as connection:
+            dump = "\n".join(connection.connection.driver_connection.iterdump())
+        assert made.id in dump
+        assert made.token not in dump
+        assert made.token.startswith("esw_")
+
+    def test_without_any_everybody_here_may_all_and_from_the_first_one_on_nobody(self, make):
+        client = make()
+        assert client.get("/v1/me").json() == {"user": "operator", "scope": "admin", "token": None}
+        made = client.post("/v1/tokens", json={"user": "anna", "scope": "read"}).json()
+        assert client.get("/v1/me").status_code == 401
+        known = {"Authorization": f"Bearer {made['token']}"}
+        me = client.get("/v1/me", headers=known).json()
+        assert me == {"user": "anna", "scope": "read", "token": made["id"]}
+
+    def test_a_token_made_beside_a_running_service_closes_it_at_once(self, make, accounts):
+        client = make()
+        assert client.get("/v1/experiments").status_code == 200
+        made = accounts.create_token("anna", "admin", 60)
+        assert client.get("/v1/experiments").status_code == 401
+        accounts.revoke_token(made.id)  # it does not open again
+        assert client.get("/v1/experiments").status_code == 401
+        assert make().get("/v1/experiments").status_code == 401
+
+    def test_a_service_for_other_machines_is_never_open(self, make):
+        assert make(host="0.0.0.0").get("/v1/experiments").status_code == 401
+
+    def test_one_that_is_over_says_why(self, make, accounts):
+        client = make()
+        revoked = accounts.create_token("anna", "admin", None)
+        accounts.revoke_token(revoked.id)
+        expired = accounts.create_token("anna", "admin", -1.0)
+        for token, words in ((revoked, "was revoked"), (expired, "has expired")):
+            answer = client.get("/v1/me", headers={"Authorization": f"Bearer {token.token}"})
+            assert (answer.status_code, words in answer.json()["detail"]) == (401, True)
+        assert [t["usable"] for t in map(dict, accounts.list_tokens())] == [False, False]
+
+    def test_the_token_of_the_environment_stays_beside_them(self, make, accounts):
+        accounts.create_token("anna", "read", None)
+        client = make(token=SecretStr("ours"))
+        client.headers["Authorization"] = "Bearer ours"
+        me = client.get("/v1/me").json()
+        assert me == {"user": "operator", "scope": "admin", "token": "EIGENSWEEP_TOKEN"}
+
+    def test_a_removed_user_gets_no_new_ones_before_coming_back(self, accounts):
+        accounts.create_token("anna", "read", None)
+        accounts.remove_user("anna")
+        with pytest.raises(ConflictError, match="eigensweep user create anna"):
+            accounts.create_token("anna", "read", None)
+        accounts.create_user("anna")
+        assert accounts.create_token("anna", "read", None).usable
+        assert [token.usable for token in accounts.list_tokens("anna")] == [True, False]
+
+    @pytest.mark.parametrize("name", ["operator", "", "a b", "-a", "x" * 65, "ä", "a\n"])
+    def test_a_name_that_nobody_can_have_is_refused(self, accounts, name):
+        with pytest.raises(NotAllowedError):
+            accounts.create_token(name, "read", None)
+
+    def test_a_service_for_other_machines_starts_once_somebody_could_come_in(
+        self, settings, record, accounts
+    ):
+        own = settings.model_copy(update={"host": "0.0.0.0", "database_url": record.url})
+        with pytest.raises(StartError, match="eigensweep token create"):
+            _require_a_token(own)
+        accounts.create_token("anna", "admin", None)
+        _require_a_token(own)
+
+
+class TestSchema:
+    def test_an_older_record_is_the_operators_and_the_way_back_is_open(self, each_url, spec):
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+
+        def go(to: Callable[..., None], version: str) -> None:
+            with database.engine(each_url).execution_options(writes=True).begin() as connection:
+                config.attributes["connection"] = connection
+                to(config, version)
+
+        posted = Record(each_url).add(ExperimentSpec.model_validate(spec()), None, "anna")[0]
+        go(command.downgrade, "0009")
+        go(command.upgrade, "head")
+        assert Record(each_url).row(posted.id).owner == "operator"
+
+    def test_an_entry_of_the_audit_log_cannot_be_changed(self, each_url):
+        log = Audit(each_url, 100)
+        log.add("POST /x", user="eve", token=None, address=None, refused=False)
+        with (
+            pytest.raises(DBAPIError, match="never changed"),
+            database.engine(each_url).execution_options(writes=True).begin() as connection,
+        ):
+            connection.execute(text("UPDATE audit SET user_name = 'anna'"))
+        assert log.list()[0].user == "eve"
+
+
+class TestOwners:
+    def test_lists_say_and_select_whose_an_experiment_is(self, of, spec):
+        anna, bob = of("anna"), of("bob")
+        mine, other = post(anna, spec()), post(bob, spec())
+        assert bob.get(f"/v1/experiments/{mine}").json()["owner"] == "anna"
+        found = bob.get("/v1/experiments?owner=bob").json()["items"]
+        assert [each["id"] for each in found] == [other]
+        assert 'href="/?owner=anna"' in bob.get("/").text
+        assert mine not in bob.get("/?owner=bob").text
+
+    def test_only_the_owner_and_an_admin_cancel(self, of, spec):
+        anna, bob, boss = of("anna"), of("bob"), of("boss", "admin")
+        first, second = post(anna, spec()), post(anna, spec())
+        refused = bob.post(f"/v1/experiments/{first}/cancel")
+        assert refused.status_code == 403
+        assert "belongs to user 'anna'" in refused.json()["detail"]
+        assert anna.post(f"/v1/experiments/{first}/cancel").json()["state"] == "cancelled"
+        assert boss.post(f"/v1/experiments/{second}/cancel").json()["state"] == "cancelled"
+
+    def test_in_bulk_what_belongs_to_another_user_is_left_be(self, of, spec):
+        anna, bob = of("anna"), of("bob")
+        mine, other = post(anna, spec()), post(bob, spec())
+        asked = {"action": "cancel", "ids": [mine, other]}
+        first, second = anna.post("/v1/experiments/bulk", json=asked).json()["items"]
+        assert (first["state"], first["problem"]) == ("cancelled", None)
+        assert second["state"] == "queued"
+        assert "belongs to user 'bob'" in second["problem"]
+
+    def test_a_key_of_one_user_is_not_that_of_another(self, of, spec, record):
+        anna, bob = of("anna"), of("bob")
+        first = post(anna, spec(), **{"Idempotency-Key": "k"})
+        assert post(anna, spec(), **{"Idempotency-Key": "k"}) == first
+        assert post(bob, spec(name="other"), **{"Idempotency-Key": "k"}) != first
+        changed = anna.post(
+            "/v1/experiments", json=spec(name="other"), headers={"Idempotency-Key": "k"}
+        )
+        assert changed.status_code == 422
+
+    def test_nobody_is_offered_what_the_scope_does_not_allow(self, of, spec):
+        here = post(of("anna"), spec())
+        paths = ("/", f"/experiments/{here}")
+        pages = {
+            (user, scope): {path: of(user, scope).get(path) for path in paths}
+            for user, scope in (("anna", "submit"), ("bob", "submit"), ("carl", "read"))
+        }
+        for (user, scope), answers in pages.items():
+            for path, answer in answers.items():
+                assert ('href="/new' in answer.text) == (scope == "submit"), (user, path)
+                assert f"{user}, {scope}" in answer.text
+            cancel = f'data-post="/v1/experiments/{here}/cancel"' in answers[path].text
+            assert cancel == (user == "anna")
+        refused = of("carl", "read").get("/new", headers={"Accept": "text/html"})
+        assert refused.status_code == 403
+        assert "needs a token with scope" in refused.text
+
+
+class TestQuotas:
+    def test_by_default_there_are_none(self, of, accounts, spec):
+        for _ in range(3):
+            post(of("anna"), spec())
+        assert accounts.list_users()[0].quotas == Quotas()
+
+    @pytest.mark.parametrize(
+        ("quotas", "words"),
+        [
+            ({"max_trials": 1}, "1 trials in an experiment, this one has 2"),
+            ({"max_spec_bytes": 100}, "may have 100 bytes"),
+            ({"max_experiments": 0}, "0 experiments that are not over, has 0"),
+        ],
+    )
+    def test_what_is_too_much_is_refused_in_words(self, of, accounts, spec, quotas, words):
+        anna, boss = of("anna"), of("boss", "admin")
+        assert boss.post("/v1/users/anna/quotas", json=quotas).status_code == 200
+        answer = anna.post("/v1/experiments", json=spec())
+        assert answer.status_code == 403
+        assert words in answer.json()["detail"]
+        assert anna.get("/v1/experiments").json()["items"] == []
+        post(of("bob"), spec())  # it is nobody else's
+
+    def test_a_search_that_only_time_ends_has_too_many_trials(self, accounts, record, spec):
+        accounts.create_user("anna", Quotas(max_trials=10**9))
+        rate = {"low": 1e-4, "high": 1e-1, "log": True}
+        endless = spec(search={"method": "random", "space": {"optimizer.lr": rate}})
+        checked = ExperimentSpec.model_validate({**endless, "limits": {"wall_seconds": 60}})
+        with pytest.raises(QuotaExceededError, match="any number"):
+            record.add(checked, None, "anna")
+
+    def test_of_many_posts_at_once_no_more_than_the_quota_is_queued(self, each_url, spec):
+        record, checked = Record(each_url), ExperimentSpec.model_validate(spec())
+        Accounts(each_url).create_user("anna", Quotas(max_experiments=3))
+
+        def post_one(_: int) -> bool:
+            try:
+                record.add(checked, None, "anna")
+            except QuotaExceededError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(post_one, range(8))) == 3
+
+    def test_one_that_has_ended_gives_its_place_back_and_a_repeated_post_needs_none(
+        self, of, accounts, spec
+    ):
+        anna = of("anna")
+        accounts.change_quotas("anna", Quotas(max_experiments=1))
+        here = post(anna, spec(), **{"Idempotency-Key": "k"})
+        assert post(anna, spec(), **{"Idempotency-Key": "k"}) == here
+        assert anna.post("/v1/experiments", json=spec()).status_code == 403
+        anna.post(f"/v1/experiments/{here}/cancel")
+        post(anna, spec())
+
+    def test_a_reproduction_is_refused_as_a_whole(self, of, accounts):
+        anna = of("anna")
+        accounts.change_quotas("anna", Quotas(max_trials=0))
+        name = anna.get("/v1/reproduction-suites").json()["items"][0]["name"]
+        answer = anna.post("/v1/reproductions", json={"name": name})
+        assert answer.status_code == 403
+        assert anna.get("/v1/reproductions").json()["items"] == []
+        assert anna.get("/v1/experiments").json()["items"] == []
+
+
+class TestAudit:
+    def test_it_says_who_did_what_from_where(self, make, accounts, spec):
+        client = make("10.0.0.7", token=SecretStr("ours"))
+        ours = {"Authorization": "Bearer ours"}
+        made = client.post(
+            "/v1/tokens", json={"user": "anna", "scope": "submit"}, headers=ours
+        ).json()
+        anna = {"Authorization": f"Bearer {made['token']}"}
+        here = client.post("/v1/experiments", json=spec(), headers=anna).json()["links"]["self"]
+        client.post(f"{here}/cancel", headers=anna)
+        client.post("/v1/experiments/preview", json=spec(), headers=anna)
+        client.get("/v1/experiments", headers=anna)
+        client.post("/session", data={"token": made["token"], "place": "/"})
+        client.post("/session", data={"token": "wrong", "place": "/"})
+        client.post("/v1/users", json={"name": "bob"}, headers=anna)
+        client.post(f"/v1/tokens/{made['id']}/revoke", headers=ours)
+
+        entries = client.get("/v1/audit", headers=ours).json()["items"]
+
+        told = [(e["user"], e["token"], e["action"], e["refused"]) for e in reversed(entries)]
+        mine = ("anna", made["id"])
+        assert told == [
+            ("operator", "EIGENSWEEP_TOKEN", "POST /v1/tokens", False),
+            (*mine, "POST /v1/experiments", False),
+            (*mine, f"POST {here}/cancel", False),
+            (*mine, "POST /session", False),
+            (None, None, "POST /session", True),
+            (*mine, "POST /v1/users", True),
+            ("operator", "EIGENSWEEP_TOKEN", f"POST /v1/tokens/{made['id']}/revoke", False),
+        ]
+        assert {entry["address"] for entry in entries} == {"10.0.0.7"}
+        details = [entry["detail"] for entry in reversed(entries)]
+        assert details[0] == f"token {made['id']} of user anna, scope submit"
+        assert details[1] == here
+        assert "scope 'admin'" in details[5]
+        assert made["token"] not in json.dumps(entries)
+
+    def test_refusals_cannot_push_out_deeds(self, url, monkeypatch):
+        monkeypatch.setattr(audit_log, "PRUNED_EVERY", 1)
+        log = Audit(url, 3)
+        for number in range(5):
+            log.add(f"deed {number}", user="anna", token=None, address=None, refused=False)
+        for number in range(9):
+            log.add(f"try {number}", user=None, token=None, address="10.0.0.9", refused=True)
+        assert [e.action for e in log.list(refused=False)] == ["deed 4", "deed 3", "deed 2"]
+        assert [e.action for e in log.list(refused=True)] == ["try 8", "try 7", "try 6"]
+
+    def test_the_same_refusal_is_told_once_a_minute(self, make, record):
+        client = make(token=SecretStr("ours"))
+        for path in ("/v1/experiments", "/v1/models", "/v1/tasks"):
+            client.get(path, headers={"Authorization": "Bearer wrong"})
+        assert [e.action for e in Audit(record.url, 100).list()] == ["GET /v1/experiments"]
+
+    def test_it_is_read_page_by_page(self, of, url):
+        log = Audit(url, 100)
+        for number in range(5):
+            log.add(f"deed {number}", user="anna", token=None, address=None, refused=False)
+        boss = of("boss", "admin")
+        first = boss.get("/v1/audit?limit=2&user=anna").json()
+        second = boss.get(
+            "/v1/audit", params={"limit": 9, "user": "anna", "cursor": first["next_cursor"]}
+        ).json()
+        actions = [each["action"] for each in first["items"] + second["items"]]
+        assert actions == [f"deed {number}" for number in (4, 3, 2, 1, 0)]
+        assert second["next_cursor"] is None
+
+    def test_what_a_stranger_writes_forges_no_lines(self, url):
+        log = Audit(url, 100)
+        log.add("GET /\x1b[2K\nanna", user=None, token=None, address=None, refused=True)
+        assert log.list()[0].action == "GET /�[2K�anna"
+
+
+class TestRates:
+    def test_too_many_requests_are_answered_429_with_a_pause(self, make, accounts):
+        client = make(rate_limit="3/hour", token=SecretStr("ours"))
+        known = {"Authorization": "Bearer ours"}
+        statuses = [client.get("/v1/me", headers=known).status_code for _ in range(4)]
+        refused = client.get("/v1/me", headers=known)
+        assert statuses == [200, 200, 200, 429]
+        assert 0 < int(refused.headers["Retry-After"]) <= 3600
+        assert "try again in" in refused.json()["detail"]
+        other = accounts.create_token("anna", "read", None).token
+        assert client.get("/v1/me", headers={"Authorization": f"Bearer {other}"}).is_success
+        assert client.get("/healthz").is_success
+
+    def test_an_address_that_guesses_is_not_listened_to_for_a_while(self, make):
+        client = make("10.0.0.9", host="0.0.0.0", token=SecretStr("ours"))
+        for _ in range(rates.FAILURES.amount):
+            assert client.post("/session", data={"token": "guess"}).status_code == 401
+        for refused in (
+            client.post("/session", data={"token": "ours"}),
+            client.get("/v1/me", headers={"Authorization": "Bearer ours"}),
+        ):
+            assert refused.status_code == 429
+            assert 0 < int(refused.headers["Retry-After"]) <= 60
+
+    def test_on_loopback_nothing_is_limited_unless_it_is_set(self, settings):
+        def count(**changes: Any) -> list[int | None]:
+            counter = rates.Rates(settings.model_copy(update=changes))
+            return [counter.count("anna", "10.0.0.9") for _ in range(3001)]
+
+        assert count()[-1] is None
+        assert count(host="0.0.0.0", rate_limit="off")[-1] is None
+        assert [pause is None for pause in count(host="0.0.0.0")[-2:]] == [True, False]
+
+    @pytest.mark.parametrize("rate", ["", "many", "5", "5/fortnight"])
+    def test_a_rate_that_is_none_is_refused_at_start(self, tmp_path, rate):
+        with pytest.raises(ValidationError, match="600/minute"):
+            Settings(home=tmp_path, rate_limit=rate)
+
+
+SECRET = "between-the-proxy-and-us"
+PROXY = {"proxy_addresses": "10.1.0.0/16", "proxy_secret": SECRET}
+
+
+class TestProxy:
+    @pytest.fixture
+    def proxied(self, make: Make, tmp_path: Path) -> TestClient:
+        found = Settings(home=tmp_path, proxy_scopes="lab=submit, leads=admin", **PROXY)
+        names = [name for name in Settings.model_fields if name.startswith("proxy_")]
+        client = make("10.1.2.3", **{name: getattr(found, name) for name in names})
+        client.headers |= {PROXY_SECRET: SECRET, "X-Forwarded-For": "8.8.8.8, 192.0.2.7"}
+        return client
+
+    @pytest.mark.parametrize(
+        ("groups", "scope"), [("lab", "submit"), ("x, lab,leads", "admin"), ("leads", "admin")]
+    )
+    def test_it_names_user_and_groups(self, proxied, groups, scope):
+        headers = {"X-Forwarded-User": "anna@lab.example", "X-Forwarded-Groups": groups}
+        me = proxied.get("/v1/me", headers=headers).json()
+        assert me == {"user": "anna@lab.example", "scope": scope, "token": "proxy"}
+
+    def test_its_users_own_what_they_post_and_have_quotas(self, proxied, spec, accounts):
+        accounts.create_user("anna", Quotas(max_experiments=1))
+        proxied.headers |= {"X-Forwarded-User": "anna", "X-Forwarded-Groups": "lab"}
+        assert proxied.post("/v1/experiments", json=spec()).json()["owner"] == "anna"
+        assert proxied.post("/v1/experiments", json=spec()).status_code == 403
+        entry = Audit(accounts.url, 100).list(refused=False)[0]
+        assert (entry.user, entry.token, entry.address) == ("anna", "proxy", "192.0.2.7")
+
+    @pytest.mark.parametrize(
+        ("headers", "words"),
+        [
+            ({"X-Forwarded-User": "anna"}, "no group"),
+            ({"X-Forwarded-User": "anna", "X-Forwarded-Groups": "guests"}, "no group"),
+            ({"X-Forwarded-User": "operator", "X-Forwarded-Groups": "lab"}, "choose another"),
+            ({"X-Forwarded-User": "a b", "X-Forwarded-Groups": "lab"}, "cannot be one"),
+            ({"X-Forwarded-User": "", "X-Forwarded-Groups": "lab"}, "cannot be one"),
+            ({"X-Forwarded-User": "gone", "X-Forwarded-Groups": "lab"}, "was removed"),
+            ({PROXY_SECRET: "wrong", "X-Forwarded-User": "anna"}, "needs a token"),
+            ({}, "needs a token"),
+        ],
+    )
+    def test_who_is_in_no_group_or_has_no_such_name_is_refused(
+        self, proxied, accounts, headers, words
+    ):
+        accounts.create_user("gone")
+        accounts.remove_user("gone")
+        answer = proxied.get("/v1/me", headers=headers)
+        assert (answer.status_code, words in answer.json()["detail"]) == (401, True)
+
+    def test_a_header_that_comes_twice_is_refused(self, proxied):
+        twice = [("X-Forwarded-User", "eve"), ("X-Forwarded-User", "anna")]
+        groups = [("X-Forwarded-Groups", "lab")]
+        secret = [(PROXY_SECRET, SECRET)]
+        answer = proxied.get("/v1/me", headers=[*twice, *groups, *secret])
+        assert answer.status_code == 401
+        assert "more than once" in answer.json()["detail"]
+
+    def test_tokens_work_behind_it_as_well(self, proxied, accounts):
+        token = accounts.create_token("bob", "read", None).token
+        me = proxied.get("/v1/me", headers={"Authorization": f"Bearer {token}"}).json()
+        assert (me["user"], me["scope"]) == ("bob", "read")
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"proxy_secret": SECRET}, "all three"),
+            ({"proxy_scopes": "lab=read"}, "all three"),
+            ({**PROXY, "proxy_scopes": "lab"}, "group=scope"),
+            ({**PROXY, "proxy_scopes": "lab=owner"}, "'read', 'submit' or 'admin'"),
+            ({**PROXY, "proxy_secret": "short", "proxy_scopes": "lab=read"}, "at least 16"),
+            ({"proxy_addresses": "everybody"}, "everybody"),
+        ],
+    )
+    def test_settings_that_would_let_anybody_in_are_refused_at_start(
+        self, tmp_path, changes, words
+    ):
+        with pytest.raises(ValidationError, match=words):
+            Settings(home=tmp_path, **changes)
+
+    def test_an_address_is_believed_of_a_proxy_only(self, make, accounts):
+        client = make("203.0.113.5", token=SecretStr("ours"))
+        client.get("/v1/me", headers={"X-Forwarded-For": "10.0.0.1"})
+        assert Audit(accounts.url, 100).list()[0].address == "203.0.113.5"
+
+
+class TestSessions:
+    def test_a_session_is_of_the_tokens_user_and_ends_with_the_token(self, make, accounts):
+        made = accounts.create_token("anna", "read", None)
+        client = make()
+        sent = client.post("/session", data={"token": made.token, "place": "/"})
+        assert (sent.status_code, made.token in sent.headers["set-cookie"]) == (303, False)
+        me = client.get("/v1/me").json()
+        assert me == {"user": "anna", "scope": "read", "token": made.id}
+        accounts.revoke_token(made.id)
+        assert client.get("/v1/me").status_code == 401
+
+    def test_a_wrong_token_is_told_on_the_form(self, make, accounts):
+        expired = accounts.create_token("anna", "read", -1.0)
+        answer = make().post("/session", data={"token": expired.token, "place": "/"})
+        assert answer.status_code == 401
+        assert "this token has expired" in answer.text
+
+
+@pytest.mark.usefixtures("_no_environment")
+class TestCommands:
+    @pytest.fixture
+    def run(self, monkeypatch: pytest.MonkeyPatch, settings: Settings, url: str) -> Any:
+        """Run a command at the database of the record, without a service."""
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", url)
+        return lambda *words: CliRunner().invoke(command_line, words)
+
+    @pytest.fixture
+    def address(self, make: Make) -> Iterator[str]:
+        """The address of a service on the same record."""
+        server = uvicorn.Server(uvicorn.Config(make().app, log_config=None, port=0, lifespan="off"))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            thread.join(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+    def test_who_owns_the_database_makes_the_first_token_without_a_service(
+        self, run, make, accounts
+    ):
+        made = run(*["token", "create", "--user", "anna", "--scope", "admin", "--expires", "30d"])
+        assert made.exit_code == 0, made.output
+        token = made.stdout.strip()
+        assert make().get("/v1/me", headers={"Authorization": f"Bearer {token}"}).is_success
+        listed = run("token", "list")
+        assert token not in listed.output
+        (found,) = accounts.list_tokens()
+        assert found.id in listed.stdout
+        assert round((found.expires_at - found.created_at).total_seconds() / 86400) == 30
+        assert run("token", "revoke", found.id).exit_code == 0
+        assert not accounts.list_tokens()[0].usable
+        told = run("audit").stdout
+        assert "eigensweep token create" in told
+        assert "eigensweep token revoke" in told
+
+    def test_in_a_folder_that_is_not_there_yet_as_well(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "fresh"))
+        words = [
+            "token",
+            "create",
+            "--user",
+            "anna",
+            "--scope",
+            "admin",
+            "--expires",
+            "never",
+            "--json",
+        ]
+        made = json.loads(CliRunner().invoke(command_line, words).stdout)
+        assert (made["user"], made["expires_at"]) == ("anna", None)
+        assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "fresh" / "eigensweep.db").stat().st_mode & 0o077 == 0
+
+    def test_with_an_address_the_service_is_asked_with_the_token_of_a_file(
+        self, run, address, accounts, tmp_path, monkeypatch
+    ):
+        monkeypatch.setenv("EIGENSWEEP_TOKEN_FILE", "")  # so that it is put back
+        file = tmp_path / "token"
+        file.write_text(accounts.create_token("boss", "admin", None).token + "\n")
+        file.chmod(0o644)
+        words = ("--token-file", str(file), "--url", address)
+        refused = run(*words, "user", "list")
+        assert (refused.exit_code, "chmod 600" in refused.output) == (2, True)
+        file.chmod(0o600)
+        assert run(*words, "user", "create", "bob", "--trials", "9").exit_code == 0
+        assert run(*words, "user", "quota", "bob", "--experiments", "2").exit_code == 0
+        assert run(*words, "user", "quota", "bob", "--trials", "-1").exit_code == 0
+        bob = next(user for user in accounts.list_users() if user.name == "bob")
+        assert bob.quotas == Quotas(max_experiments=2)
+        assert run(*words, "token", "create", "--user", "bob", "--scope", "read").exit_code == 0
+        assert run(*words, "user", "remove", "bob").exit_code == 0
+        assert not accounts.list_tokens("bob")[0].usable
+        assert "POST /v1/users/bob/remove" in run(*words, "audit", "--user", "boss").stdout
+        monkeypatch.setenv("EIGENSWEEP_TOKEN_FILE", "")
+        alone = run("--url", address, "user", "list")
+        assert (alone.exit_code, "--token-file" in alone.output) == (2, True)
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ("token create --user anna --scope owner", "'owner' is not one of"),
+            ("token create --user anna --scope read --expires soon", "30d"),
+            ("token create --user operator --scope read", "choose another name"),
+            ("token revoke none", "there is no token 'none'"),
+            ("user quota nobody --trials 3", "there is no user 'nobody'"),
+        ],
+    )
+    def test_what_cannot_be_done_is_said_in_words(self, run, words, told):
+        done = run(*words.split())
+        assert (done.exit_code, told in done.output) == (2, True), done.output
