@@ -45,7 +45,7 @@ class Quotas(BaseModel):
         None,
         ge=0,
         le=2**31 - 1,
-        description="Experiments that are not over: waiting, running, paused",
+        description="Experiments that are not over, paused ones among them",
     )
     max_trials: int | None = Field(None, ge=0, le=2**53, description="Trials of an experiment")
     max_spec_bytes: int | None = Field(

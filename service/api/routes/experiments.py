@@ -49,7 +49,7 @@ def _require_owner(service: TheService, caller: Submitter, id: ExperimentId) -> 
 
 
 OwnExperimentId = Annotated[str, Depends(_require_owner)]
-"""The id of an experiment that the caller may change: of the caller's own, or of any to an admin."""
+"""The id of an experiment that the caller may change: an own one, and to an admin any."""
 
 PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=SPECS)]
 
