@@ -58,6 +58,9 @@ class Access:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # nothing here speaks it
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -120,7 +123,7 @@ class Access:
                 return sessions.ask_to_sign_in()
             return _refuse(request, 401, str(error), {"WWW-Authenticate": "Bearer"})
         request.state.caller = caller
-        if (pause := self._rates.count(caller.token or caller.user, address)) is not None:
+        if (pause := self._rates.count(caller.user, caller.token or "", address)) is not None:
             return _refuse_for(request, pause, "you have sent too many requests")
         return None
 

@@ -12,7 +12,7 @@ from fastapi_offline import FastAPIOffline
 from eigensweep.service.api import mlflow_proxy
 from eigensweep.service.api.access import PUBLIC, Access
 from eigensweep.service.api.callers import READ, AsOperator, require_scopes
-from eigensweep.service.api.errors import answer_errors
+from eigensweep.service.api.errors import Responses, answer_errors, describe_errors
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
@@ -50,6 +50,9 @@ from eigensweep.workers.shared import traces
 
 DOCS: Final = frozenset(("/docs", "/docs/oauth2-redirect", "/redoc"))
 """Pages of FastAPI's own, which every caller may read."""
+
+REFUSALS: Final = describe_errors(401, 403, 429, 503)
+"""What every route that needs a caller can answer: `Access` does, before the route is asked."""
 
 DESCRIPTION: Final = """
 Post an experiment, follow it, and read its ranked trials. Each trial is a run in MLflow.
@@ -106,7 +109,7 @@ def create_app(
         mlflow=mlflow,
     )
     guard = [READ]
-    _include_previews(app, guard)  # before `/experiments/{id}`
+    _include_previews(app, guard, REFUSALS)  # before `/experiments/{id}`
     for routes in (
         experiments,
         trials,
@@ -120,9 +123,9 @@ def create_app(
         reproductions,
         accounts,
     ):
-        app.include_router(routes.router, prefix="/v1", dependencies=guard)
-    app.include_router(health.router)
-    app.include_router(metrics.router, dependencies=guard)
+        app.include_router(routes.router, prefix="/v1", dependencies=guard, responses=REFUSALS)
+    app.include_router(health.router, responses=describe_errors(403))
+    app.include_router(metrics.router, dependencies=guard, responses=REFUSALS)
     app.state.metrics = metrics.make_registry(app.state.service, read_version())
     add_pages(app, guard)
     if mlflow is not None and mlflow.token is not None:
@@ -156,9 +159,11 @@ def create_local_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _include_previews(app: FastAPI, guard: Sequence[params.Depends] = ()) -> None:
+def _include_previews(
+    app: FastAPI, guard: Sequence[params.Depends] = (), refusals: Responses | None = None
+) -> None:
     for router in (experiments.previews, analyses.kinds, reproductions.suites, catalogue.router):
-        app.include_router(router, prefix="/v1", dependencies=guard)
+        app.include_router(router, prefix="/v1", dependencies=guard, responses=refusals)
 
 
 def read_version() -> str:

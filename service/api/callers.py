@@ -98,13 +98,14 @@ Admin = Annotated[Caller, ADMIN]
 
 
 def require(request: Request, needed: ScopeName) -> Caller:
-    """Return the caller of a request, for which `needed` is kept as what it needed.
+    """Return the caller of a request, for which the largest `needed` is kept.
 
     Raises:
         NotAllowedError: if the caller's scope is not enough.
     """
     caller: Caller = request.state.caller
-    request.state.needed = needed
+    before: ScopeName = getattr(request.state, "needed", "read")
+    request.state.needed = max(before, needed, key=SCOPES.index)
     caller.require(needed)
     return caller
 

@@ -6,6 +6,7 @@ run, and no other site can show a page in a frame. Source: Content Security Poli
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
@@ -43,6 +44,10 @@ MLFLOW: Final = (
     "frame-ancestors 'self'"
 )
 """MLflow's pages compile scripts, and show artifacts in frames of their own."""
+OF_USERS: Final = f"{NOTHING}; sandbox"
+"""For what a user has put into MLflow: opened as a page, it runs nothing and has no session."""
+FILES: Final = re.compile(r"/mlflow/(get-artifact|(ajax-)?api/)")
+"""Where MLflow answers with data and files of users."""
 POLICIES: Final = {"/mlflow": MLFLOW, "/docs": OWN_SCRIPTS, "/redoc": OWN_SCRIPTS}
 """Content policy below each path that has one of its own."""
 
@@ -70,5 +75,7 @@ class SafeHeaders:
 
 
 def _find_policy(path: str) -> dict[str, str]:
+    if FILES.match(path):
+        return {"Content-Security-Policy": OF_USERS}
     place = f"/{path.split('/', 2)[1]}"
     return {"Content-Security-Policy": POLICIES.get(place, NOTHING)}

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import iter_route_contexts
 from pydantic import SecretStr
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from eigensweep.service.api import sessions
 from eigensweep.service.api.access import PUBLIC, PUBLIC_BELOW, Access
@@ -167,6 +168,14 @@ class TestStrangers:
             assert answer.status_code == 401, (method, path)
             assert_nothing(answer, place)
 
+    def test_nobody_opens_a_web_socket(self, place: Place) -> None:
+        for path in ("/v1/experiments", f"{PLACE}/"):
+            with (
+                pytest.raises(WebSocketDisconnect),
+                place.client().websocket_connect(path, headers=bearer("admin")(place)),
+            ):
+                pass
+
     def test_a_path_that_is_not_there_tells_them_nothing_either(self, place: Place) -> None:
         for path in ("/v1/nothing", "/nothing", "//v1/experiments", "/mlflow/../v1/experiments"):
             assert place.client().get(path).status_code == 401, path
@@ -260,6 +269,23 @@ class TestHeaders:
             assert re.search("frame-ancestors '(none|self)'", policy), path
             is_foreign = path.startswith((PLACE, *DOCS)) or "reproduction-page" in path
             assert is_foreign or "unsafe" not in policy, path
+
+    @pytest.mark.parametrize("path", ["get-artifact", "api/2.0/mlflow-artifacts/artifacts/1/x"])
+    def test_a_file_that_a_user_put_into_mlflow_is_no_page_of_this_origin(
+        self, place: Place, path: str
+    ) -> None:
+        answer = place.client().get(f"{PLACE}/{path}", headers=bearer("read")(place))
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert policy.endswith("; sandbox")
+
+
+class TestDescription:
+    def test_every_operation_says_that_it_can_refuse(self, place: Place) -> None:
+        for path, operations in place.app.openapi()["paths"].items():
+            for method, operation in operations.items():
+                refusals = {"403"} if path in PUBLIC else {"401", "403", "429", "503"}
+                assert refusals <= operation["responses"].keys(), (method, path)
 
 
 class TestDeclarations:

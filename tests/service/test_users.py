@@ -405,6 +405,7 @@ class TestRates:
 
 
 SECRET = "between-the-proxy-and-us"
+PROXY_FIELDS = [name for name in Settings.model_fields if name.startswith("proxy_")]
 PROXY = {"proxy_addresses": "10.1.0.0/16", "proxy_secret": SECRET}
 
 
@@ -412,8 +413,7 @@ class TestProxy:
     @pytest.fixture
     def proxied(self, make: Make, tmp_path: Path) -> TestClient:
         found = Settings(home=tmp_path, proxy_scopes="lab=submit, leads=admin", **PROXY)
-        names = [name for name in Settings.model_fields if name.startswith("proxy_")]
-        client = make("10.1.2.3", **{name: getattr(found, name) for name in names})
+        client = make("10.1.2.3", **{name: getattr(found, name) for name in PROXY_FIELDS})
         client.headers |= {PROXY_SECRET: SECRET, "X-Forwarded-For": "8.8.8.8, 192.0.2.7"}
         return client
 
@@ -453,6 +453,13 @@ class TestProxy:
         accounts.remove_user("gone")
         answer = proxied.get("/v1/me", headers=headers)
         assert (answer.status_code, words in answer.json()["detail"]) == (401, True)
+
+    def test_each_of_its_users_has_a_rate_of_their_own(self, proxied, make):
+        shared = {name: getattr(proxied.app.state.settings, name) for name in PROXY_FIELDS}
+        client = make("10.1.2.3", **shared, rate_limit="1/hour")
+        client.headers |= {PROXY_SECRET: SECRET, "X-Forwarded-Groups": "lab"}
+        sent = [client.get("/v1/me", headers={"X-Forwarded-User": u}) for u in ("a", "b", "a")]
+        assert [answer.status_code for answer in sent] == [200, 200, 429]
 
     def test_a_header_that_comes_twice_is_refused(self, proxied):
         twice = [("X-Forwarded-User", "eve"), ("X-Forwarded-User", "anna")]
