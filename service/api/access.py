@@ -40,7 +40,7 @@ class Access:
 
     While no token exists the service is for this machine only. A request that names a public host
     then comes from a web page whose name leads to this machine (DNS rebinding), and is answered
-    403. So is, always, a request that a page of another origin sends to change something.
+    403. So is, always, what a page of another origin requests; only its links lead here.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class Access:
                 f"a service without a token does not answer as '{host[:80]}'; use localhost or an "
                 "IP address, or make a token with `eigensweep token create`",
             )
-        if request.method in READING:
-            return None
         fetched = request.headers.get("sec-fetch-site", "none")
-        if fetched not in ("same-origin", "none") or (
+        is_foreign = fetched not in ("same-origin", "none") or (
             origin is not None and _read_place(origin) != host.lower()
-        ):
-            return _refuse(request, 403, "a page of another origin may not change anything here")
+        )
+        is_link = request.method in READING and request.headers.get("sec-fetch-mode") == "navigate"
+        if is_foreign and not is_link:
+            return _refuse(request, 403, "a page of another origin gets and changes nothing here")
         return None
 
     async def _refuse_stranger(self, request: Request) -> Response | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -239,20 +240,44 @@ class TestOwners:
             assert "belongs to user 'operator'" in answer.json()["detail"]
 
 
+FOREIGN: dict[str, dict[str, str]] = {
+    "a script": {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"},
+    "a picture": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+    "another port of this machine": {"Origin": "http://localhost:3000"},
+    "a page of no origin": {"Origin": "null"},
+}
+
+
 class TestPagesOfOtherOrigins:
-    @pytest.mark.parametrize(
-        "headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}]
-    )
-    def test_they_change_nothing_with_the_cookie_of_an_admin(
-        self, place: Place, headers: dict[str, str]
-    ) -> None:
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_they_get_nothing_with_the_cookie_of_an_admin(self, place: Place, name: str) -> None:
         client = place.client()
         client.headers |= cookie("session")(place)
         for method, path, _ in place.requests():
-            if method not in READING:
-                answer = client.request(method, path, headers=headers)
-                assert answer.status_code == 403, (method, path)
-                assert "another origin" in answer.text
+            answer = client.request(method, path, headers=FOREIGN[name])
+            assert answer.status_code == 403, (method, path)
+            assert method == "HEAD" or "another origin" in answer.text
+            assert_nothing(answer, place)
+
+    def test_nor_from_a_service_that_needs_no_token(self, tmp_path: Path) -> None:
+        settings = Settings(home=tmp_path, data_root=tmp_path)
+        migrate(settings.database)
+        record = Record(settings.database)
+        app = create_app(settings, record, Dispatcher(record))
+        client = TestClient(app, base_url=ORIGIN, client=("127.0.0.1", 50_000))
+        assert client.get("/v1/experiments").status_code == 200
+        for headers in FOREIGN.values():
+            for path in ("/v1/experiments", "/", "/metrics"):
+                assert client.get(path, headers=headers).status_code == 403
+        preflight = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        assert client.options("/v1/experiments", headers=preflight).status_code == 403
+
+    def test_a_link_of_theirs_leads_to_a_page(self, place: Place) -> None:
+        headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        client = place.client()
+        client.headers |= cookie("session")(place) | headers
+        assert client.get("/").status_code == 200
+        assert client.post("/v1/experiments", json=SPEC).status_code == 403
 
 
 class TestHeaders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 import random
 import resource
 import signal
@@ -117,6 +118,24 @@ def test_the_newest_snapshot_is_the_last_commit_with_the_whole_curve(store):
     snapshot = store.newest(KEY)
     assert (snapshot.step, snapshot.state["step"]) == (30, 30)
     assert snapshot.points == [point(s) for s in (5, 10, 15, 20, 25, 30)]
+
+
+class RunsCode:
+    """Makes a file when it is read from a pickle."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.made,)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(store, tmp_path):
+    made = tmp_path / "made"
+    store.commit(KEY, 1, 40, {"weights": RunsCode(made)}, [])
+    with pytest.raises(pickle.UnpicklingError, match="Unsupported global"):
+        store.newest(KEY)
+    assert not made.exists()
 
 
 def test_a_key_without_a_commit_has_no_snapshot_and_no_points(tmp_path):
