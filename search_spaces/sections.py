@@ -312,6 +312,14 @@ class LimitsConfig(Strict):
         description="How long the experiment waits for a node that a trial fits on, before it "
         "fails; default: 5 minutes on a cluster that was joined, else not at all",
     )
+    stall_seconds: float | None = Field(
+        None,
+        ge=1,
+        le=604_800,
+        description="Seconds without a step after which a trial is ended as `stalled` and its "
+        "place is free; default: 1800, or ten times the longest pause that the same trial has "
+        "made before, if that is more",
+    )
     grid: int = Field(
         10_000,
         ge=1,

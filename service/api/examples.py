@@ -124,6 +124,7 @@ EXPERIMENT_SUMMARY: Final[Json] = {
         "completed": 3,
         "pruned": 0,
         "diverged": 1,
+        "stalled": 0,
         "failed": 0,
         "cancelled": 0,
         "reused": 0,

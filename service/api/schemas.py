@@ -71,6 +71,7 @@ class ProgressNow(Answer):
     completed: int
     pruned: int
     diverged: int
+    stalled: int
     failed: int
     cancelled: int
     reused: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from typing import ClassVar, Literal
 
@@ -104,4 +105,25 @@ class Slow(Toy):
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         assert isinstance(self.config, SlowConfig)
         time.sleep(self.config.seconds)
+        return super().forward(x, state)
+
+
+class HangConfig(ToyConfig):
+    """A model that may hang."""
+
+    name: Literal["toy_hang"] = "toy_hang"
+    hangs: bool = False
+
+
+class Hang(Toy):
+    """Hangs for ever in its third forward pass, in a native call that never frees the GIL."""
+
+    Config = HangConfig
+    calls = 0
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        assert isinstance(self.config, HangConfig)
+        self.calls += 1
+        if self.config.hangs and self.calls == 3:
+            ctypes.PyDLL(None).pause()
         return super().forward(x, state)

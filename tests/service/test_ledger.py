@@ -209,7 +209,7 @@ class TestEveryLedger:
         assert (entry.state, entry.attempt, entry.earlier) == ("completed", 2, None)
         assert (entry.result.replicates, entry.config["replicates"]) == (5, 5)
 
-    @pytest.mark.parametrize("outcome", ["failed", "cancelled"])
+    @pytest.mark.parametrize("outcome", ["failed", "stalled", "cancelled"])
     def test_what_fails_or_is_cancelled_after_it_was_opened_again_is_what_it_was(
         self, ledger, outcome
     ):
@@ -429,7 +429,9 @@ class TestRecordLedger:
         assert ledger.begin(0) == 1
         database.engine(postgresql_server.url).dispose()
 
-    @pytest.mark.parametrize("outcome", ["pruned", "diverged", "failed", "cancelled", "reused"])
+    @pytest.mark.parametrize(
+        "outcome", ["pruned", "diverged", "stalled", "failed", "cancelled", "reused"]
+    )
     def test_no_result_but_a_completed_one_is_found_again(self, record, spec, outcome):
         ledger = post_and_claim(record, spec())
         ledger.open(0, "scornn", {}, CONFIG, "abc")

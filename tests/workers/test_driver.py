@@ -368,6 +368,34 @@ class TestRace:
 
 
 @pytest.mark.slow
+def test_a_trial_that_hangs_is_ended_as_stalled_and_its_place_is_free(experiment):
+    e = experiment(
+        {
+            "model": {"name": "toy_hang", "hidden_size": 4},
+            "search": {"space": {"model.hangs": [True, False], "optimizer.lr": [0.1, 0.01]}},
+            "training": {"steps": 20, "evaluate_every": 5, "log_every": 5},
+            "limits": {"stall_seconds": 5, "concurrency": 1},
+        }
+    )
+    e.finish(e.launch(checkpoint_seconds=1.0))
+    trials = e.ledger.load()
+    states = {t.state for t in trials if t.params["model.hangs"]}
+    assert states == {"stalled"}
+    assert {t.state for t in trials} == {"stalled", "completed"}
+    assert [t.attempt for t in trials] == [1] * 4
+    assert e.ledger.read("end") == ["completed", None]
+    for trial in trials:
+        run = e.runs()[trial.number]
+        killed = trial.params["model.hangs"]
+        assert run.info.status == ("KILLED" if killed else "FINISHED")
+        assert run.data.tags["eigensweep.outcome"] == trial.state
+        assert ("limits.stall_seconds" in (trial.error or "")) == killed
+        assert e.optuna()[trial.number].state == (
+            TrialState.FAIL if killed else TrialState.COMPLETE
+        )
+
+
+@pytest.mark.slow
 def test_the_last_trial_of_an_experiment_leaves_room_for_another_one(cluster, mlflow_uri, tmp_path):
     last = {"model": SLOW | {"seconds": 0.5}}
     long = {"arms": [{"model": SCORNN}, {"name": "last", **last}], "training": {"steps": 200}}

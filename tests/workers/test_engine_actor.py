@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 from orders import make_order
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from eigensweep.workers.engine import actor as module
 from eigensweep.workers.engine.actor import EngineActor, NoSeatError, Seat
@@ -33,6 +33,7 @@ class ScriptedEngine:
         self.committed: list[tuple[int, int]] = []
         self.answer: Any = None
         self.error: str | None = None
+        self.in_turn, self.longest_turn = 0.0, 0.0
 
     def ask(self, order: Order, seconds: float) -> Report | None:
         self.asked.append((order.number, order.reported))
@@ -46,6 +47,9 @@ class ScriptedEngine:
         self.left.append((order.number, order.attempt))
         if commit:
             self.committed.append((order.number, order.attempt))
+
+    def seconds_in_turn(self) -> float:
+        return self.in_turn
 
     def occupancy(self) -> dict[str, float]:
         return {"occupied": 1.0}
@@ -189,6 +193,30 @@ def test_an_engine_that_cannot_go_on_tells_its_trials_and_ends(actor, engine, mo
         asyncio.run(scene())
 
 
+def test_an_engine_that_hangs_gives_its_trials_back_and_ends(actor, engine, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.0)
+
+    async def scene() -> None:
+        patient = make_order(number=1, engine=NEED, stall_seconds=100.0).to_dict()
+        hasty = make_order(number=0, engine=NEED, stall_seconds=5.0).to_dict()
+        assert await actor.board(patient)
+        assert await actor.board(hasty)
+        engine.answer, engine.in_turn = "nothing", 99.0
+        actor._look_for_stall()
+        assert await actor.advance(hasty) is None, "the other trial may well be that slow"
+        engine.in_turn = 101.0
+        actor._look_for_stall()
+        for order in (patient, hasty):
+            report = await actor.advance(order)
+            assert (report["lost_by"], report["outcome"]) == ("engine", None)
+            assert "no lane of the engine took a step for 101 s" in report["lost"]
+        assert not await actor.board(make_order(number=2, engine=NEED).to_dict())
+        await actor._watch
+
+    with ended(monkeypatch):
+        asyncio.run(scene())
+
+
 class Remote:
     """A method of an actor, called at once."""
 
@@ -208,7 +236,7 @@ class TestSeat:
             advance = Remote(lambda order: (asked.append(order["reported"]), told.pop(0))[1])
             leave = Remote(left.append)
 
-        def get(answer: Any) -> Any:
+        def get(answer: Any, timeout: float | None = None) -> Any:
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -236,3 +264,11 @@ class TestSeat:
         lost = seat.advance()
         assert (lost.step, lost.outcome) == (5, None)
         assert "the engine that trained it died" in lost.lost
+
+    def test_an_engine_that_gives_no_answer_is_killed(self, monkeypatch):
+        killed: list[Any] = []
+        monkeypatch.setattr(ray, "kill", killed.append)
+        seat, _ = self.seat(monkeypatch, GetTimeoutError())
+        lost = seat.advance()
+        assert (lost.lost_by, lost.outcome, len(killed)) == ("engine", None, 1)
+        assert "gave no answer" in lost.lost

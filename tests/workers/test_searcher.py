@@ -148,6 +148,7 @@ OUTCOMES = {
     "diverged": (TrialState.PRUNED, math.inf),
     "failed": (TrialState.FAIL, None),
     "cancelled": (TrialState.FAIL, None),
+    "stalled": (TrialState.FAIL, None),
 }
 
 

@@ -136,6 +136,26 @@ def test_a_trial_that_diverges_or_has_a_bug_ends_alone(experiment):
 
 
 @pytest.mark.slow
+def test_a_trial_that_hangs_in_a_lane_is_in_the_end_alone_and_stalled(experiment):
+    e = experiment(
+        {
+            "model": {"name": "toy_hang", "hidden_size": 4},
+            "search": {"space": {"model.hangs": [True, False]}},
+            "training": {"steps": 20, "evaluate_every": 5, "log_every": 5},
+            "limits": {"stall_seconds": 5},
+        }
+    )
+    e.finish(e.launch(checkpoint_seconds=1.0))
+    assert {t.params["model.hangs"]: t.state for t in e.trials()} == {
+        True: "stalled",
+        False: "completed",
+    }
+    hung = next(t.number for t in e.trials() if t.params["model.hangs"])
+    reasons = [h[3] for h in e.history("interrupt") if h[1] == hung]
+    assert len(reasons) == 2, "two engines hung under it"
+
+
+@pytest.mark.slow
 def test_asha_prunes_trials_and_their_lanes_are_refilled(experiment):
     e = experiment(
         {

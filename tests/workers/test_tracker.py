@@ -204,6 +204,16 @@ class TestCurves:
         assert self.steps(runs) == [5, 10, 15]
         assert runs.ended == {"run-4-None": "FINISHED"}
 
+    @pytest.mark.parametrize(
+        ("outcome", "status"),
+        [("diverged", "FINISHED"), ("failed", "FAILED"), ("stalled", "KILLED")],
+    )
+    def test_a_run_ends_as_its_trial_does(self, runs, store, tracker, outcome, status):
+        tracker.see(replace(self.RUNNING, state=outcome))
+        tracker._pass()
+        assert runs.ended == {"run-4-None": status}
+        assert runs.tags["run-4-None"]["eigensweep.outcome"] == outcome
+
     def test_what_did_not_arrive_is_sent_again_and_the_trial_is_not_tracked_before(
         self, tmp_path, runs, store, tracker
     ):

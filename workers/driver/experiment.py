@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Set
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from eigensweep.workers.driver.leaders import config_to_train
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
+from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
@@ -95,6 +97,7 @@ class ExperimentDriver:
             subject = make_subject(experiment, spec, better)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
         study = Study(open_storage(options.optuna, experiment), experiment, spec)
+        store = Store(options.storage)
         self.sweep = Sweep(
             spec,
             ledger,
@@ -102,7 +105,7 @@ class ExperimentDriver:
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
             count_nodes=lambda: count_nodes(self.share),
-            take_over=partial(take_over, Store(options.storage), experiment),
+            take_over=partial(take_over, store, experiment),
         )
         limit = spec.limits.wall_seconds
         deadline = None
@@ -112,6 +115,14 @@ class ExperimentDriver:
         lanes = spec.resources.lanes
         self.share = share_of(spec.resources, spec.replicates, 1 if lanes == "auto" else lanes)
         """What one trial asks Ray for; with `lanes: auto` it is set again once they are chosen."""
+        self._stalls = StallWatch(
+            partial(read_progress, store, experiment),
+            spec.limits.stall_seconds,
+            options.checkpoint_seconds,
+            time.monotonic,
+        )
+        self._in_lanes: set[int] = set()
+        """Trials that an engine trains, which looks after them."""
         self._slots, self._looked_at = 0, -math.inf
         self._paused_at: float | None = None
 
@@ -134,7 +145,23 @@ class ExperimentDriver:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
         if self.sweep.running >= self._concurrency() or (job := self.sweep.next_job()) is None:
             return None
-        return make_order(self.experiment, self.spec, self.options, self.share, job)
+        order = make_order(self.experiment, self.spec, self.options, self.share, job)
+        (self._in_lanes.discard if order.engine is None else self._in_lanes.add)(order.number)
+        return order
+
+    def end_stalled(self) -> Set[int]:
+        """Record the trials that make no progress as stalled; return their numbers.
+
+        Their processes are still there.
+        """
+        stalled = self._stalls.look(
+            lambda: (e for e in self.sweep.training if e.number not in self._in_lanes)
+        )
+        for stall in stalled:
+            number = stall.entry.number
+            logger.warning("trial %d is stalled: %s", number, stall.words, extra={"trial": number})
+            self.sweep.end(number, "stalled", error=stall.words)
+        return {stall.entry.number for stall in stalled}
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
@@ -338,6 +365,7 @@ def make_order(
         trace=options.trace,
         shown=_numbers(entry.current_params) if is_population else {},
         takeover=entry.lineage[-1] if entry.lineage else None,
+        stall_seconds=spec.limits.stall_seconds,
     )
 
 

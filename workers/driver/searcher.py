@@ -6,9 +6,11 @@ under it in this process. Everything here is called in Tune's loop, one call at 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, Protocol
 
+import ray
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher, SearchGenerator
@@ -32,6 +34,9 @@ class Live(Protocol):
 
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
+
+    def end_stalled(self) -> Set[int]:
+        """Record the trials that make no progress as stalled; return their numbers."""
 
 
 LIVE: dict[str, Live] = {}
@@ -125,6 +130,18 @@ class Recorder(tune.Callback):
         """Record that the process was lost; the trainable itself never raises for a bug."""
         order = Order.from_dict(trial.config)
         self._sweep.lose(order.number, order.attempt, _cause(trial))
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **context: Any) -> None:
+        """End the processes of trials that make no progress; Tune calls this often.
+
+        Their end is recorded already, so that the loss of the process changes nothing.
+        """
+        stalled = LIVE[self.experiment].end_stalled()
+        for trial in trials if stalled else []:
+            actor = trial.temporary_state.ray_actor
+            number = Order.from_dict(trial.config).number
+            if number in stalled and trial.status == Trial.RUNNING and actor is not None:
+                ray.kill(actor)
 
     @property
     def _sweep(self) -> Sweep:

@@ -60,6 +60,7 @@ STATES: dict[Outcome, TrialState] = {
     "reused": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "diverged": TrialState.PRUNED,
+    "stalled": TrialState.FAIL,
     "failed": TrialState.FAIL,
     "cancelled": TrialState.FAIL,
 }

@@ -30,7 +30,7 @@ from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import PAUSED, Finished, Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import LostBy, Metrics, Place, Result, Source
 from eigensweep.workers.shared.results import rank
-from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, ExperimentEnd, Outcome
+from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, UNTRAINED, ExperimentEnd, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,13 @@ class Sweep:
     @property
     def is_training(self) -> bool:
         """Whether a trial has a process."""
-        return any(self.entries[number].state == "running" for number in self._handed_out)
+        return bool(self.training)
+
+    @property
+    def training(self) -> list[TrialEntry]:
+        """The trials that have a process."""
+        handed_out = (self.entries[number] for number in self._handed_out)
+        return [entry for entry in handed_out if entry.state == "running"]
 
     @property
     def running(self) -> int:
@@ -457,9 +463,10 @@ class Sweep:
         if not tried:
             first = next((e.error for e in self.entries.values()), "the search has no points")
             return "failed", f"no point of the search is a valid configuration: {first}"
-        if all(entry.state == "failed" for entry in tried):
+        if all(entry.state in UNTRAINED for entry in tried):
             last_line = (tried[0].error or "unknown").strip().splitlines()[-1]
-            return "failed", f"all {len(tried)} trials failed; the first: {last_line}"
+            ended = " or ".join(sorted({entry.state for entry in tried}))
+            return "failed", f"all {len(tried)} trials {ended}; the first: {last_line}"
         return "completed", None
 
     def _race(self) -> bool:

@@ -28,6 +28,7 @@ from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.messages import Code, EngineNeed, Json, LostBy, Order, Place, Report
+from eigensweep.workers.shared.patience import patience_with
 
 if TYPE_CHECKING:
     from eigensweep.workers.engine.engine import Engine
@@ -56,6 +57,9 @@ BOARDING_TRIES = 5
 
 PAUSE_SECONDS = 0.5
 """Pause between two looks for an engine with a free seat."""
+
+UNANSWERED_SECONDS = 120.0
+"""Patience, at least, of a trial whose engine gives no answer at all."""
 
 Key = tuple[str, int]
 """Experiment and number of a trial."""
@@ -102,6 +106,8 @@ class EngineActor:
         self._threads = ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="trial")
         self._empty_since = time.monotonic()
         self._is_broken = False
+        self._stalled: str | None = None
+        """Why the engine ends because it hangs; None: it does not."""
         self._watch: asyncio.Task[None] | None = None
 
     async def board(self, order: Json) -> bool:
@@ -176,7 +182,10 @@ class EngineActor:
 
         assert self._engine is not None
         try:
-            return await self._in_thread(self._engine.ask, order, ANSWER_SECONDS)
+            report = await self._in_thread(self._engine.ask, order, ANSWER_SECONDS)
+            if report is None and self._stalled is not None:
+                return Report(order.reported, lost=self._stalled, lost_by="engine")
+            return report
         except EngineError as error:
             # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.status()["error"] is not None
@@ -190,11 +199,17 @@ class EngineActor:
         self._engine.leave(seat.order, commit=commit)
 
     async def _look_after(self) -> None:
-        """Put trials off whose processes are gone; end this process when it is idle or broken."""
+        """Put trials off whose processes are gone; end this process when it is idle or broken.
+
+        It also ends when its training thread hangs: a thread cannot be ended, and one that hangs
+        stops all lanes. Each trial goes on from its last commit. One that hangs once more is in the
+        end alone in a process, and `stalled`.
+        """
         while not self._is_broken and (
             self._seats or time.monotonic() - self._empty_since < IDLE_SECONDS
         ):
             await asyncio.sleep(1)
+            self._look_for_stall()
             for seat in list(self._seats.values()):
                 waits = time.monotonic() - seat.asked_at
                 if waits > LEASE_SECONDS:
@@ -203,11 +218,26 @@ class EngineActor:
                         logger.warning(words, waits, *_key(seat.order))
                     self._put_off(seat, commit=True)
         if self._is_broken:
-            logger.error("engine ends, it could not go on device=%s", self._device)
-            await asyncio.sleep(2 * PAUSE_SECONDS)  # so that every trial is answered
+            words = self._stalled or "it could not go on"
+            logger.error("engine ends, %s device=%s", words, self._device)
+            # So that every trial is answered.
+            await asyncio.sleep(2 * PAUSE_SECONDS + (ANSWER_SECONDS if self._stalled else 0))
         else:
             logger.info("engine ends, nobody was aboard for %.0f s", IDLE_SECONDS)
         os._exit(0)
+
+    def _look_for_stall(self) -> None:
+        """Note that the engine hangs, if one of its turns takes longer than trials are waited for.
+
+        Where trials are waited for differently long, the longest time counts.
+        """
+        if self._engine is None or not self._seats:
+            return
+        longest, seconds = self._engine.longest_turn, self._engine.seconds_in_turn()
+        limits = [seat.order.stall_seconds for seat in self._seats.values()]
+        if seconds > max(patience_with(limit, longest) for limit in limits):
+            self._stalled = f"no lane of the engine took a step for {seconds:.0f} s"
+            self._is_broken = True
 
     async def _in_thread(self, act: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *arguments)
@@ -232,11 +262,18 @@ class Seat:
             try:
                 if self._engine is None:
                     self._engine = self._board()
-                answer = ray.get(self._engine.advance.remote(self._order.to_dict()))
+                answer = ray.get(
+                    self._engine.advance.remote(self._order.to_dict()),
+                    timeout=max(patience_with(self._order.stall_seconds), UNANSWERED_SECONDS),
+                )
             except NoSeatError:
                 self._engine = None
             except ray.exceptions.ActorUnavailableError:
                 time.sleep(PAUSE_SECONDS)
+            except ray.exceptions.GetTimeoutError:
+                ray.kill(self._engine)
+                self._engine = None
+                return Report(self.reached_step, lost="the engine that trained it gave no answer")
             except ray.exceptions.RayActorError as error:
                 self._engine = None
                 return Report(self.reached_step, lost=f"the engine that trained it died: {error}")

@@ -133,6 +133,10 @@ class Engine:
         self._told_alone: set[str] = set()
         self._looked_at = -GLANCE_SECONDS
         self._occupancy = Occupancy()
+        self._turn_began: float | None = None
+        """When the turn of now began, in seconds of `time.monotonic`; None between two turns."""
+        self.longest_turn = 0.0
+        """Seconds of the longest turn so far."""
 
     # What callers use, from any thread.
 
@@ -211,6 +215,14 @@ class Engine:
             "idle": busy.idle,
             "wasted": busy.wasted,
         }
+
+    def seconds_in_turn(self) -> float:
+        """Return for how long the turn of now has lasted; 0 while there is nothing to do.
+
+        A turn is a slice of a quarter of a second, or one step or evaluation that takes longer.
+        """
+        began = self._turn_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def spans(self) -> list[Span]:
         """Return the occupancy over time, for a plot."""
@@ -316,7 +328,11 @@ class Engine:
         torch.set_num_threads(self._threads)
         try:
             while not self._is_stopping and self._broken is None:
-                if not self.turn():
+                self._turn_began = began = time.monotonic()
+                has_trained = self.turn()
+                self._turn_began = None
+                self.longest_turn = max(self.longest_turn, time.monotonic() - began)
+                if not has_trained:
                     with self._changed:
                         if not self._is_stopping:
                             self._changed.wait(IDLE_SECONDS)

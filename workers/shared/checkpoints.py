@@ -92,6 +92,17 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far the commits of a key have come. It changes with each commit."""
+
+    attempt: int
+    """The highest attempt that has begun, 0 if none has."""
+    commits: int
+    step: int
+    """Step of the newest checkpoint, -1 if there is none."""
+
+
+@dataclass(frozen=True)
 class StoredCheckpoint:
     """A committed checkpoint."""
 
@@ -145,6 +156,12 @@ class Store:
     def attempt(self, key: str) -> int:
         """Return the highest attempt that has begun at `key`, 0 if none has."""
         return self._head(self._folder(key)).attempt
+
+    def progress(self, key: str) -> Progress:
+        """Return how far the commits at `key` have come, by reading one small file."""
+        head = self._head(self._folder(key))
+        step = head.checkpoints[0].step if head.checkpoints else -1
+        return Progress(head.attempt, head.commits, step)
 
     def commit(
         self, key: str, attempt: int, step: int, state: StateDict, points: Iterable[CurvePoint]

@@ -383,6 +383,8 @@ class Order:
     """Values that may change in the middle of the training, by path: they stand in the curve."""
     takeover: Takeover | None = None
     """The newest one of the trial; `config` has its values."""
+    stall_seconds: float | None = None
+    """`limits.stall_seconds` of the spec."""
 
     def to_dict(self) -> Json:
         return {
@@ -406,6 +408,7 @@ class Order:
             "trace": self.trace,
             "shown": dict(self.shown),
             "takeover": self.takeover and self.takeover.to_dict(),
+            "stall_seconds": self.stall_seconds,
         }
 
     @classmethod
@@ -433,6 +436,7 @@ class Order:
             trace=content.get("trace"),
             shown=content.get("shown", {}),
             takeover=takeover and Takeover.from_dict(takeover),
+            stall_seconds=content.get("stall_seconds"),
         )
 
 

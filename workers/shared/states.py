@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-Outcome = Literal["completed", "pruned", "diverged", "failed", "cancelled", "reused", "invalid"]
+Outcome = Literal[
+    "completed", "pruned", "diverged", "stalled", "failed", "cancelled", "reused", "invalid"
+]
 """How a trial can end."""
 
 OpenTrialState = Literal["waiting", "running"]
@@ -40,18 +42,21 @@ RANKED: Final[frozenset[str]] = frozenset({"completed", "reused"})
 INSTRUCTIVE: Final[frozenset[str]] = RANKED | {"diverged"}
 """The outcomes that tell a later search something about a configuration."""
 
+UNTRAINED: Final[frozenset[str]] = frozenset({"failed", "stalled"})
+"""The outcomes of trials that could not be trained to an end, although nobody stopped them."""
+
 
 def brings_back(earlier: Outcome, outcome: Outcome) -> bool:
     """Return whether a trial that was opened again becomes what it was before.
 
     That is so if its new end tells less than the `earlier` one: a person or a limit cancelled it,
-    or it failed where it had trained to an end before.
+    or it failed or hung where it had trained to an end before.
 
-    >>> brings_back("completed", "failed"), brings_back("failed", "failed")
+    >>> brings_back("completed", "failed"), brings_back("failed", "stalled")
     (True, False)
     """
     return outcome == "cancelled" or (
-        outcome == "failed" and earlier not in ("failed", "cancelled")
+        outcome in UNTRAINED and earlier not in (*UNTRAINED, "cancelled")
     )
 
 

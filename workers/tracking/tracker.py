@@ -42,7 +42,7 @@ LOOK_SECONDS = 5.0
 LONGEST_PAUSE = 30.0
 """Pause between two tries while MLflow is away."""
 
-STATUS = {"failed": "FAILED", "cancelled": "KILLED"}
+STATUS = {"failed": "FAILED", "cancelled": "KILLED", "stalled": "KILLED"}
 """How a run ends in MLflow; FINISHED where nothing is said here."""
 
 

@@ -72,7 +72,7 @@ PLOTLY: Final = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 PLOTLY_NAME: Final = f"plotly-{plotly.__version__}.min.js"
 """The version in its name: a browser keeps it for a year and asks no more."""
 A_YEAR: Final = "public, max-age=31536000, immutable"
-UNRANKED_ENDS: Final[tuple[TrialState, ...]] = ("failed", "diverged", "invalid")
+UNRANKED_ENDS: Final[tuple[TrialState, ...]] = ("failed", "stalled", "diverged", "invalid")
 SHOWN: Final = 20
 """Trials on the page of an experiment, and failures of each kind."""
 
@@ -219,6 +219,7 @@ class TrialsPageQuery(BaseModel):
         "completed",
         "pruned",
         "diverged",
+        "stalled",
         "failed",
         "cancelled",
         "reused",

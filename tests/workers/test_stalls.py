@@ -1,0 +1,163 @@
+"""Which trials count as stalled, with a clock and commits that a test makes up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engines import Clock
+from orders import make_order
+from ray.tune.experiment import Trial
+from sweeps import Bench, spec
+
+from eigensweep.workers.driver.searcher import LIVE, Recorder
+from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
+from eigensweep.workers.shared.checkpoints import CurvePoint, Progress, Store
+from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.messages import Place
+from eigensweep.workers.shared.patience import OWN_PACE, STALL_SECONDS, START_SECONDS
+from eigensweep.workers.shared.states import INSTRUCTIVE, OUTCOMES, RANKED
+
+CHECKPOINT_SECONDS = 10.0
+PLACE = Place("node7", 4711, "cpu")
+
+
+class Scene:
+    """One running trial, what it has committed, and who watches it."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.clock = Clock()
+        self.entry = TrialEntry(3, "scornn", {}, {}, "", "running", attempt=1, place=PLACE)
+        self.progress: Progress | Exception = Progress(1, 0, -1)
+        self.watch = StallWatch(self.read, limit, CHECKPOINT_SECONDS, self.clock)
+
+    def read(self, entry: TrialEntry) -> tuple[Progress, ...]:
+        if isinstance(self.progress, Exception):
+            raise self.progress
+        return (self.progress,)
+
+    def commit(self, step: int) -> None:
+        assert isinstance(self.progress, Progress)
+        self.progress = replace(self.progress, commits=self.progress.commits + 1, step=step)
+
+    def wait(self, seconds: float) -> list[Stall]:
+        """Let time pass, in small parts; return whoever was found to be stalled."""
+        found: list[Stall] = []
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            self.clock.now = min(until, self.clock.now + seconds / 100)
+            found += self.watch.look(lambda: [self.entry])
+        return found
+
+
+def test_a_trial_without_commits_is_stalled_after_its_patience_and_named_once():
+    scene = Scene(limit=100)
+    scene.wait(20)
+    scene.commit(step=40)
+    assert not scene.wait(100 + CHECKPOINT_SECONDS - 5)
+    (stall,) = scene.wait(20)
+    assert stall.entry.number == 3
+    for words in ("node node7, process 4711", "step 40", "place is free", "limits.stall_seconds"):
+        assert words in stall.words
+    assert "\n" not in stall.words  # pages show the last line
+
+
+def test_a_trial_that_commits_goes_on_for_ever():
+    scene = Scene(limit=100)
+    for step in range(1, 30):
+        scene.commit(step)
+        assert not scene.wait(90)
+
+
+def test_the_default_is_half_an_hour_or_ten_times_the_trials_own_longest_pause():
+    scene = Scene(limit=None)
+    scene.wait(50)
+    slow = 2 * STALL_SECONDS / OWN_PACE
+    for step in (1, 2):
+        scene.commit(step)
+        assert not scene.wait(slow)
+    assert not scene.wait(1.4 * STALL_SECONDS), "it has shown that it is slow"
+    assert len(scene.wait(STALL_SECONDS)) == 1
+
+
+def test_a_process_that_starts_has_ten_minutes_whatever_the_limit():
+    scene = Scene(limit=1)
+    scene.progress = Progress(0, 0, -1)
+    assert not scene.wait(START_SECONDS - 5)
+    (stall,) = scene.wait(20)
+    assert "it had not taken its first one" in stall.words
+
+
+def test_a_new_attempt_is_waited_for_anew():
+    scene = Scene(limit=100)
+    scene.wait(80)
+    scene.entry, scene.progress = replace(scene.entry, attempt=2), Progress(2, 0, -1)
+    assert not scene.wait(100)
+    assert len(scene.wait(30)) == 1
+
+
+def test_a_store_that_cannot_be_read_stalls_nobody():
+    scene = Scene(limit=100)
+    scene.wait(10)
+    scene.progress = StorageError("cannot read head.json")
+    assert not scene.wait(1000)
+
+
+def test_each_commit_of_any_replicate_is_progress(tmp_path):
+    config = Bench(tmp_path, spec({"space": {"optimizer.lr": [0.1]}}, replicates=2)).ask()
+    assert config is not None
+    store, entry = Store(tmp_path / "store"), config.entry
+    seen = [read_progress(store, "e1", entry)]
+    store.begin("e1/00000/1", 1)
+    seen.append(read_progress(store, "e1", entry))
+    store.commit("e1/00000/1", 1, 5, {}, [CurvePoint(5, {"train/loss": 1.0}, 0)])
+    seen.append(read_progress(store, "e1", entry))
+    assert len(set(seen)) == 3
+    assert seen[-1] == (Progress(0, 0, -1), Progress(1, 1, 5))
+
+
+class Live:
+    """What the recorder asks."""
+
+    def __init__(self, stalled: set[int]) -> None:
+        self.stalled = stalled
+
+    def end_stalled(self) -> set[int]:
+        return self.stalled
+
+
+def test_the_process_of_a_stalled_trial_is_killed_and_no_other(monkeypatch):
+    killed: list[Any] = []
+    monkeypatch.setattr("ray.kill", killed.append)
+    monkeypatch.setitem(LIVE, "e1", Live({1}))  # type: ignore[arg-type]
+
+    class Running:
+        status = Trial.RUNNING
+
+        def __init__(self, number: int, actor: str | None) -> None:
+            self.config = make_order(number=number).to_dict()
+            self.temporary_state = type("State", (), {"ray_actor": actor})
+
+    trials: Any = [Running(0, "process 0"), Running(1, "process 1"), Running(1, None)]
+    Recorder("e1").on_step_end(1, trials)
+    assert killed == ["process 1"]
+
+
+def test_an_experiment_of_which_all_trials_stalled_has_failed(tmp_path: Path):
+    bench = Bench(tmp_path, spec({"space": {"optimizer.lr": [0.1]}}))
+    assert bench.ask()
+    bench.sweep.begin(0, 1)
+    bench.sweep.end(0, "stalled", error="no step for 31 s; ...")
+    bench.sweep.lose(0, 1, "its process was killed")  # as Tune tells afterwards
+    assert bench.ledger.load()[0].state == "stalled"
+    assert bench.ends()
+    assert bench.sweep.close() == (
+        "failed",
+        "all 1 trials stalled; the first: no step for 31 s; ...",
+    )
+
+
+def test_a_stalled_trial_is_no_result_for_a_later_search():
+    assert "stalled" in OUTCOMES - RANKED - INSTRUCTIVE

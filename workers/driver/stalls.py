@@ -1,0 +1,129 @@
+"""Finds the trials of an experiment whose processes live and train no further.
+
+The sign of progress is what a trial commits: at least every `checkpoint_seconds` while it takes
+steps. The driver reads that from the store, so a process that hangs in native code, or that nobody
+can reach, is found as well as one that waits for ever. Trials in the lanes of an engine are not
+looked at here, because they may wait for a lane for long: the engine's own process looks after them
+([workers/engine/actor.py](../engine/actor.py)).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.shared.checkpoints import Progress, Store, replicate_key
+from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.patience import START_SECONDS, patience_with
+
+logger = logging.getLogger(__name__)
+
+MOST_SECONDS_BETWEEN_LOOKS = 60.0
+LOOKS = 20
+"""How often a trial is looked at within its patience, at least."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A trial that has made no progress for longer than it is waited for."""
+
+    entry: TrialEntry
+    words: str
+    """What happened and what would help, for a person to read."""
+
+
+@dataclass
+class _Watched:
+    """What was seen of an attempt."""
+
+    attempt: int
+    seen: tuple[Progress, ...]
+    changed_at: float
+    longest_pause: float = 0.0
+    """The longest time between two signs of progress."""
+
+
+class StallWatch:
+    """Remembers when each running trial was last seen to come on."""
+
+    def __init__(
+        self,
+        read: Callable[[TrialEntry], tuple[Progress, ...]],
+        stall_seconds: float | None,
+        checkpoint_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Watch with the limit of the spec; `read` returns the progress of a trial's replicates."""
+        self._read, self._limit, self._clock = read, stall_seconds, clock
+        self._checkpoint_seconds = checkpoint_seconds
+        self._watched: dict[int, _Watched] = {}
+        self._look_at = clock()
+        self._pause = min(patience_with(stall_seconds) / LOOKS, MOST_SECONDS_BETWEEN_LOOKS)
+
+    def look(self, running: Callable[[], Iterable[TrialEntry]]) -> list[Stall]:
+        """Return which of the trials that have a process are stalled; each once.
+
+        Cheap to call often: the store is read a few times within the patience.
+        """
+        now = self._clock()
+        if now < self._look_at:
+            return []
+        self._look_at = now + self._pause
+        entries = {entry.number: entry for entry in running()}
+        self._watched = {n: w for n, w in self._watched.items() if n in entries}
+        try:
+            return [s for entry in entries.values() if (s := self._look_at_trial(entry, now))]
+        except StorageError as error:
+            logger.warning("cannot see whether trials come on: %s", error)
+            return []
+
+    def _look_at_trial(self, entry: TrialEntry, now: float) -> Stall | None:
+        progress = self._read(entry)
+        watched = self._watched.get(entry.number)
+        if watched is None or watched.attempt != entry.attempt:
+            self._watched[entry.number] = _Watched(entry.attempt, progress, now)
+            return None
+        if progress != watched.seen:
+            if _has_begun(watched.seen, entry.attempt):
+                watched.longest_pause = max(watched.longest_pause, now - watched.changed_at)
+            watched.seen, watched.changed_at = progress, now
+            return None
+        patience = patience_with(self._limit, watched.longest_pause) + self._checkpoint_seconds
+        if not _has_begun(progress, entry.attempt):
+            patience = max(patience, START_SECONDS)
+        if now - watched.changed_at <= patience:
+            return None
+        del self._watched[entry.number]
+        return Stall(entry, explain(entry, now - watched.changed_at, patience, progress))
+
+
+def read_progress(store: Store, experiment: str, entry: TrialEntry) -> tuple[Progress, ...]:
+    """Return what the replicates of a trial have committed."""
+    seeds = TrialConfig.from_dict(entry.config).seeds
+    keys = (replicate_key(experiment, entry.number, seed) for seed in seeds)
+    return tuple(store.progress(key) for key in keys)
+
+
+def explain(
+    entry: TrialEntry, seconds: float, patience: float, progress: tuple[Progress, ...]
+) -> str:
+    """Return the words for a person whose trial is stalled."""
+    where = ""
+    if entry.place is not None:
+        where = f" on node {entry.place.node}, process {entry.place.pid}, {entry.place.device}"
+    last = max(each.step for each in progress)
+    step = f"step {last} was the last" if last >= 0 else "it had not taken its first one"
+    return (
+        f"no step for {seconds:.0f} s{where}; {step}. It was waited for {patience:.0f} s, then its "
+        "process was ended, and its place is free. It reported no error, and its loss did not "
+        "diverge. If its steps or evaluations take that long, set limits.stall_seconds to more; if "
+        "not, see where it hangs: train this configuration alone with eigensweep.train"
+    )
+
+
+def _has_begun(progress: tuple[Progress, ...], attempt: int) -> bool:
+    """Tell whether an attempt was seen in the store: its process trains, or is about to."""
+    return any(each.attempt >= attempt for each in progress)
