@@ -23,6 +23,7 @@ KNOWN: Final = frozenset(
         "DATA_ROOT",
         "HOME",
         "HOST",
+        "LEAST_FREE_MB",
         "LOG_FORMAT",
         "LOG_LEVEL",
         "MAX_EXPERIMENTS",

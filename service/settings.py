@@ -144,6 +144,11 @@ class Settings(BaseSettings):
     """How often a trial is started again after its process was lost."""
     checkpoint_seconds: float = Field(default=10.0, gt=0)
     """Seconds of training that a lost process costs at most."""
+    least_free_mb: float = Field(default=512, ge=0)
+    """Free megabytes of the disks of home and store below which no new trial begins.
+
+    Trials that run go on, and new ones begin when there is room again. 0: it is not looked at.
+    """
     webhook_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Hosts that webhooks may be sent to, separated by commas, such as `hooks.example.org`.
 
@@ -255,6 +260,11 @@ class Settings(BaseSettings):
     def storage_folder(self) -> str:
         """Folder of checkpoints and curves."""
         return str(self.storage or self.home / "storage")
+
+    @property
+    def least_free_bytes(self) -> int:
+        """Free space below which no new trial begins."""
+        return round(self.least_free_mb * 1e6)
 
     @property
     def optuna(self) -> str:

@@ -134,6 +134,7 @@ EXPERIMENT_SUMMARY: Final[Json] = {
         "fraction": 0.79,
     },
     "eta_seconds": 24.0,
+    "notices": [],
     "best": {
         name: TRIAL_SUMMARY[name] for name in ("number", "arm", "state", "params", "value", "links")
     },

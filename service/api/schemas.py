@@ -17,7 +17,7 @@ from eigensweep.service.api.examples import EXPERIMENT, EXPERIMENT_SUMMARY, TRIA
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
 from eigensweep.service.record.tables import Experiment, Trial
-from eigensweep.workers.shared.messages import Json, Metrics, Result
+from eigensweep.workers.shared.messages import Json, Metrics, NoticeKind, Result
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
@@ -184,6 +184,13 @@ class TrialNow(TrialSummary):
     attempts: list[AttemptNow]
 
 
+class NoticeNow(Answer):
+    """Why an experiment that runs comes on more slowly than it could."""
+
+    kind: NoticeKind
+    words: str = Field(description="What it is, and what would help")
+
+
 class ExperimentLinks(Answer):
     """Paths and addresses of an experiment."""
 
@@ -227,6 +234,9 @@ class ExperimentSummary(Answer):
     )
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
+    notices: list[NoticeNow] = Field(
+        description="Why it comes on slowly now, such as a disk that is nearly full; mostly empty"
+    )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(
         description="Whether it is over and MLflow has all of it; also true if MLflow refused it"
@@ -286,6 +296,7 @@ class Views:
             "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
             "progress": _make_progress(now),
             "eta_seconds": now.eta_seconds,
+            "notices": [NoticeNow(**notice) for notice in row.notices or ()],
             "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
             "links": ExperimentLinks(

@@ -40,6 +40,7 @@ def format_experiment(experiment: JsonObject) -> str:
         ratio = f", {best['value'] / baseline:.3f} of the baseline" if baseline else ""
         settings = format_cell("settings", best.get("params"))
         rows.append(("best", f"{value}{ratio}: trial {best['number']}, {best['arm']} {settings}"))
+    rows += [("notice", notice["words"]) for notice in experiment.get("notices", ())]
     if experiment.get("error"):
         rows.append(("error", str(experiment["error"]).strip().splitlines()[-1]))
     if link := (experiment.get("links") or {}).get("mlflow"):

@@ -38,8 +38,8 @@ State = Literal["ok", "warning", "problem"]
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a service or a database may take to answer."""
-LOW_SHARE, LOW_BYTES, LEAST_BYTES = 0.1, 5 * 2**30, 2**28
-"""A disk is low below a tenth that is free, or 5 GiB; below 256 MiB nothing can run."""
+LOW_SHARE, LOW_BYTES = 0.1, 5 * 2**30
+"""A disk is low below a tenth that is free, or 5 GiB."""
 CLOCK_WARNING, CLOCK_PROBLEM = 5.0, 60.0
 """Seconds by which clocks may differ."""
 NETWORK_FILE_SYSTEMS: Final = frozenset(
@@ -323,6 +323,7 @@ def check_folders(patient: Patient) -> Iterator[Finding]:
         yield _look_at_rights(name, folder)
     for name, folder in (("home", settings.home), ("storage", Path(settings.storage_folder))):
         yield from _look_at_place(name, folder, needs_locks=name == "home")
+        yield _look_at_space(name, _nearest(folder), settings.least_free_bytes)
 
 
 def _look_at_rights(name: str, folder: Path) -> Finding:
@@ -361,17 +362,17 @@ def _look_at_place(name: str, folder: Path, needs_locks: bool) -> Iterator[Findi
             yield Finding("warning", name, words, "set it to a folder on a disk")
         else:
             yield ok(name, f"{folder} can be written; file system {kind}")
-    yield _look_at_space(name, here)
 
 
-def _look_at_space(name: str, folder: Path) -> Finding:
+def _look_at_space(name: str, folder: Path, least_bytes: int) -> Finding:
     usage = shutil.disk_usage(folder)
     what, words = (
         f"disk of {name}",
         f"{usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free",
     )
-    if usage.free < LEAST_BYTES:
-        return Finding("problem", what, words, "free space: trials wait on a full disk")
+    if usage.free < least_bytes:
+        advice = f"free space: no new trial begins below {least_bytes / 1e6:.0f} MB"
+        return Finding("problem", what, words, advice)
     if usage.free < min(LOW_BYTES, LOW_SHARE * usage.total):
         return Finding("warning", what, words, "free space soon; checkpoints need it")
     return ok(what, words)

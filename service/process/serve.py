@@ -238,6 +238,7 @@ def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
         optuna=settings.optuna,
         retries=settings.retries,
         checkpoint_seconds=settings.checkpoint_seconds,
+        least_free_bytes=settings.least_free_bytes,
         log_format=settings.log_format,
         otlp_endpoint=traces.find_endpoint(settings.otlp_endpoint),
         room_seconds=0.0 if settings.ray_address is None else NODES_JOIN_SECONDS,

@@ -111,6 +111,7 @@ def move_experiment(
     experiment.state = following
     if following in ENDED or following == "paused":
         experiment.left_at = time.time()
+        experiment.notices = None
     emit(session, experiment, f"experiment.{kind}", **data)
 
 

@@ -15,12 +15,14 @@ from eigensweep.service.record import database
 from eigensweep.service.record.journal import (
     budget_of,
     close_attempt,
+    emit,
     emit_trial,
     end_experiment,
     finish_trial,
     interrupt_trial,
     move_experiment,
     move_trial,
+    remove_nul,
     reopen_trial,
     replace_non_finite,
 )
@@ -35,6 +37,7 @@ from eigensweep.workers.shared.ledger import (
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
+    Notice,
     Params,
     Place,
     Result,
@@ -43,6 +46,7 @@ from eigensweep.workers.shared.messages import (
 )
 from eigensweep.workers.shared.results import cut_seeds
 from eigensweep.workers.shared.states import (
+    DRIVEN,
     EXPERIMENT_MOVES,
     INSTRUCTIVE,
     OUTCOMES,
@@ -349,6 +353,17 @@ class RecordLedger:
         def work(session: Session, experiment: Experiment) -> None:
             if phase in EXPERIMENT_MOVES[experiment.state]:
                 move_experiment(session, experiment, phase)
+
+        self._write(work)
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        told = [notice.to_dict() for notice in notices] or None
+
+        def work(session: Session, experiment: Experiment) -> None:
+            if experiment.state in DRIVEN and told != experiment.notices:
+                experiment.notices = told
+                reason = "; ".join(notice.words for notice in notices) or None
+                emit(session, experiment, "experiment.notice", reason=remove_nul(reason))
 
         self._write(work)
 

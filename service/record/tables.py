@@ -134,6 +134,8 @@ class Experiment(Base):
     state: Mapped[str] = mapped_column(String(16), default="queued")
     total: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None] = mapped_column(Text)
+    notices: Mapped[list[Json] | None] = mapped_column(JsonColumn)
+    """Each `Notice` that its driver gives now: why it comes on slowly; None if there is none."""
     run_id: Mapped[str | None] = mapped_column(Text)
     run_project: Mapped[str | None] = mapped_column(Text)
     """The id of MLflow's experiment that holds the run."""

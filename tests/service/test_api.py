@@ -20,6 +20,7 @@ from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.comparison import Comparison
 from eigensweep.service.api.paging import encode
+from eigensweep.service.api.routes import health
 from eigensweep.service.api.routes.analyses import AnalysisNow
 from eigensweep.service.api.schemas import (
     ExperimentNow,
@@ -32,7 +33,13 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult, Result
+from eigensweep.workers.shared.messages import (
+    Notice,
+    ParameterCount,
+    Place,
+    ReplicateResult,
+    Result,
+)
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 PLACE = Place(node="here", pid=7, device="cpu")
@@ -517,6 +524,31 @@ class TestReading:
             "toy = lab:Toy (lab 1.0) was left out: ImportError"
             in (answer.json()["checks"]["packages"]["detail"])
         )
+
+    def test_without_space_for_new_trials_it_is_not_ready_and_says_where(
+        self, client, record, spec, monkeypatch
+    ):
+        assert client.get("/readyz").json()["checks"]["disk"] == {
+            "ready": True,
+            "detail": "",
+            "url": None,
+        }
+        monkeypatch.setattr(health, "measure_free", lambda folder: 10**6)
+        answer = client.get("/readyz")
+        assert answer.status_code == 503
+        assert "has 1 MB free" in answer.json()["checks"]["disk"]["detail"]
+
+    def test_what_an_experiment_waits_for_stands_in_lists_and_on_its_page(
+        self, client, record, spec
+    ):
+        ledger = post_and_claim(client, record, spec())
+        ledger.tell([Notice("disk", "new trials wait: the disk is nearly full")])
+        here = f"/v1/experiments/{ledger.experiment_id}"
+        told = [{"kind": "disk", "words": "new trials wait: the disk is nearly full"}]
+        assert client.get(here).json()["notices"] == told
+        assert client.get("/v1/experiments").json()["items"][0]["notices"] == told
+        page = client.get(f"/experiments/{ledger.experiment_id}").text
+        assert "new trials wait: the disk is nearly full" in page
 
     def test_readiness_needs_mlflow(self, settings, record, dispatcher, free_port):
         uri = f"http://127.0.0.1:{free_port()}"

@@ -217,7 +217,12 @@ class TestStores:
     def test_little_space_is_named(self, monkeypatch, tmp_path, free, state):
         usage = SimpleNamespace(free=free, total=2**40)
         monkeypatch.setattr(checkup.shutil, "disk_usage", lambda folder: usage)
-        assert checkup._look_at_space("home", tmp_path).state == state
+        assert checkup._look_at_space("home", tmp_path, 2**28).state == state
+
+    def test_the_limit_for_new_trials_is_that_of_the_settings(self, patient, monkeypatch):
+        monkeypatch.setenv("EIGENSWEEP_LEAST_FREE_MB", "1e12")
+        found = only([*checkup.check_folders(patient())], "disk of home")
+        assert (found.state, "below 1000000000000 MB" in found.advice) == ("problem", True)
 
 
 class TestNetwork:

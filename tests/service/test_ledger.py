@@ -28,6 +28,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Trial
 from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError
 from eigensweep.workers.shared.messages import (
+    Notice,
     ParameterCount,
     Place,
     ReplicateResult,
@@ -327,6 +328,26 @@ class TestRecordLedger:
         ledger.end("completed")
         kinds = [event.kind for event in record.events(ledger.experiment_id)]
         assert kinds[-2:] == ["trial.cancelled", "experiment.cancelled"]
+
+    @pytest.mark.parametrize("after", ["pause", "end"])
+    def test_notices_are_kept_while_they_last_and_each_change_is_an_event(
+        self, record, spec, after
+    ):
+        ledger = post_and_claim(record, spec())
+        low = Notice("disk", "new trials wait: the disk is nearly full")
+        for told in ([], [low], [low], [], [low]):
+            ledger.tell(told)
+            assert record.row(ledger.experiment_id).notices == ([low.to_dict()] if told else None)
+        events = [e for e in record.events(ledger.experiment_id) if e.kind == "experiment.notice"]
+        assert [e.data["reason"] for e in events] == [low.words, None, low.words]
+        if after == "pause":
+            record.pause(ledger.experiment_id)
+            ledger.pause()
+        else:
+            ledger.end("completed")
+        assert record.row(ledger.experiment_id).notices is None
+        ledger.tell([low])
+        assert record.row(ledger.experiment_id).notices is None, "it has no driver any more"
 
     def test_a_cancellation_that_was_accepted_at_the_end_is_what_is_recorded(self, record, spec):
         ledger = post_and_claim(record, spec())

@@ -15,6 +15,7 @@ from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError,
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
+    Notice,
     Params,
     Place,
     Result,
@@ -43,6 +44,7 @@ class FileLedger:
             content = json.loads(text) if text else {
                 "generation": 1, "trials": {}, "intent": "run", "end": None, "total": None,
                 "run": None, "tracked": False, "history": [], "finished_elsewhere": {}, "round": 0,
+                "notices": [],
             }  # fmt: skip
             yield content
             if write:
@@ -230,6 +232,10 @@ class FileLedger:
     def enter(self, phase: Phase) -> None:
         with self._change() as content:
             content["history"].append(["enter", phase])
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        with self._change() as content:
+            content["notices"] = [notice.to_dict() for notice in notices]
 
     def pause(self) -> bool:
         with self._change() as content:

@@ -396,6 +396,19 @@ def test_a_trial_that_hangs_is_ended_as_stalled_and_its_place_is_free(experiment
 
 
 @pytest.mark.slow
+def test_on_a_disk_that_is_nearly_full_trials_wait_and_begin_later(experiment):
+    e = experiment({"model": SCORNN, "training": {"steps": 4}})
+    handle = e.launch(least_free_bytes=10**18)
+    (notice,) = e.until(lambda: e.ledger.read("notices"))
+    assert "EIGENSWEEP_LEAST_FREE_MB" in notice["words"]
+    assert [t.state for t in e.ledger.load()] == ["waiting"]
+    handle.kill()
+    e.run()
+    assert [t.state for t in e.ledger.load()] == ["completed"]
+    assert e.ledger.read("notices") == []
+
+
+@pytest.mark.slow
 def test_the_last_trial_of_an_experiment_leaves_room_for_another_one(cluster, mlflow_uri, tmp_path):
     last = {"model": SLOW | {"seconds": 0.5}}
     long = {"arms": [{"model": SCORNN}, {"name": "last", **last}], "training": {"steps": 200}}

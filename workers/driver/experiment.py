@@ -37,11 +37,13 @@ from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.code import own_code
+from eigensweep.workers.shared.disk_space import DiskSpace
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
     DriverOptions,
     Metrics,
+    Notice,
     Order,
     Params,
     Reports,
@@ -121,6 +123,11 @@ class ExperimentDriver:
             options.checkpoint_seconds,
             time.monotonic,
         )
+        written = [options.storage, options.optuna]
+        folders = [place for place in written if Path(place).is_absolute()]
+        self._disks = DiskSpace(folders, options.least_free_bytes)
+        self._told: list[Notice] | None = None
+        """The notices that the ledger has; None: those of an earlier driver."""
         self._in_lanes: set[int] = set()
         """Trials that an engine trains, which looks after them."""
         self._slots, self._looked_at = 0, -math.inf
@@ -143,6 +150,8 @@ class ExperimentDriver:
 
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
+        if self._disks.notice() is not None:
+            return None
         if self.sweep.running >= self._concurrency() or (job := self.sweep.next_job()) is None:
             return None
         order = make_order(self.experiment, self.spec, self.options, self.share, job)
@@ -188,6 +197,7 @@ class ExperimentDriver:
         If it ends, the trials are recorded as cancelled. If it pauses, they commit and leave by
         themselves, but are waited for no longer than `PAUSE_SECONDS`.
         """
+        self._tell()
         reason = self.why_stop()
         if reason is None:
             return False
@@ -198,6 +208,16 @@ class ExperimentDriver:
         self._paused_at = self._paused_at or time.monotonic()
         is_late = time.monotonic() >= self._paused_at + PAUSE_SECONDS
         return is_late or not self.sweep.is_training
+
+    def _tell(self) -> None:
+        """Let the ledger know why the experiment comes on slowly, if that has changed."""
+        low = self._disks.notice()
+        notices = [low] if low else []
+        if notices != self._told:
+            for notice in notices:
+                logger.warning("%s experiment=%s", notice.words, self.experiment)
+            self.ledger.tell(notices)
+            self._told = notices
 
     def _pause(self) -> bool:
         """Record that the experiment is paused, if it is to be; return whether it is."""

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
+    Notice,
     Params,
     Place,
     Result,
@@ -234,6 +235,12 @@ class Ledger(Protocol):
         """Record what the driver is at, unless the experiment is to be paused or cancelled.
 
         `begin` records `running` by itself.
+        """
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        """Replace what people are told about why the experiment comes on slowly.
+
+        It is forgotten when the experiment is paused or over.
         """
 
     def pause(self) -> bool:

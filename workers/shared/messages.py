@@ -73,6 +73,8 @@ class DriverOptions:
     """Where spans are sent; None: there are none."""
     trace: str | None = None
     """The place in a trace at which the experiment was posted, or that of its driver."""
+    least_free_bytes: int = 0
+    """Free space of the disks that are written to, below which no trial begins; 0: any."""
     room_seconds: float = 0.0
     """How long to wait for a node that a trial fits on before the experiment counts as failed."""
 
@@ -148,6 +150,19 @@ class Source(Flat):
     number: int
     run_id: str | None = None
     """Its MLflow run, if it is known."""
+
+
+NoticeKind = Literal["disk"]
+"""What a notice is about: a disk that is nearly full."""
+
+
+@dataclass(frozen=True)
+class Notice(Flat):
+    """Why an experiment that runs comes on more slowly than it could."""
+
+    kind: NoticeKind
+    words: str
+    """For a person to read: what it is, and what would help."""
 
 
 @dataclass(frozen=True)

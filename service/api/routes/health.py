@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import httpx2
@@ -14,6 +16,7 @@ from eigensweep.models import MODELS
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer
 from eigensweep.tasks import TASKS
+from eigensweep.workers.shared.disk_space import explain_low, measure_free
 
 router = APIRouter(tags=["health"])
 
@@ -54,7 +57,7 @@ async def healthz() -> Alive:
     responses={503: {"model": Readiness, "description": "Something is not ready, see `checks`"}},
 )
 def readyz(service: TheService, request: Request, response: Response) -> Readiness:
-    """Check the database, MLflow, the launcher of drivers, and packages; 503 if one is not ready.
+    """Check database, MLflow, launcher of drivers, packages, disks; 503 if one is not ready.
 
     A package that cannot be loaded is named, and does not make the service unready. Who sends no
     token is told what is not ready, and no details.
@@ -101,9 +104,21 @@ def _packages(service: Service) -> Check:
     return Check(ready=True, detail=words)  # the service works without them
 
 
+def _disk(service: Service) -> Check:
+    settings = service.settings
+    for folder in (settings.home, Path(settings.storage_folder)):
+        with suppress(OSError):  # what cannot be asked is not known to be full
+            free = measure_free(folder)
+            if free < settings.least_free_bytes:
+                words = explain_low(folder, free, settings.least_free_bytes)
+                return Check(ready=False, detail=words)
+    return Check(ready=True, detail="")
+
+
 CHECKS: dict[str, Callable[[Service], Check]] = {
     "database": _database,
     "mlflow": _mlflow,
     "launcher": _launcher,
     "packages": _packages,
+    "disk": _disk,
 }
