@@ -80,7 +80,11 @@ class ProgressNow(Answer):
     steps_total: int | None = Field(
         description="Steps to be expected; a trial that ended early counts with the steps it took"
     )
-    fraction: float | None = Field(ge=0, le=1)
+    fraction: float | None = Field(
+        ge=0,
+        le=1,
+        description="Null while the total is unknown, and during a race, whose length nobody knows",
+    )
 
 
 class ReportNow(Answer):

@@ -128,7 +128,7 @@ class Experiment(Remote):
             task = bar.add_task(self.id, total=1.0, state=self.state)
 
             def see() -> None:
-                bar.update(task, completed=self.fraction or 0.0, state=self.state)
+                bar.update(task, completed=self.fraction, state=self.state)
 
             return self._wait(timeout, pause, see)
 

@@ -126,10 +126,10 @@ def board(experiment: JsonObject, running: Sequence[JsonObject]) -> RenderableTy
     """Return an experiment's progress with a bar for each running trial."""
     bars = Table.grid(padding=(0, 2))
     progress = experiment["progress"]
-    eta = experiment.get("eta_seconds")
+    eta, fraction = experiment.get("eta_seconds"), progress.get("fraction")
     bars.add_row(
         Text(f"{experiment['name']} {experiment['id']}", style="bold"),
-        ProgressBar(total=1.0, completed=progress.get("fraction") or 0.0, width=30),
+        ProgressBar(total=None if fraction is None else 1.0, completed=fraction or 0.0, width=30),
         count_trials(progress),
         f"{format_duration(eta)} left" if eta else "",
     )

@@ -26,6 +26,7 @@ class Progress:
     steps_total: int | None
     """Steps to be expected; a trial that ended early counts with the steps it took."""
     fraction: float | None
+    """None while the total is unknown, and during a race: nobody knows how long it is."""
     eta_seconds: float | None
     """None while the speed is unknown, while leaders train more seeds, and without a driver."""
 
@@ -41,9 +42,12 @@ def compute_progress(
     is_over = experiment.state in ENDED
     left = 0 if is_over else _steps_left(experiment, counts, sum(trials.values()))
     total = None if left is None else done + left
-    is_racing = left == 0 and any(trials[state] for state in OPEN_TRIALS)
+    is_at_end = left == 0 and any(trials[state] for state in OPEN_TRIALS)
+    is_racing = is_at_end and bool(experiment.spec.get("racing"))
     if is_over and experiment.state == "completed":
         fraction: float | None = 1.0
+    elif is_racing:
+        fraction = None
     else:
         fraction = _fraction(experiment, trials, done, total)
     return Progress(
@@ -54,7 +58,7 @@ def compute_progress(
         fraction=fraction,
         eta_seconds=(
             None
-            if experiment.state not in DRIVEN or is_racing or left is None
+            if experiment.state not in DRIVEN or is_at_end or left is None
             else _eta(experiment, done, left, now)
         ),
     )

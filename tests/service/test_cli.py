@@ -383,6 +383,16 @@ def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spe
     assert "paired t-test" in lines[-1]
 
 
+def test_a_race_is_told_and_that_there_was_none_too(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--json").stdout)["id"]
+    cli("watch", id)
+    found = json.loads(cli("race", id, "--json").stdout)
+    assert (found["state"], found["racers"]) == ("none", [])
+    assert cli("race", id).stdout.startswith("none: every trial has the same number of seeds")
+    with Client() as client:
+        assert client.experiment(id).race() == found
+
+
 def test_importance_is_told_arm_by_arm(cli: Cli, spec: str) -> None:
     rates = "search.space.optimizer.lr=[0.1,0.05,0.02,0.01]"
     sizes = "arms.lstm.space.model.hidden_size=[4,8]"

@@ -92,6 +92,7 @@ def test_a_trial_that_trains_on_keeps_its_value_and_says_what_for(race):
     assert trial["statistics"]["value"]["n"] == 3
     best = race.client.get(f"/v1/experiments/{race.id}").json()
     assert (best["best"]["number"], best["eta_seconds"]) == (0, None)
+    assert best["progress"]["fraction"] is None
 
 
 def test_the_end_of_a_race_is_told_with_what_is_open(race):
