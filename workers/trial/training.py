@@ -245,7 +245,7 @@ class Training:
 
     def _advance(self) -> bool:
         """Take a step and what is due after it; return whether a checkpoint is worth having now."""
-        self._update()
+        self.take_step()
         scheduled = self.is_scheduled
         if self.evaluation_due:
             self.see_evaluation(self._evaluate())
@@ -253,7 +253,7 @@ class Training:
             self.see_test(self._score_selected())
         return scheduled or self.is_finished
 
-    def _update(self) -> None:
+    def take_step(self) -> None:
         """Take one optimizer step, unless loss or gradient are not finite."""
         batch = self.task.train_batch(self.step, self.seed)
         state = carry_into(self.model, batch.starts, self.carried)
