@@ -17,7 +17,7 @@ from eigensweep.service.api.examples import EXPERIMENT, EXPERIMENT_SUMMARY, TRIA
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
 from eigensweep.service.record.tables import Experiment, Trial
-from eigensweep.workers.shared.messages import Json, Metrics, NoticeKind, Result
+from eigensweep.workers.shared.messages import Json, Metrics, Notice, NoticeKind, Result
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
@@ -193,6 +193,15 @@ class NoticeNow(Answer):
 
     kind: NoticeKind
     words: str = Field(description="What it is, and what would help")
+    node: str | None = Field(description="Host name of a node that is left out; else null")
+    until: datetime | None = Field(description="When that node is tried again; else null")
+
+    @classmethod
+    def of(cls, stored: Json) -> NoticeNow:
+        """Return a notice as it is stored."""
+        notice = Notice.from_dict(stored)
+        until = to_datetime_if_known(notice.until)
+        return cls(kind=notice.kind, words=notice.words, node=notice.node, until=until)
 
 
 class ExperimentLinks(Answer):
@@ -239,7 +248,8 @@ class ExperimentSummary(Answer):
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
-        description="Why it comes on slowly now, such as a disk that is nearly full; mostly empty"
+        description="Why it comes on slowly now, such as a disk that is nearly full or a node "
+        "that is left out; mostly empty"
     )
     cancel_requested: bool = Field(description="Whether its state is `cancelling`")
     delivered: bool = Field(
@@ -300,7 +310,7 @@ class Views:
             "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
             "progress": _make_progress(now),
             "eta_seconds": now.eta_seconds,
-            "notices": [NoticeNow(**notice) for notice in row.notices or ()],
+            "notices": [NoticeNow.of(notice) for notice in row.notices or ()],
             "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
             "links": ExperimentLinks(

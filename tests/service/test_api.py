@@ -542,13 +542,20 @@ class TestReading:
         self, client, record, spec
     ):
         ledger = post_and_claim(client, record, spec())
-        ledger.tell([Notice("disk", "new trials wait: the disk is nearly full")])
+        low = Notice("disk", "new trials wait: the disk is nearly full")
+        ledger.tell([low, Notice("node", "a node is left out: no corpus", "node7", 1.5e9)])
         here = f"/v1/experiments/{ledger.experiment_id}"
-        told = [{"kind": "disk", "words": "new trials wait: the disk is nearly full"}]
+        nobody: dict[str, Any] = {"node": None, "until": None}
+        left_out = {"node": "node7", "until": "2017-07-14T02:40:00Z"}
+        told = [
+            {"kind": "disk", "words": low.words, **nobody},
+            {"kind": "node", "words": "a node is left out: no corpus", **left_out},
+        ]
         assert client.get(here).json()["notices"] == told
         assert client.get("/v1/experiments").json()["items"][0]["notices"] == told
         page = client.get(f"/experiments/{ledger.experiment_id}").text
         assert "new trials wait: the disk is nearly full" in page
+        assert "a node is left out: no corpus" in page
 
     def test_readiness_needs_mlflow(self, settings, record, dispatcher, free_port):
         uri = f"http://127.0.0.1:{free_port()}"

@@ -300,6 +300,50 @@ class TestANodeThatIsNotFit:
         now[0] = 15.0
         assert b.sweep.next_job() is not None
 
+    def test_a_node_whose_store_fails_is_left_out_and_named_where_there_is_another(self, tmp_path):
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
+        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        job, words = b.sweep.next_job(), "node node7: cannot read the store"
+        b.sweep.begin(0, job.attempt)
+        b.sweep.lose(0, job.attempt, words, by="disk", node="n1", host="node7")
+        assert b.sweep.next_job().avoid == ("n1",), "the trial goes elsewhere at once"
+        (notice,) = b.sweep.notices()
+        assert (notice.kind, notice.node) == ("node", "node7")
+        assert words in notice.words
+        assert notice.until is not None
+        now[0] = 15.0
+        assert b.sweep.notices() == []
+
+    @pytest.mark.parametrize("by", ["node", "disk"])
+    def test_one_bad_node_that_answers_first_eats_no_trial(self, tmp_path, by):
+        rates = [10.0**-k for k in range(24)]
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": rates}}, retries=0), [0.0]
+        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        eaten = 0
+        while job := b.sweep.next_job():
+            now[0] += 1.0
+            number = job.entry.number
+            b.sweep.begin(number, job.attempt)
+            if "bad" not in job.avoid:
+                eaten += 1
+                b.sweep.lose(number, job.attempt, "no corpus", by=by, node="bad", host="bad")
+            else:
+                b.sweep.end(number, "completed", Result(value=1.0, step=20))
+        assert [entry.state for entry in b.ledger.load()] == ["completed"] * 24
+        assert eaten <= 3, "each look at it lets it wait longer"
+
+    def test_when_everything_waits_for_nodes_that_is_said(self, tmp_path):
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
+        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        for turn in (1, 2):
+            job = b.sweep.next_job()
+            b.sweep.begin(0, job.attempt)
+            b.sweep.lose(0, turn, "no space left", by="disk", node=f"n{turn}", host=f"node{turn}")
+        assert b.sweep.next_job() is None
+        assert [notice.node for notice in b.sweep.notices()] == ["node1", "node2", None]
+        assert "new trials wait, because 2 of 2 nodes are left out" in b.sweep.notices()[-1].words
+        assert b.ledger.load()[0].state == "waiting"
+
 
 class TestANewDriver:
     @pytest.mark.parametrize("method", ["grid", "random", "tpe"])

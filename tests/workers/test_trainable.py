@@ -40,7 +40,8 @@ def test_a_disk_that_fails_loses_the_attempt_and_is_not_the_trials_fault(trial, 
     assert (told["done"], told[LOST]) == (True, True)
     report = told[REPORT]
     assert (report["outcome"], report["lost_by"]) == (None, "disk")
-    assert report["lost"] == f"cannot write {tmp_path / 'head.json'}: the disk fails"
+    words = f"cannot write {tmp_path / 'head.json'}: the disk fails"
+    assert report["lost"] == f"node {platform.node()}: {words}"
 
 
 def test_a_store_that_may_not_be_read_is_the_disks_fault_and_a_file_of_others_is_not(

@@ -212,10 +212,10 @@ class ExperimentDriver:
     def _tell(self) -> None:
         """Let the ledger know why the experiment comes on slowly, if that has changed."""
         low = self._disks.notice()
-        notices = [low] if low else []
+        notices = [*([low] if low else []), *self.sweep.notices()]
         if notices != self._told:
-            for notice in notices:
-                logger.warning("%s experiment=%s", notice.words, self.experiment)
+            if low and low not in (self._told or ()):
+                logger.warning("%s experiment=%s", low.words, self.experiment)
             self.ledger.tell(notices)
             self._told = notices
 

@@ -114,8 +114,15 @@ class Recorder(tune.Callback):
         """
         order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
         if report.lost is not None:
-            lost, by, node = report.lost, report.lost_by, report.node_id
-            self._sweep.lose(order.number, order.attempt, lost, by=by, node=node)
+            host = None if report.place is None else report.place.node
+            self._sweep.lose(
+                order.number,
+                order.attempt,
+                report.lost,
+                by=report.lost_by,
+                node=report.node_id,
+                host=host,
+            )
             return
         if report.outcome is None and self._sweep.waits_for_others(order.number):
             self._sweep.arrive(order.number, order.attempt)

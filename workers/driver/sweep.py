@@ -28,7 +28,7 @@ from eigensweep.workers.driver.population import Round
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import PAUSED, Finished, Ledger, StaleWriteError, TrialEntry
-from eigensweep.workers.shared.messages import LostBy, Metrics, Place, Result, Source
+from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
 from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, UNTRAINED, ExperimentEnd, Outcome
 
@@ -53,6 +53,15 @@ FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
 
 MOST_LEFT_OUT = 3
 """Nodes that are left out at once; if more fail, the fault is not theirs, and everything waits."""
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """A node that no trial of the experiment goes to for a while."""
+
+    until: float
+    """By the sweep's clock."""
+    notice: Notice
 
 
 @dataclass(frozen=True)
@@ -104,8 +113,8 @@ class Sweep:
         """Trials that wait for the disk, and when each is tried again."""
         self._count_nodes = count_nodes
         self._faults: Counter[str] = Counter()
-        self._left_out: dict[str, float] = {}
-        """Nodes that other trials do not go to, and when each is tried again."""
+        self._left_out: dict[str, _LeftOut] = {}
+        """Nodes that other trials do not go to, by Ray's id."""
         self._engines: set[Place] = set()
         self._space = spec.space()
         self._walked = 0
@@ -208,7 +217,7 @@ class Sweep:
         """
         while self._stopped is None and not self._is_held:
             self._wake()
-            if self._left_out and len(self._left_out) >= min(MOST_LEFT_OUT, self._count_nodes()):
+            if self._lacks_nodes():
                 return None
             if self._round is not None and not self._keep_round(self._round):
                 return None
@@ -286,26 +295,34 @@ class Sweep:
         *,
         by: LostBy = "process",
         node: str | None = None,
+        host: str | None = None,
     ) -> None:
         """Record that an attempt cannot go on: the trial waits again.
 
         It does so up to `retries` times if its own process died. Where an engine died, one of its
         trials may be to blame, and the others are not. So that counts against none of them. A trial
         under which engines die again before it has reported goes on alone in its process, whose
-        death does count. That it was paused does not count. Where the disk fails, no trial is to
-        blame: it is tried again after pauses that grow up to `LONGEST_REST`. A node with other code
-        or without a corpus is left out for times that grow up to `LONGEST_LEAVE`, and its trials go
-        elsewhere. If there is no elsewhere, or `MOST_LEFT_OUT` nodes are out, all trials wait.
+        death does count. That it was paused does not count.
+
+        Where a node has other code, lacks a corpus, or cannot use disk or store, no trial is to
+        blame. The node is left out for times that grow up to `LONGEST_LEAVE`, and its trials go
+        elsewhere. If there is no elsewhere, or `MOST_LEFT_OUT` nodes are out, all trials wait. Disk
+        and store may be the same for all nodes and work again at any time: so these times grow up
+        to `LONGEST_REST`, and on a single node each trial has a pause of its own.
+
+        `node` is Ray's id and `host` the name for people.
         """
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
         counts = {"engine": self._lost_engines, "disk": self._lost_by_disk, "process": self._lost}
-        if by == "node":
-            cause = self._leave_out(node or "unknown", cause)
+        rests = by == "disk" and (node is None or self._count_nodes() < 2)
+        if by == "node" or (by == "disk" and not rests):
+            longest = LONGEST_LEAVE if by == "node" else LONGEST_REST
+            cause = self._leave_out(node or "unknown", host, cause, longest)
         elif by != "pause":
             counts[by][number] += 1
-        if by == "disk":
+        if rests:
             rest = min(2.0 ** self._lost_by_disk[number], LONGEST_REST)
             self._warn(number, "the disk fails, trial %d waits %.0f s: %s", number, rest, cause)
             self._rests[number] = self._clock() + rest
@@ -320,7 +337,7 @@ class Sweep:
             self.ledger.interrupt(number, attempt, cause)
         self._put(replace(entry, state="waiting"))
         self._handed_out.discard(number)
-        if by != "disk":
+        if not rests:
             self._queue.append(number)
 
     def _warn(self, number: int, words: str, *values: object) -> None:
@@ -404,19 +421,43 @@ class Sweep:
             if isinstance(point, Point):
                 yield source, entry, point
 
-    def _leave_out(self, node: str, cause: str) -> str:
+    def notices(self) -> list[Notice]:
+        """Return which nodes are left out, and whether everything waits for them."""
+        self._take_in()
+        found = [each.notice for each in self._left_out.values()]
+        if self._lacks_nodes():
+            words = (
+                f"new trials wait, because {len(found)} of {self._count_nodes()} nodes are left "
+                "out. If they all say the same, the fault may be the store's or the driver's code"
+            )
+            found.append(Notice("nodes", words))
+        return found
+
+    def _lacks_nodes(self) -> bool:
+        """Tell whether no node is left to go to, or so many failed that the fault is not theirs."""
+        out = len(self._left_out)
+        return out > 0 and out >= min(MOST_LEFT_OUT, self._count_nodes())
+
+    def _leave_out(self, node: str, host: str | None, cause: str, longest: float) -> str:
         """Leave a node out for a while, and return the words for its trial."""
         if node not in self._left_out:
             self._faults[node] += 1
-            leave = min(FIRST_LEAVE * 2.0 ** (self._faults[node] - 1), LONGEST_LEAVE)
-            self._left_out[node] = self._clock() + leave
+            leave = min(FIRST_LEAVE * 2.0 ** (self._faults[node] - 1), longest)
+            words = f"a node is left out for {leave:.0f} s, then it is tried again: {cause}"
+            notice = Notice("node", words, host, time.time() + leave)
+            self._left_out[node] = _LeftOut(self._clock() + leave, notice)
             logger.warning("node left out for %.0f s: %s", leave, cause)
         return f"{cause} (the node is left out for a while)"
 
+    def _take_in(self) -> None:
+        """Let trials go again to nodes that were left out for long enough."""
+        now = self._clock()
+        self._left_out = {node: out for node, out in self._left_out.items() if out.until > now}
+
     def _wake(self) -> None:
         """Put the trials whose pause is over into the queue, and take nodes in again."""
+        self._take_in()
         now = self._clock()
-        self._left_out = {node: until for node, until in self._left_out.items() if until > now}
         for number in [n for n, until in self._rests.items() if until <= now]:
             del self._rests[number]
             self._queue.append(number)

@@ -190,7 +190,8 @@ class EngineActor:
             # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.status()["error"] is not None
             by: LostBy = "disk" if is_of_the_disk(error) else "engine"
-            return Report(order.reported, lost=str(error), lost_by=by)
+            words = f"node {platform.node()}: {error}" if by == "disk" else str(error)
+            return Report(order.reported, lost=words, lost_by=by, node_id=find_node())
 
     def _put_off(self, seat: _Seat, *, commit: bool = False) -> None:
         assert self._engine is not None
@@ -309,6 +310,11 @@ class Seat:
                     if tries >= BOARDING_TRIES:
                         raise
             time.sleep(PAUSE_SECONDS)
+
+
+def find_node() -> str | None:
+    """Return Ray's id of this node, None outside of Ray."""
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
 
 
 def _engines_here(order: Order) -> list[tuple[str, str, str | None]]:

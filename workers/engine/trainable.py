@@ -19,7 +19,7 @@ import ray
 from ray import tune
 from ray.util.placement_group import NODE_ID_LABEL_KEY
 
-from eigensweep.workers.engine.actor import Seat
+from eigensweep.workers.engine.actor import Seat, find_node
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
@@ -96,11 +96,11 @@ class TrialTrainable(tune.Trainable):
         except Exception as error:
             # The one edge where a trial's errors are caught, whatever they are.
             step = 0 if self.attempt is None else self.attempt.reached_step
-            if (failure := disk_failure(error)) is not None:
-                report = Report(step, lost=str(failure), lost_by="disk")
+            words = f"node {platform.node()}: {error}"
+            if disk_failure(error) is not None:
+                report = Report(step, lost=words, lost_by="disk", node_id=find_node())
             elif is_of_the_node(error):
-                words, node = f"node {platform.node()}: {error}", find_node()
-                report = Report(step, lost=words, lost_by="node", node_id=node)
+                report = Report(step, lost=words, lost_by="node", node_id=find_node())
             else:
                 report = Report(step, outcome="failed", error=traceback.format_exc())
         here = Place(platform.node(), os.getpid(), device)
@@ -157,11 +157,6 @@ def is_of_the_node(error: Exception) -> bool:
     from eigensweep.tasks.corpus import CorpusMissingError
 
     return isinstance(error, CorpusMissingError)
-
-
-def find_node() -> str | None:
-    """Return Ray's id of this node, None outside of Ray."""
-    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
 
 
 def assigned_device() -> str:

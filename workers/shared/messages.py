@@ -152,8 +152,9 @@ class Source(Flat):
     """Its MLflow run, if it is known."""
 
 
-NoticeKind = Literal["disk"]
-"""What a notice is about: a disk that is nearly full."""
+NoticeKind = Literal["disk", "node", "nodes"]
+"""What a notice is about: a disk that is nearly full, a node that is left out, or so many of them
+that everything waits."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,10 @@ class Notice(Flat):
     kind: NoticeKind
     words: str
     """For a person to read: what it is, and what would help."""
+    node: str | None = None
+    """Host name of the node that is left out."""
+    until: float | None = None
+    """Unix time at which the node is tried again."""
 
 
 @dataclass(frozen=True)
@@ -477,10 +482,10 @@ class Report:
     lost: str | None = None
     """Why this attempt cannot go on although its trial is not to blame; the trial comes again."""
     lost_by: LostBy = "engine"
-    """What is to blame then: the engine that trained it is gone, the disk fails, or the node has
-    other code or lacks a corpus. Or a person has paused the experiment."""
+    """What is to blame then: the engine that trained it is gone, the disk or the store fails there,
+    or the node has other code or lacks a corpus. Or a person has paused the experiment."""
     node_id: str | None = None
-    """Ray's id of the node that is to blame."""
+    """Ray's id of the node that is to blame, or where the disk fails."""
 
     def to_dict(self) -> Json:
         return {
