@@ -28,7 +28,8 @@ serve: setup  ## run the service until Ctrl-C
 	@$(BIN)/eigensweep serve
 
 # Tests that start Ray run alone: two at a time would wait for each other.
-WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_shared_engines.py
+WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_population_driver.py \
+  tests/workers/test_shared_engines.py tests/service/test_serve.py
 QUICK := -m "not slow and not gpu"
 
 test: setup lint  ## lint, and run the tests that need no GPU and are not slow

@@ -50,6 +50,7 @@ def test_a_wheel_brings_the_command_line_and_the_licence(wheel: zipfile.ZipFile)
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 
+@pytest.mark.slow
 def test_a_wheel_made_from_the_source_distribution_holds_the_same(
     source: Path, wheel: zipfile.ZipFile
 ) -> None:
@@ -78,6 +79,7 @@ def test_the_command_line_starts_in_a_folder_with_files_of_the_same_names(
     assert done.stdout.startswith("eigensweep ")
 
 
+@pytest.mark.slow
 def test_a_notebook_trains_in_a_folder_with_files_of_the_same_names(
     installed: Any, research_folder: Path
 ) -> None:
@@ -99,6 +101,7 @@ print(eigensweep.__file__, result.value > 0)
     assert done.stdout.split() == [str(installed.site_packages / "eigensweep/__init__.py"), "True"]
 
 
+@pytest.mark.slow
 def test_an_editable_installation_sees_a_new_file_from_any_folder(
     source: Path, clean_environment: Any, tmp_path: Path
 ) -> None:

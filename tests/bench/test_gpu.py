@@ -68,6 +68,7 @@ class TestARun:
         assert all(path.parent == tmp_path for path in files)
         assert "tried out only" in run.stdout
 
+    @pytest.mark.slow
     def test_a_section_that_falls_is_begun_anew_without_what_ended_it(self, tmp_path, monkeypatch):
         (tmp_path / "falling").mkdir()
         (tmp_path / "falling" / "section.py").write_text(
@@ -217,6 +218,7 @@ class TestSections:
         assert notes.failed == {}
         assert set(notes.goals) == {"ptb-32"}
 
+    @pytest.mark.slow
     def test_lanes_are_counted_against_one_core_and_cost_only_where_a_price_is_given(self, notes):
         notes.plan = replace(SMALL, price=3.0)
 
@@ -266,6 +268,7 @@ class TestSections:
                 row[key] for key in ("arithmetic", "latency", "memory", "host")
             )
 
+    @pytest.mark.slow
     def test_the_gpu_tests_are_found_and_skipped_where_there_is_no_gpu(self, notes, capfd):
         if torch.cuda.is_available():
             pytest.skip("a CUDA device is here: `make gpu` runs them")

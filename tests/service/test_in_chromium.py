@@ -305,8 +305,8 @@ axe.run(parts, {resultTypes: ["violations"]}).then(
   error => done([String(error)]));
 """
 LOOKS = [
-    (1200, "light"),
     (360, "dark"),
+    pytest.param(1200, "light", marks=pytest.mark.slow),
     pytest.param(1200, "dark", marks=pytest.mark.slow),
     pytest.param(360, "light", marks=pytest.mark.slow),
 ]

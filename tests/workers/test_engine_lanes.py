@@ -121,6 +121,7 @@ train(2, *(Order.from_dict(content) for content in json.load(sys.stdin)))
 """
 
 
+@pytest.mark.slow  # test_checkpoints.py kills at random moments, without an engine
 class TestAKilledEngine:
     def test_it_loses_no_trial_and_what_it_trained_is_gone_on_from(self, tmp_path):
         orders = [

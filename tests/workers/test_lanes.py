@@ -278,7 +278,9 @@ def test_lanes_share_one_copy_of_a_corpus(small_corpora, task, read):
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("task", ["ptb_chars", "pixel_mnist", "fsdd"])
+@pytest.mark.parametrize(
+    "task", ["ptb_chars", "pixel_mnist", pytest.param("fsdd", marks=pytest.mark.slow)]
+)
 def test_real_corpora_train_in_lanes_as_alone(task, data_root):
     tasks = {
         "ptb_chars": {"name": "ptb_chars", "batch_size": 128, "eval_batch_size": 100, "bptt": 150},

@@ -412,6 +412,7 @@ class TestReplicates:
         assert result.curves[0][: len(kept)] == kept
         assert to_exact(result.replicates) == to_exact(train(content).replicates)
 
+    @pytest.mark.slow  # test_checkpoints.py kills at random moments, without a training
     def test_a_process_killed_at_random_moments_changes_nothing_in_the_end(self, tmp_path):
         content = {
             "task": {"name": "copying", **SMALL_TASKS["copying"]},
