@@ -214,6 +214,7 @@ class ExperimentLinks(Answer):
     cancel: str
     pause: str
     resume: str
+    retry: str
     mlflow: str | None = Field(
         description="The chart of its trials on MLflow's pages; null before there is one"
     )
@@ -321,6 +322,7 @@ class Views:
                 cancel=f"{here}/cancel",
                 pause=f"{here}/pause",
                 resume=f"{here}/resume",
+                retry=f"{here}/retry",
                 mlflow=self.chart(row),
                 run=self.run(row.run_id, row.run_project),
             ),

@@ -47,13 +47,14 @@ class Tailer:
         """Yield the experiment's events after number `after`, as they come, until its end."""
         # A loop of our own: tenacity repeats a call, and this is a generator between two events.
         seen, looked = -1, -LONGEST_QUIET
-        was_over: bool | None = None
+        may_be_over, is_over = True, False
         while not self.closing.is_set():
             try:
-                if was_over is None:
-                    was_over = (await run_in_threadpool(self._record.row, id)).state in ENDED
+                if may_be_over:  # read before the events: what was done until then is among them
+                    is_over = (await run_in_threadpool(self._record.row, id)).state in ENDED
                 newest = await self._newest_event()
-                if newest == seen and time.monotonic() - looked < LONGEST_QUIET:
+                is_quiet = newest == seen and time.monotonic() - looked < LONGEST_QUIET
+                if is_quiet and not is_over:
                     await asyncio.sleep(INTERVAL)
                     continue
                 events = await run_in_threadpool(self._record.events, id, after, PIECE)
@@ -65,10 +66,9 @@ class Tailer:
             for event in events:
                 yield to_server_sent(event)
                 after = event.id
-                if event.kind in END_KINDS:
-                    return
-            if was_over and not events:
-                return  # it was resumed after the last event
+            if is_over and not events:
+                return
+            may_be_over = is_over or any(event.kind in END_KINDS for event in events)
             if len(events) < PIECE:
                 seen, looked = newest, time.monotonic()
 

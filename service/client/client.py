@@ -68,7 +68,7 @@ class Client(Connection):
         return self.submit(self.experiment(experiment_id).content["spec"], **settings)
 
     def act(self, action: str, *experiment_ids: str) -> list[JsonObject]:
-        """Pause, resume or cancel several experiments: `act("pause", first, second)`.
+        """Pause, resume, cancel or retry several experiments: `act("pause", first, second)`.
 
         Each item of the answer has `id`, `state` and `problem`, which says why one was refused.
         """

@@ -31,14 +31,14 @@ class Event:
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing follows: the experiment is over."""
+        """Whether the experiment is over. More follows only if it is taken up again."""
         subject, _, what = self.kind.partition(".")
         return subject == "experiment" and what in ENDED
 
 
 def read_events(connection: Connection, path: str, after: str | None = None) -> Iterator[Event]:
     """Yield the events of the experiment at a path of the API; see `Experiment.events`."""
-    last, was_over = after, False
+    last, may_be_over = after, False
     while True:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
         response = outlast_restart(partial(connection.open, f"{path}/events", headers))
@@ -46,10 +46,10 @@ def read_events(connection: Connection, path: str, after: str | None = None) -> 
             for message in httpx2.EventSource(response):
                 last = message.id or last
                 event = Event(message.id, message.event, json.loads(message.data or "{}"))
+                may_be_over = event.is_end
                 yield event
-                if event.is_end:
-                    return
-            if was_over:
-                return  # its last event lies before `after`
-        was_over = outlast_restart(partial(connection.get, path))["state"] in ENDED
+        is_over = outlast_restart(partial(connection.get, path))["state"] in ENDED
+        if is_over and may_be_over:
+            return
+        may_be_over = is_over  # its last event may lie before `after`
         time.sleep(RETRY_SECONDS)

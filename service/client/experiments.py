@@ -147,6 +147,11 @@ class Experiment(Remote):
         self.connection.post(f"{self.path}/resume")
         return self.refresh()
 
+    def retry(self) -> Self:
+        """Try its failed trials again, once it is over: they go on from their last commits."""
+        self.connection.post(f"{self.path}/retry")
+        return self.refresh()
+
     def events(self, after: str | None = None) -> Iterator[Event]:
         """Yield its events from the first, or from the one after the id `after`, to its end.
 

@@ -359,6 +359,12 @@ def cancel(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     _act("cancel", experiments, url, as_json)
 
 
+@app.command()
+def retry(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
+    """Try the failed trials of experiments that are over again, from their last commits."""
+    _act("retry", experiments, url, as_json)
+
+
 def _act(action: str, ids: list[str], url: str | None, as_json: bool) -> None:
     """Do something to each experiment; fail if one of them was refused."""
     with connect(url, as_json) as client:

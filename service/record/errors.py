@@ -68,6 +68,10 @@ class WrongStateError(ConflictError):
         )
 
 
+class NothingToDoError(ConflictError):
+    """The experiment has nothing of what was asked for, or may not go on."""
+
+
 class AlreadyEndedError(ConflictError):
     """The reproduction is over, so it cannot be cancelled."""
 

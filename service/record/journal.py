@@ -212,6 +212,13 @@ def budget_of(config: ConfigJson) -> int:
     return int(config.get("training", {}).get("steps") or 0)
 
 
+def spent_seconds(experiment: Experiment, now: float) -> float:
+    """Return how long an experiment has been at work, without the time it was paused or over."""
+    if experiment.started_at is None:
+        return 0.0
+    return (experiment.left_at or now) - experiment.started_at - experiment.idle_seconds
+
+
 def _last_line(error: str | None) -> str | None:
     return None if error is None else error.strip().rsplit("\n", 1)[-1]
 
@@ -247,6 +254,15 @@ def end_experiment(
     experiment.finished_at = experiment.left_at
     _tell_webhooks(session, experiment, f"experiment.{state}")
     return True
+
+
+def reopen_experiment(session: Session, experiment: Experiment, reason: str) -> None:
+    """Queue an experiment that is over again; writes of its drivers are refused from now on."""
+    move_experiment(session, experiment, "queued", reason=reason)
+    experiment.generation += 1
+    experiment.edition += 1
+    experiment.deaths = 0
+    experiment.error, experiment.finished_at, experiment.tracked = None, None, False
 
 
 def _tell_webhooks(session: Session, experiment: Experiment, kind: str) -> None:

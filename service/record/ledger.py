@@ -25,6 +25,7 @@ from eigensweep.service.record.journal import (
     remove_nul,
     reopen_trial,
     replace_non_finite,
+    spent_seconds,
 )
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
 from eigensweep.workers.shared.ledger import (
@@ -32,6 +33,7 @@ from eigensweep.workers.shared.ledger import (
     Earlier,
     Finished,
     StaleWriteError,
+    Standing,
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import (
@@ -58,6 +60,9 @@ from eigensweep.workers.shared.states import (
 )
 
 T = TypeVar("T")
+
+CLOSED = "it was cancelled before; then its failed trials were tried again"
+"""Why an experiment is cancelled whose failed trials were tried again."""
 
 
 @dataclass(frozen=True)
@@ -342,10 +347,11 @@ class RecordLedger:
 
         return database.read(self.database_url, work, self.patience)
 
-    def idle_seconds(self) -> float:
-        def work(session: Session) -> float:
-            mine = Experiment.id == self.experiment_id
-            return session.scalars(select(Experiment.idle_seconds).where(mine)).one()
+    def standing(self) -> Standing:
+        def work(session: Session) -> Standing:
+            experiment = session.get_one(Experiment, self.experiment_id)
+            spent = spent_seconds(experiment, time.time())
+            return Standing(experiment.edition, experiment.closed, spent)
 
         return database.read(self.database_url, work, self.patience)
 
@@ -383,9 +389,10 @@ class RecordLedger:
     def end(self, state: ExperimentEnd, error: str | None = None) -> ExperimentEnd:
         def work(session: Session, experiment: Experiment) -> ExperimentEnd:
             # A person who was told that it is cancelled does not find it completed.
-            was_cancelled = state == "completed" and experiment.state == "cancelling"
-            recorded: ExperimentEnd = "cancelled" if was_cancelled else state
-            end_experiment(session, experiment, recorded, error)
+            was_cancelled = experiment.state == "cancelling" or experiment.closed
+            recorded = "cancelled" if state == "completed" and was_cancelled else state
+            words = CLOSED if experiment.closed and recorded == "cancelled" else None
+            end_experiment(session, experiment, recorded, error or words)
             return recorded
 
         return self._write(work)

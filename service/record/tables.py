@@ -17,6 +17,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -152,6 +153,10 @@ class Experiment(Base):
     claimed_at: Mapped[float | None] = mapped_column(Double)
     claimed_steps: Mapped[int] = mapped_column(BigInteger, default=0)
     """Steps done when the newest driver was started; the speed is measured from there."""
+    edition: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """How often it was taken up again after it was over."""
+    closed: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    """Whether it was cancelled, and now only its failed trials are tried again."""
     round_step: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Step at which the last round of population-based training has ended; 0 before."""
     deaths: Mapped[int] = mapped_column(Integer, default=0)

@@ -212,6 +212,13 @@ def test_what_is_refused_of_several_is_told_and_fails(cli: Cli, spec: str) -> No
     assert "there is no experiment 'nobody'" in done.stderr
 
 
+def test_a_retry_without_a_failed_trial_is_refused(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    done = cli("retry", id)
+    assert done.exit_code == 1
+    assert f"experiment {id} has no failed trial, so there is nothing to retry" in done.stderr
+
+
 def test_watch_as_json_prints_a_line_for_each_event_and_then_the_experiment(
     cli: Cli, spec: str
 ) -> None:

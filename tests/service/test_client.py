@@ -89,10 +89,13 @@ def client(stub: Stub) -> Iterator[Client]:
 def test_events_continue_after_a_broken_connection_where_they_stopped(
     stub: Stub, client: Client
 ) -> None:
-    stub.answers["/v1/experiments/e7"] = [as_json(200, {"state": "running"})]
+    stub.answers["/v1/experiments/e7"] = [
+        as_json(200, {"state": "running"}),
+        as_json(200, {"state": "completed"}),
+    ]
     stub.answers["/v1/experiments/e7/events"] = [
         as_events((1, "experiment.started"), (2, "trial.started")),
-        as_events((3, "trial.completed"), (4, "experiment.completed"), (5, "never.heard")),
+        as_events((3, "trial.completed"), (4, "experiment.completed")),
     ]
 
     heard = [(event.id, event.kind) for event in client.events("e7")]
@@ -100,6 +103,21 @@ def test_events_continue_after_a_broken_connection_where_they_stopped(
     assert [id for id, _ in heard] == ["1", "2", "3", "4"]
     resumed = [headers.get("Last-Event-ID") for path, headers, _ in stub.heard if "events" in path]
     assert resumed == [None, "2"]
+
+
+def test_events_go_on_over_an_end_after_which_the_experiment_was_taken_up_again(
+    stub: Stub, client: Client
+) -> None:
+    stub.answers["/v1/experiments/e7"] = [
+        as_json(200, {"state": "queued"}),
+        as_json(200, {"state": "completed"}),
+    ]
+    stub.answers["/v1/experiments/e7/events"] = [
+        as_events((1, "experiment.completed")),
+        as_events((2, "experiment.reopened"), (3, "experiment.completed")),
+    ]
+
+    assert [event.id for event in client.events("e7")] == ["1", "2", "3"]
 
 
 def test_there_are_no_events_after_the_end(stub: Stub, client: Client) -> None:

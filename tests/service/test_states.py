@@ -60,6 +60,13 @@ def bring(record: Record, id: str, *states: str) -> None:
         database.write(record.url, work)
 
 
+def add_failed_trial(record: Record, id: str) -> None:
+    """Give an experiment a trial that failed, without a driver."""
+    trial = Trial(experiment_id=id, number=0, arm="scornn", params={}, config=CONFIG)
+    trial.state, trial.steps = "failed", 100
+    database.write(record.url, lambda session: session.add(trial))
+
+
 @pytest.fixture
 def id(record: Record, spec: Any) -> str:
     return record.add(ExperimentSpec.model_validate(spec()))[0].id
@@ -106,6 +113,7 @@ def test_each_state_allows_the_actions_of_the_table_and_refuses_all_others_in_wo
 ) -> None:
     for action in ACTIONS:
         id = record.add(ExperimentSpec.model_validate(spec()))[0].id
+        add_failed_trial(record, id)
         bring(record, id, *ROUTES[state])
         events = len(record.events(id))
         answer = client.post(f"/v1/experiments/{id}/{action}")

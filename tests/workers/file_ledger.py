@@ -5,13 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.ledger import (
+    Earlier,
+    Finished,
+    StaleWriteError,
+    Standing,
+    TrialEntry,
+)
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
@@ -45,6 +52,7 @@ class FileLedger:
                 "generation": 1, "trials": {}, "intent": "run", "end": None, "total": None,
                 "run": None, "tracked": False, "history": [], "finished_elsewhere": {}, "round": 0,
                 "notices": [],
+                "edition": 0, "closed": False,
             }  # fmt: skip
             yield content
             if write:
@@ -226,8 +234,10 @@ class FileLedger:
             intent: Intent = content["intent"]
             return intent
 
-    def idle_seconds(self) -> float:
-        return 0.0
+    def standing(self) -> Standing:
+        with self._open(write=True) as content:
+            started = content.setdefault("started_at", time.time())
+            return Standing(content["edition"], content["closed"], time.time() - started)
 
     def enter(self, phase: Phase) -> None:
         with self._change() as content:
@@ -266,6 +276,16 @@ class FileLedger:
         """Ask the driver to go on, to pause or to stop, as a person does."""
         with self._open(write=True) as content:
             content["intent"] = intent
+
+    def take_up(self, closed: bool = False, failed: bool = False) -> None:
+        """Take the experiment up again that is over, and with `failed` its failed trials."""
+        if failed:
+            for entry in self.load():
+                if entry.state == "failed":
+                    self.reopen(entry.number, entry.config, "another try")
+        with self._open(write=True) as content:
+            content.update(end=None, tracked=False, closed=closed)
+            content["edition"] += 1
 
     def replace_driver(self) -> None:
         """Give the experiment to another driver: this one's writes are refused."""

@@ -56,7 +56,8 @@ class Bench:
     def start(self) -> None:
         """Forget everything but the files, as a new driver does."""
         self.study = self.optuna()
-        self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries, **self.how)
+        how = {"standing": self.ledger.standing(), **self.how}
+        self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries, **how)
         LIVE["e1"] = self
         self.search = ExperimentSearch("e1")
 
@@ -69,7 +70,8 @@ class Bench:
         return False
 
     def optuna(self) -> Study:
-        return Study(open_storage(self.storage, "e1"), "e1", self.spec)
+        storage = open_storage(self.storage, "e1")
+        return Study(storage, "e1", self.spec, self.ledger.standing().edition)
 
     def ask(self) -> Job | None:
         """Return the job that Tune is given, None if there is none for now."""

@@ -516,3 +516,53 @@ class TestResults:
         b = bench(tmp_path, {"method": "grid", "space": {"training.steps": [10, 20, 30]}})
         b.run(most=2)
         assert b.ask().donor == Source("e1", 1)
+
+
+class TestTakenUpAgain:
+    """An experiment that was over: its driver finds failed trials that were opened again."""
+
+    @pytest.fixture
+    def bench(self, tmp_path: Path) -> Bench:
+        """Three trials are over, the second failed, and three more points were never tried."""
+        search = {
+            "method": "random",
+            "trials": 6,
+            "space": {"optimizer.lr": {"low": 1e-4, "high": 1e-1}},
+        }
+        made = Bench(tmp_path, spec(search))
+        for outcome in ("completed", "failed", "completed"):
+            job = made.ask()
+            made.sweep.begin(job.entry.number, job.attempt)
+            made.sweep.report(job.entry.number, 5, {"objective": 0.5}, None)
+            result = Result(value=0.5, step=20) if outcome == "completed" else None
+            made.sweep.end(job.entry.number, outcome, result, "KeyError: 'x'")
+        return made
+
+    def test_after_a_cancellation_only_they_are_trained(self, bench):
+        bench.ledger.take_up(closed=True, failed=True)
+        bench.start()
+        job = bench.ask()
+        assert (job.entry.number, job.attempt, job.entry.reached) == (1, 2, 5)
+        assert bench.ask() is None
+        bench.sweep.begin(1, 2)
+        bench.sweep.report(1, 10, {"objective": 0.4}, None)
+        bench.sweep.end(1, "completed", Result(value=0.3, step=20))
+        assert bench.ends()
+        assert sorted(bench.ledger.load()[1].reports) == [5, 10]
+        assert bench.ledger.read("total") == 3
+
+    def test_otherwise_the_search_goes_on_and_learns_how_they_ended(self, bench):
+        bench.ledger.take_up(failed=True)
+        bench.start()
+        assert len(bench.run(lambda params: 0.25)) == 4
+        assert bench.ends()
+        told = bench.in_optuna()
+        assert {n: t.value for n, t in told.items()} == {
+            0: 0.5, 1: 0.25, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25,
+        }  # fmt: skip
+
+    def test_its_process_goes_on_after_the_last_rung_that_was_reported(self, bench):
+        bench.ledger.take_up(failed=True)
+        bench.start()
+        order = bench.next_order()
+        assert (order.number, order.reported, order.reports) == (1, 5, ((5, 0.5),))

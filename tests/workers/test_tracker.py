@@ -14,7 +14,7 @@ from file_ledger import FileLedger
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
-from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.ledger import Earlier, TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Source, Takeover
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.tracking import tracker as tracking
@@ -60,6 +60,9 @@ class RunsInMemory:
 
     def begin_again(self, run_id: str) -> None:
         self.ended[run_id] = "RUNNING"
+
+    def is_over(self, run_id: str) -> bool:
+        return self.ended.get(run_id, "RUNNING") != "RUNNING"
 
     def keep_view(self, view: str) -> None:
         self.view = view
@@ -409,3 +412,15 @@ class TestRace:
         self.tracker._trial = meanwhile  # type: ignore[method-assign]
         self.see(ended)
         assert not ledger.load()[0].tracked
+
+
+def test_the_runs_of_what_is_taken_up_again_are_running(tmp_path, runs):
+    runs.ended = {"run-None-None": "FINISHED", "run-4-None": "FAILED", "run-4-7": "FAILED"}
+    runs.names = dict.fromkeys(runs.ended, "a name")
+    config = {"seed": 7, "replicates": 2}
+    earlier = Earlier("failed", config, "another try", "KeyError")
+    entry = make_entry(state="running", attempt=2, config=config, earlier=earlier)
+    tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry), replicates=2)
+    tracker.see(entry)
+    tracker._pass()
+    assert set(runs.ended.values()) == {"RUNNING"}

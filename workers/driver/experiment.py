@@ -98,8 +98,8 @@ class ExperimentDriver:
         if options.mlflow_uri is not None:
             subject = make_subject(experiment, spec, better)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
-        study = Study(open_storage(options.optuna, experiment), experiment, spec)
-        store = Store(options.storage)
+        store, standing = Store(options.storage), ledger.standing()
+        study = Study(open_storage(options.optuna, experiment), experiment, spec, standing.edition)
         self.sweep = Sweep(
             spec,
             ledger,
@@ -108,11 +108,10 @@ class ExperimentDriver:
             watch=self.tracker.see if self.tracker else lambda entry: None,
             count_nodes=lambda: count_nodes(self.share),
             take_over=partial(take_over, store, experiment),
+            standing=standing,
         )
         limit = spec.limits.wall_seconds
-        deadline = None
-        if limit is not None:  # the time in which it was paused or over does not count
-            deadline = study.note_start(time.time()) + limit + ledger.idle_seconds()
+        deadline = None if limit is None else time.time() + limit - standing.spent_seconds
         self.why_stop = StopReason(experiment, ledger, options.storage, limit, deadline)
         lanes = spec.resources.lanes
         self.share = share_of(spec.resources, spec.replicates, 1 if lanes == "auto" else lanes)
@@ -362,7 +361,7 @@ def make_order(
     config = config_to_train(entry)
     if entry.lineage:
         config = spec.trial(Point(entry.arm, entry.current_params)).model_dump(mode="json")
-    again = entry.earlier is not None
+    again = entry.added_seeds > 0
     is_population = spec.scheduler.name == "pbt"
     return Order(
         experiment=experiment,

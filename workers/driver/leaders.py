@@ -57,7 +57,5 @@ def complete_result(entry: TrialEntry, outcome: Outcome, result: Result | None) 
 
 def _count_new(entry: TrialEntry) -> int:
     """Return how many seeds a process trains alone, as its trial was opened again for them."""
-    if entry.earlier is None or (entry.result and entry.result.reused_from):
-        return 0
-    added: int = entry.config["replicates"] - entry.earlier.config["replicates"]
-    return added
+    taken_over = entry.result is not None and entry.result.reused_from is not None
+    return 0 if taken_over else entry.added_seeds

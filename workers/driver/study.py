@@ -165,8 +165,17 @@ class Study:
     turns. For the others one study holds all arms, and the arm is one of its parameters.
     """
 
-    def __init__(self, storage: BaseStorage, experiment: str, spec: ExperimentSpec) -> None:
+    def __init__(
+        self, storage: BaseStorage, experiment: str, spec: ExperimentSpec, edition: int = 0
+    ) -> None:
+        """Open the study of an experiment, or make it.
+
+        Each time that the experiment is taken up again, `edition` is higher, and the study is made
+        anew from the ledger: what Optuna was told of a trial, and which values a parameter takes,
+        cannot be changed.
+        """
         space = spec.space()
+        experiment = f"{experiment}@{edition}" if edition else experiment
         groups = [[arm] for arm in space.arms] if spec.search.method in JOINT else [space.arms]
         self._parts = [
             _Part(
@@ -216,10 +225,6 @@ class Study:
     def trials(self) -> list[FrozenTrial]:
         """Return Optuna's own view of every trial, discarded draws among them."""
         return [trial for part in self._parts for trial in part.trials()]
-
-    def note_start(self, now: float) -> float:
-        """Return when this experiment first ran; the first call notes `now`."""
-        return self._parts[0].note_start(now)
 
 
 class _Part:
@@ -368,12 +373,6 @@ class _Part:
 
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
-
-    def note_start(self, now: float) -> float:
-        known = self._study.user_attrs.get("started_at")
-        if known is None:
-            self._study.set_user_attr("started_at", now)
-        return known or now
 
     def _name(self, arm: str, path: str) -> str:
         return f"{arm}:{path}" if len(self._space.arms) > 1 else path

@@ -27,7 +27,14 @@ from eigensweep.workers.driver.leaders import (
 from eigensweep.workers.driver.population import Round
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.durable_files import StorageError
-from eigensweep.workers.shared.ledger import PAUSED, Finished, Ledger, StaleWriteError, TrialEntry
+from eigensweep.workers.shared.ledger import (
+    PAUSED,
+    Finished,
+    Ledger,
+    StaleWriteError,
+    Standing,
+    TrialEntry,
+)
 from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
 from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, UNTRAINED, ExperimentEnd, Outcome
@@ -44,6 +51,9 @@ many points of a quasi-random sequence in a row may give no new trial."""
 MOST_ENGINES = 2
 """Engines that may die under a trial between two of its reports before it trains alone."""
 
+
+FIRST_TIME = Standing()
+"""How an experiment stands that was never over."""
 
 LONGEST_REST = 60.0
 """Seconds that a trial waits at most before it tries a disk again that failed."""
@@ -93,11 +103,13 @@ class Sweep:
         clock: Callable[[], float] = time.monotonic,
         count_nodes: Callable[[], int] = lambda: 1,
         take_over: Callable[[TrialEntry], None] = lambda entry: None,
+        standing: Standing = FIRST_TIME,
     ) -> None:
         """Take up what the ledger holds: what is unfinished there is handed out first.
 
         `watch` is called with every trial, as it is found and whenever it changes. `take_over`
         brings the newest of a trial's `lineage` about in the store, if that was not done before.
+        `standing` says whether new trials are drawn.
         """
         self.spec, self.ledger, self.study = spec, ledger, study
         self.retries, self.watch = retries, watch
@@ -151,8 +163,8 @@ class Sweep:
             if e.state == "waiting" and n not in self._arrived
         )
         self._handed_out: set[int] = set()
-        self._exhausted = has_begun(self.tried, spec.replicates)
-        self._most = spec.trial_count()
+        self._exhausted = has_begun(self.tried, spec.replicates) or standing.is_closed
+        self._most = len(self.entries) if standing.is_closed else spec.trial_count()
         ledger.set_total(self._most)
 
     @property
@@ -259,7 +271,7 @@ class Sweep:
             self._engines.add(place)
             words = "engine trains node=%s pid=%d device=%s lanes=%d"
             logger.info(words, place.node, place.pid, place.device, place.lanes)
-        if entry.earlier is not None:  # it has reported already, of the seeds that all trials have
+        if entry.added_seeds:  # it has reported already, of the seeds that all trials have
             metrics = {}
         self.ledger.report(number, entry.attempt, step, metrics, place)
         reports = {**entry.reports, step: metrics} if metrics else entry.reports

@@ -91,6 +91,14 @@ class TrialEntry:
         """Step of the last rung that it has reported, or that it was brought to."""
         return max([*self.reports, *(each.step for each in self.lineage)], default=0)
 
+    @property
+    def added_seeds(self) -> int:
+        """How many seeds it has more, as far as it was opened again for that."""
+        if self.earlier is None:
+            return 0
+        added: int = self.config["replicates"] - self.earlier.config["replicates"]
+        return added
+
     def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
         """Return this trial as `Ledger.reopen` records it."""
         assert self.state in OUTCOMES
@@ -128,6 +136,18 @@ def error_of_undone(
         return before
     happened = f"{error or 'unknown'}\n\nIt had been opened again for {reason}."
     return f"{happened} The result is that of before."
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a driver is told of its experiment when it starts."""
+
+    edition: int = 0
+    """How often the experiment was taken up again after it was over."""
+    is_closed: bool = False
+    """Whether no new trials are drawn: only those that were opened again are trained."""
+    spent_seconds: float = 0.0
+    """How long the experiment has been at work, without the time it was paused or over."""
 
 
 class Ledger(Protocol):
@@ -228,8 +248,8 @@ class Ledger(Protocol):
     def intent(self) -> Intent:
         """Return what the person wants of this experiment now. Cheap enough for once a second."""
 
-    def idle_seconds(self) -> float:
-        """Return how long the experiment was paused or over since it was first started."""
+    def standing(self) -> Standing:
+        """Return how the experiment stands."""
 
     def enter(self, phase: Phase) -> None:
         """Record what the driver is at, unless the experiment is to be paused or cancelled.

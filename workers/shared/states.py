@@ -32,7 +32,7 @@ ExperimentState = (
 Intent = Literal["run", "pause", "cancel"]
 """What the person wants of an experiment."""
 
-Action = Literal["pause", "resume", "cancel"]
+Action = Literal["pause", "resume", "cancel", "retry"]
 """What a person can do to an experiment."""
 
 OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
@@ -116,7 +116,7 @@ EXPERIMENT_MOVES: Final[dict[str, dict[str, str]]] = {
     "pausing": {"paused": "paused", "cancelling": "cancel_requested", **_ENDS},
     "paused": {"queued": "resumed", "cancelling": "cancel_requested"},
     "cancelling": {"cancelled": "cancelled", "failed": "failed"},
-    **{end: {} for end in get_args(ExperimentEnd)},
+    **{end: {"queued": "reopened"} for end in get_args(ExperimentEnd)},
 }
 """Experiment state to the states that may follow it, each with the kind of its event,
 `experiment.KIND`."""
@@ -125,6 +125,7 @@ ACTIONS: Final[dict[Action, frozenset[str]]] = {
     "pause": frozenset({"queued", *get_args(Phase)}),
     "resume": frozenset({"paused"}),
     "cancel": frozenset({"queued", *get_args(Phase), "pausing", "paused"}),
+    "retry": ENDED,
 }
 """What a person can do, and in which states of an experiment."""
 
@@ -132,6 +133,7 @@ DONE: Final[dict[Action, frozenset[str]]] = {
     "pause": frozenset({"pausing", "paused"}),
     "resume": frozenset(),
     "cancel": frozenset({"cancelling", "cancelled"}),
+    "retry": frozenset(),
 }
 """The states in which it was done before, so that doing it once more changes nothing."""
 

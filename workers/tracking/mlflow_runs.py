@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 EXPERIMENT, TRIAL, SEED = "eigensweep.experiment", "eigensweep.trial", "eigensweep.replicate"
 """Tags by which runs are found."""
+
+OUTCOME, ERROR = "eigensweep.outcome", "eigensweep.error"
+"""Tags that say how a run ended."""
 
 KIND = "eigensweep.kind"
 """Tag that tells runs of an experiment, its trials and their replicates apart."""
@@ -95,6 +99,7 @@ class Runs:
         self._project_id: str | None = None
         self._known: dict[tuple[int | None, int | None], str] = {}
         self._start_times: dict[str, int] = {}
+        self._over: set[str] = set()
         self._sure = False
 
     def get(
@@ -138,8 +143,16 @@ class Runs:
         }
 
     def begin_again(self, run_id: str) -> None:
-        """Record that a run that had ended goes on."""
+        """Record that a run that had ended goes on; how it had ended is no longer said."""
         _ask(lambda: self._client.update_run(run_id, "RUNNING"))
+        self._over.discard(run_id)
+        for tag in (OUTCOME, ERROR):
+            with suppress(RefusedError):  # it has no such tag
+                _ask(partial(self._client.delete_tag, run_id, tag))
+
+    def is_over(self, run_id: str) -> bool:
+        """Return whether a run had ended when it was found."""
+        return run_id in self._over
 
     @property
     def project_id(self) -> str:
@@ -238,6 +251,8 @@ class Runs:
         key = (None if number is None else int(number), None if seed is None else int(seed))
         self._known.setdefault(key, run.info.run_id)
         self._start_times[run.info.run_id] = run.info.start_time
+        if run.info.status not in ("RUNNING", "SCHEDULED"):
+            self._over.add(run.info.run_id)
 
 
 def flatten(tree: Mapping[str, Any], path: str = "") -> Json:

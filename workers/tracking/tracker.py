@@ -23,6 +23,8 @@ from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, Measures, Metrics, Result, Source
 from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd
 from eigensweep.workers.tracking.mlflow_runs import (
+    ERROR,
+    OUTCOME,
     AwayError,
     Content,
     RefusedError,
@@ -197,6 +199,8 @@ class Tracker:
     def _parent_run(self, runs: Runs) -> str:
         tags = {**self._subject.tags, "mlflow.note.content": self._subject.description}
         parent = runs.get(None, None, self._subject.name, tags)
+        if runs.is_over(parent):  # the experiment was taken up again
+            runs.begin_again(parent)
         axes = self._subject.all_axes
         constants = {k: v for k, v in self._subject.constants.items() if k not in axes}
         runs.send(parent, Content(params=constants))
@@ -261,7 +265,7 @@ class Tracker:
         first, count = entry.config["seed"], entry.config["replicates"]
         for seed, run_id in runs.list_seeds(entry.number).items():
             if seed not in range(first, first + count):
-                runs.send(run_id, Content(tags={"eigensweep.outcome": outcome}))
+                runs.send(run_id, Content(tags={OUTCOME: outcome}))
                 runs.end(run_id, STATUS[outcome])
 
     def _fresh(self, held: _Held, line: _Line, number: int) -> list[CurvePoint]:
@@ -274,6 +278,9 @@ class Tracker:
         run_id = self._trial_run(runs, parent, entry)
         if entry.earlier is not None:
             runs.begin_again(run_id)
+            if not entry.added_seeds:
+                for seed_run in runs.list_seeds(entry.number).values():
+                    runs.begin_again(seed_run)
         first, count = entry.config["seed"], entry.config["replicates"]
         if entry.state == "reused":
             return [_Line(run_id, None)]
@@ -309,9 +316,9 @@ class Tracker:
         best: TrialEntry | None,
         report: Sequence[Path],
     ) -> None:
-        content = Content(tags={"eigensweep.outcome": state})
+        content = Content(tags={OUTCOME: state})
         if error is not None:
-            content.tags["eigensweep.error"] = error
+            content.tags[ERROR] = error
         if best is not None:
             content.tags["eigensweep.best_trial"] = str(best.number)
             _add_measures(content, best.result, runs.start_time(parent))
@@ -344,9 +351,9 @@ def _add_end(
     MLflow shows what has the latest step, and of that the latest time.
     """
     result = entry.result
-    content.tags["eigensweep.outcome"] = entry.state
+    content.tags[OUTCOME] = entry.state
     if entry.error is not None:
-        content.tags["eigensweep.error"] = entry.error
+        content.tags[ERROR] = entry.error
     if entry.lineage:
         words = [f"step {taken.step} from trial {taken.source}" for taken in entry.lineage]
         content.tags["eigensweep.lineage"] = ", ".join(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
@@ -246,6 +246,22 @@ def resume_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow
     return _show(service, id)
 
 
+@router.post(
+    "/experiments/{id}/retry",
+    status_code=202,
+    summary="Try the failed trials of an experiment again",
+    responses=describe_errors(401, 403, 404, 409, 422, 503),
+)
+def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
+    """Queue an experiment that is over again: its failed trials go on from their last commits.
+
+    All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
+    itself, its search goes on, too. Answered 409 if it is not over or no trial has failed.
+    """
+    service.record.retry(id)
+    return _show(service, id)
+
+
 class BulkRequest(BaseModel):
     """One action, and the experiments that it is for."""
 
@@ -273,7 +289,7 @@ class BulkAnswer(Answer):
 
 @router.post(
     "/experiments/bulk",
-    summary="Pause, resume or cancel several experiments",
+    summary="Pause, resume, cancel or retry several experiments",
     responses=describe_errors(401, 403, 413, 415, 422, 503),
 )
 def act_in_bulk(
@@ -288,10 +304,15 @@ def act_in_bulk(
 
 
 def _act(record: Record, caller: Caller, id: str, action: Action) -> BulkItem:
-    act = {"pause": record.pause, "resume": record.resume, "cancel": record.cancel}[action]
+    acts: dict[Action, Callable[[str], None]] = {
+        "pause": record.pause,
+        "resume": record.resume,
+        "cancel": record.cancel,
+        "retry": record.retry,
+    }
     try:
         caller.require_owner(record.row(id).owner, f"experiment {id}")
-        act(id)
+        acts[action](id)
         problem = None
     except NotFoundError as error:
         return BulkItem(id=id, state=None, problem=str(error))
