@@ -215,6 +215,7 @@ class ExperimentLinks(Answer):
     pause: str
     resume: str
     retry: str
+    extend: str
     mlflow: str | None = Field(
         description="The chart of its trials on MLflow's pages; null before there is one"
     )
@@ -323,6 +324,7 @@ class Views:
                 pause=f"{here}/pause",
                 resume=f"{here}/resume",
                 retry=f"{here}/retry",
+                extend=f"{here}/extend",
                 mlflow=self.chart(row),
                 run=self.run(row.run_id, row.run_project),
             ),

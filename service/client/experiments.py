@@ -13,7 +13,7 @@ from eigensweep.search_spaces.labels import format_value
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.events import Event, read_events
 from eigensweep.service.client.remote import Remote
-from eigensweep.service.client.spec_file import InputError
+from eigensweep.service.client.spec_file import InputError, with_settings
 from eigensweep.service.client.tables import format_cell, format_html
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.states import ENDED
@@ -150,6 +150,20 @@ class Experiment(Remote):
     def retry(self) -> Self:
         """Try its failed trials again, once it is over: they go on from their last commits."""
         self.connection.post(f"{self.path}/retry")
+        return self.refresh()
+
+    def extend(self, **settings: Any) -> Self:
+        """Give it more to do, once it is over: `settings` replace fields of its spec.
+
+        `extend(**{"training.steps": 4000, "search.trials": 60})`: trials that completed train on
+        from their checkpoints, and more are drawn.
+
+        Raises:
+            InputError: if there is no such path.
+            RefusedError: if it would be another experiment; the message says why.
+        """
+        spec = with_settings(self.refresh().content["spec"], settings)
+        self.connection.post(f"{self.path}/extend", spec)
         return self.refresh()
 
     def events(self, after: str | None = None) -> Iterator[Event]:

@@ -381,6 +381,19 @@ def _act(action: str, ids: list[str], url: str | None, as_json: bool) -> None:
 
 
 @app.command()
+def extend(
+    experiment: Id, settings: Settings = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """Give an experiment that is over more to do: more trials, a wider space, a longer budget."""
+    with connect(url, as_json) as client:
+        found = client.experiment(experiment).extend(**parse_settings(settings or []))
+        if as_json:
+            _print_json(found.content)
+        else:
+            typer.echo(f"{found.id} is {found.state}")
+
+
+@app.command()
 def fork(
     experiment: Id, settings: Settings = None, url: Url = None, as_json: AsJson = False
 ) -> None:

@@ -6,13 +6,18 @@ import hashlib
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Final
 
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.record.accounts import Quotas
+from eigensweep.service.record.accounts import Quotas, read_quotas
 from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.journal import replace_non_finite
-from eigensweep.service.record.tables import OPERATOR, Experiment
+from eigensweep.service.record.tables import OPERATOR, Experiment, User
+from eigensweep.workers.shared.states import ENDED
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -52,6 +57,12 @@ def make_row(
     )
 
 
+def extend_row(experiment: Experiment, spec: ExperimentSpec) -> None:
+    """Give an experiment that is over a spec with more to do."""
+    experiment.spec = replace_non_finite(spec.model_dump(mode="json"))
+    experiment.trial_steps, experiment.total = _trial_steps(spec), spec.trial_count()
+
+
 def scope_key(key: str | None, owner: str) -> str | None:
     """Return what an idempotency key is stored as: keys of two users are never the same."""
     if key is None or owner == OPERATOR:
@@ -77,6 +88,32 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
         raise QuotaExceededError(
             f"a spec of user '{owner}' may have {quotas.max_spec_bytes:,} bytes, this one has "
             f"{size:,}; ask an admin for a larger quota"
+        )
+
+
+def check_quotas(session: Session, specs: Sequence[ExperimentSpec], owner: str) -> None:
+    """Refuse experiments that their owner may not have, all of them together.
+
+    Raises:
+        QuotaExceededError: says which quota does not allow them.
+    """
+    # Two posts of one user come one after the other: the second waits for the user's row.
+    quotas = read_quotas(
+        session.scalars(select(User).where(User.name == owner).with_for_update()).first()
+    )
+    for spec in specs:
+        require_quota(quotas, spec, owner)
+    most = quotas.max_experiments
+    if most is None:
+        return
+    open_ones = select(func.count()).where(
+        Experiment.owner == owner, Experiment.state.not_in(ENDED)
+    )
+    has = session.scalars(open_ones).one()
+    if has + len(specs) > most:
+        raise QuotaExceededError(
+            f"user '{owner}' may have {most:,} experiments that are not over, has {has:,}, and "
+            f"asks for {len(specs):,} more; wait for one to end, or ask an admin for more"
         )
 
 

@@ -15,19 +15,18 @@ from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
-from eigensweep.service.record.accounts import read_quotas
-from eigensweep.service.record.control import Control, lock
-from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError
+from eigensweep.service.record.control import lock
+from eigensweep.service.record.errors import IdempotencyKeyReusedError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
-from eigensweep.service.record.posting import make_row, require_quota
+from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
+from eigensweep.service.record.reopening import Reopening
 from eigensweep.service.record.tables import (
     OPERATOR,
     Attempt,
     Experiment,
     Report,
     Trial,
-    User,
     Webhook,
 )
 from eigensweep.workers.shared import traces
@@ -56,7 +55,7 @@ class Unfinished:
     """Whether it has ended, and its driver only has to bring MLflow up to date."""
 
 
-class Record(Control):
+class Record(Reopening):
     """The record of experiments at a database URL: the queue and the only memory."""
 
     def __init__(self, url: str, webhooks: Sequence[str] = ()) -> None:
@@ -89,7 +88,7 @@ class Record(Control):
         def work(session: Session) -> tuple[Experiment, bool]:
             if (earlier := self._find_same_key(session, experiment)) is not None:
                 return earlier, False
-            _check_quotas(session, [spec], owner)
+            check_quotas(session, [spec], owner)
             session.add(experiment)
             session.flush()
             for url in dict.fromkeys((*self.webhooks, *notify)):
@@ -120,7 +119,7 @@ class Record(Control):
         Raises:
             QuotaExceededError: says which quota does not allow them.
         """
-        database.read(self.url, lambda session: _check_quotas(session, specs, owner))
+        database.read(self.url, lambda session: check_quotas(session, specs, owner))
 
     def list_unfinished(self) -> list[Unfinished]:
         """Return the experiments that have or need a driver and are not queued, oldest first."""
@@ -209,24 +208,3 @@ class Record(Control):
             end_experiment(session, experiment, "failed", error)
 
         database.write(self.url, work)
-
-
-def _check_quotas(session: Session, specs: Sequence[ExperimentSpec], owner: str) -> None:
-    # Two posts of one user come one after the other: the second waits for the user's row.
-    quotas = read_quotas(
-        session.scalars(select(User).where(User.name == owner).with_for_update()).first()
-    )
-    for spec in specs:
-        require_quota(quotas, spec, owner)
-    most = quotas.max_experiments
-    if most is None:
-        return
-    open_ones = select(func.count()).where(
-        Experiment.owner == owner, Experiment.state.not_in(ENDED)
-    )
-    has = session.scalars(open_ones).one()
-    if has + len(specs) > most:
-        raise QuotaExceededError(
-            f"user '{owner}' may have {most:,} experiments that are not over, has {has:,}, and "
-            f"asks for {len(specs):,} more; wait for one to end, or ask an admin for more"
-        )

@@ -31,6 +31,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Trial
 from eigensweep.workers.shared.messages import Place
+from eigensweep.workers.shared.states import ENDED
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 Sample = Callable[..., float | None]
@@ -271,6 +272,13 @@ class TestDeploy:
         assert named_in(expressions) - exported_names() == set()
         places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
         assert len(set(places)) == len(places)
+
+    def test_the_dashboard_shows_experiments_in_every_state_that_is_not_an_end(self):
+        board = json.loads((DEPLOY / "grafana" / "eigensweep.json").read_text())
+        expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        (states,) = [each for each in expressions if each.startswith("eigensweep_experiments{")]
+        (left_out,) = re.findall(r'state!~"([^"]+)"', states)
+        assert set(left_out.split("|")) == ENDED
 
     def test_alerts_ask_only_for_what_is_exported(self):
         rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())

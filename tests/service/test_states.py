@@ -116,7 +116,8 @@ def test_each_state_allows_the_actions_of_the_table_and_refuses_all_others_in_wo
         add_failed_trial(record, id)
         bring(record, id, *ROUTES[state])
         events = len(record.events(id))
-        answer = client.post(f"/v1/experiments/{id}/{action}")
+        body = spec(limits={"wall_seconds": 1000}) if action == "extend" else None
+        answer = client.post(f"/v1/experiments/{id}/{action}", json=body)
         if state in ACTIONS[action]:
             assert answer.status_code == 202
             now = answer.json()["state"]

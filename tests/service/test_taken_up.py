@@ -1,4 +1,4 @@
-"""Experiments that are over and are taken up again: their failed trials are tried again."""
+"""Experiments that are over and are taken up again: failed trials once more, or more to do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import CLOSED, RecordLedger
@@ -177,3 +178,113 @@ class TestRetry:
         assert "Retry failed trials" in page()
         record.retry(played.id)
         assert "Retry failed trials" not in page()
+
+
+class TestExtend:
+    """An experiment of two points of a grid, both trained, with configurations of their own."""
+
+    @pytest.fixture
+    def grid(self, record: Record, spec: Any) -> Played:
+        made = Played(record, spec())
+        parsed = ExperimentSpec.model_validate(spec())
+        for number, point in enumerate(parsed.space()):
+            config = parsed.trial(point)
+            content = config.model_dump(mode="json")
+            made.ledger.open(number, point.arm, point.params, content, config.content_hash())
+            result = Result(value=0.5 - number / 10, step=100)
+            made.ledger.finish(number, made.ledger.begin(number), "completed", result)
+        return made
+
+    def post(self, client: TestClient, id: str, content: dict[str, Any]) -> Any:
+        return client.post(f"/v1/experiments/{id}/extend", json=content)
+
+    def test_a_wider_grid_queues_it_again_and_leaves_what_was_trained_as_it_is(
+        self, client, record, spec, grid
+    ):
+        grid.ledger.end("completed")
+        wider = {"optimizer.lr": [1e-3, 1e-2, 1e-1]}
+        answer = self.post(client, grid.id, spec(search={"method": "grid", "space": wider}))
+        assert answer.status_code == 202, answer.text
+        now = answer.json()
+        assert (now["state"], now["progress"]["total"]) == ("queued", 3)
+        assert now["spec"]["search"]["space"] == wider
+        assert grid.states() == ["completed"] * 2
+        event = record.events(grid.id)[-1]
+        assert (event.kind, event.data["reason"]) == ("experiment.reopened", "optimizer.lr wider")
+
+    def test_a_longer_budget_opens_the_trials_again_that_completed(
+        self, client, record, spec, grid
+    ):
+        grid.ledger.open(2, "scornn", {"optimizer.lr": 0.5}, CONFIG, "h2")
+        grid.ledger.finish(2, grid.ledger.begin(2), "diverged", Result(step=3))
+        grid.ledger.end("completed")
+        training = {"steps": 300, "evaluate_every": 10}
+        assert self.post(client, grid.id, spec(training=training)).status_code == 202
+        assert grid.states() == ["waiting", "waiting", "diverged"]
+        first = grid.ledger.load()[0]
+        assert first.config["training"]["steps"] == 300
+        assert (first.earlier.reason, first.result.value) == ("a longer budget", 0.5)
+        now = client.get(f"/v1/experiments/{grid.id}").json()
+        assert now["best"]["number"] == 1  # by the value of before
+        assert now["progress"]["steps_total"] - now["progress"]["steps_done"] == 2 * 200
+        ledger = grid.drive()
+        ledger.finish(1, ledger.begin(1), "failed", None, "KeyError: 'x'")
+        ledger.finish(0, ledger.begin(0), "completed", Result(value=0.3, step=300))
+        ledger.end("completed")
+        kept = grid.ledger.load()[1]
+        assert (kept.state, kept.config["training"]["steps"]) == ("completed", 100)
+        record.retry(grid.id)
+        again = grid.ledger.load()[1]
+        assert (again.state, again.config["training"]["steps"]) == ("waiting", 300)
+
+    def test_what_was_cancelled_goes_on_with_the_spec_as_it_was(self, client, record, spec, grid):
+        parsed = ExperimentSpec.model_validate(spec())
+        point = Point("scornn", {"optimizer.lr": 0.5})
+        config = parsed.trial(point)
+        content = config.model_dump(mode="json")
+        grid.ledger.open(2, point.arm, point.params, content, config.content_hash())
+        record.cancel(grid.id)
+        grid.ledger.end("cancelled")
+        assert grid.states() == ["completed", "completed", "cancelled"]
+        assert self.post(client, grid.id, spec()).status_code == 202
+        assert grid.states() == ["completed", "completed", "waiting"]
+        assert not grid.drive().standing().is_closed
+
+    def test_after_a_retry_of_what_was_cancelled_it_may_still_be_extended(
+        self, client, record, spec, grid
+    ):
+        grid.train(2, "failed")
+        record.cancel(grid.id)
+        grid.ledger.end("cancelled")
+        record.retry(grid.id)
+        grid.drive().end("completed")
+        assert self.post(client, grid.id, spec()).status_code == 202
+        assert not record.row(grid.id).closed
+
+    def test_nothing_more_is_refused_in_words(self, client, spec, grid):
+        grid.ledger.end("completed")
+        answer = self.post(client, grid.id, spec())
+        assert answer.status_code == 409
+        assert "asks for nothing more" in answer.json()["detail"]
+
+    def test_another_experiment_is_refused_with_the_path(self, client, record, spec, grid):
+        grid.ledger.end("completed")
+        answer = self.post(client, grid.id, spec(seed=3))
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["path"] == "seed"
+        assert record.row(grid.id).state == "completed"
+
+    def test_a_spec_that_cannot_run_is_refused_as_when_it_is_posted(self, client, spec, grid):
+        grid.ledger.end("completed")
+        space = {"optimizer.lr": [1e-3, 1e-2], "model.no_such": [1]}
+        answer = self.post(client, grid.id, spec(search={"method": "grid", "space": space}))
+        assert answer.status_code == 422
+        assert "no_such" in answer.text
+
+    def test_the_form_of_the_page_extends(self, client, grid):
+        grid.ledger.end("completed")
+        page = client.get(f"/experiments/{grid.id}").text
+        assert f"/new?experiment={grid.id}&amp;extend=true" in page
+        form = client.get(f"/new?experiment={grid.id}&extend=true").text
+        assert f'data-post="/v1/experiments/{grid.id}/extend"' in form
+        assert 'data-post="/v1/experiments"' in client.get("/new").text

@@ -10,6 +10,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sweeps import SCORNN, Bench, spec
 
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
@@ -566,3 +567,44 @@ class TestTakenUpAgain:
         bench.start()
         order = bench.next_order()
         assert (order.number, order.reported, order.reports) == (1, 5, ((5, 0.5),))
+
+    def extend(self, bench: Bench, content: dict[str, Any]) -> None:
+        bench.spec = ExperimentSpec.model_validate(content)
+        bench.ledger.take_up()
+        bench.start()
+
+    def test_a_wider_grid_trains_only_what_is_new(self, tmp_path):
+        rates = [1e-1, 1e-2]
+        bench = Bench(tmp_path, spec({"space": {"optimizer.lr": rates}}))
+        bench.run()
+        self.extend(bench, spec({"space": {"optimizer.lr": [*rates, 1e-3, 1e-4]}}))
+        assert [params["optimizer.lr"] for params in bench.run()] == [1e-3, 1e-4]
+        assert bench.ends()
+
+    @pytest.mark.parametrize("method", ["random", "tpe", "qmc", "nsga2"])
+    def test_more_trials_are_drawn_beside_those_that_there_are(self, tmp_path, method):
+        search = {"method": method, "trials": 8, "space": {"optimizer.lr": {"low": 0.1, "high": 1}}}
+        bench = Bench(tmp_path, spec(search))
+        first = [params["optimizer.lr"] for params in bench.run(lambda p: p["optimizer.lr"])]
+        wider = {"optimizer.lr": {"low": 0.01, "high": 1}}
+        self.extend(bench, spec({**search, "trials": 14, "space": wider}))
+        more = [params["optimizer.lr"] for params in bench.run(lambda p: p["optimizer.lr"])]
+        assert (len(first), len(set(more) - set(first))) == (8, 6)
+        assert bench.ends()
+        assert {n: t.value for n, t in bench.in_optuna().items()} == dict(enumerate(first + more))
+
+    def test_a_longer_budget_trains_on_and_optuna_learns_the_new_values(self, tmp_path):
+        search = {"method": "tpe", "trials": 3, "space": {"optimizer.lr": {"low": 0.1, "high": 1}}}
+        bench = Bench(tmp_path, spec(search))
+        bench.run(lambda params: 0.5)
+        for entry in bench.ledger.load():
+            config = {**entry.config, "training": {**entry.config["training"], "steps": 40}}
+            bench.ledger.reopen(entry.number, config, "a longer budget")
+        longer = {"steps": 40, "evaluate_every": 5}
+        self.extend(bench, spec(search, training=longer))
+        order = bench.next_order()
+        assert (order.config["training"]["steps"], order.rungs[-1], order.reported) == (40, 40, 20)
+        bench.start()
+        bench.run(lambda params: 0.25)
+        assert bench.ends()
+        assert [t.value for t in bench.in_optuna().values()] == [0.25] * 3

@@ -64,6 +64,9 @@ class RunsInMemory:
     def is_over(self, run_id: str) -> bool:
         return self.ended.get(run_id, "RUNNING") != "RUNNING"
 
+    def known_params(self, run_id: str) -> dict[str, str]:
+        return {name: str(value) for name, value in self.params.get(run_id, {}).items()}
+
     def keep_view(self, view: str) -> None:
         self.view = view
 
@@ -424,3 +427,12 @@ def test_the_runs_of_what_is_taken_up_again_are_running(tmp_path, runs):
     tracker.see(entry)
     tracker._pass()
     assert set(runs.ended.values()) == {"RUNNING"}
+
+
+def test_settings_that_an_extension_changed_are_told_beside_those_of_before(tmp_path, runs):
+    runs.params = {"run-None-None": {"training.steps": 10, "task.name": "copying"}}
+    make_tracker(tmp_path)._pass()
+    assert runs.params["run-None-None"]["training.steps"] == 10  # MLflow would refuse another value
+    tags = runs.tags["run-None-None"]
+    assert tags["eigensweep.extended"] == "training.steps: 10 before, 20 now"
+    assert runs.params["run-None-None"]["task.delay"] == 5

@@ -242,9 +242,7 @@ class _Part:
         )
         self._study_id = storage.get_study_id_from_name(name)
         self._worst = [worst_value(goal.better) for goal in self._goals]
-        # Never the same random stream twice: a new driver would draw its predecessor's points.
-        self._seed = spec.search.seed + len(self.trials())
-        self._random = optuna.samplers.RandomSampler(seed=self._seed)
+        self._seed_anew()
         self._sampler = self._make_sampler()
         self._numbers: dict[int, int] = {}
         self._observed = {
@@ -255,6 +253,11 @@ class _Part:
         }
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
+
+    def _seed_anew(self) -> None:
+        """Begin another random stream, as the old one would draw the points of old trials again."""
+        self._seed = self._search.seed + len(self.trials())
+        self._random = optuna.samplers.RandomSampler(seed=self._seed)
 
     def _make_sampler(self) -> BaseSampler:
         return make_sampler(
@@ -271,8 +274,11 @@ class _Part:
                     self.tell(ledger[number])
             elif not trial.state.is_finished():
                 self._study.tell(trial.number, state=TrialState.FAIL)
-        for number in sorted(ledger.keys() - self._numbers.keys()):
+        lacking = sorted(ledger.keys() - self._numbers.keys())
+        for number in lacking:
             self.add(ledger[number])
+        if lacking:
+            self._seed_anew()
         self.turns = len(ledger)
         self._sampler = self._make_sampler()
 

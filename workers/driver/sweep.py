@@ -163,7 +163,8 @@ class Sweep:
             if e.state == "waiting" and n not in self._arrived
         )
         self._handed_out: set[int] = set()
-        self._exhausted = has_begun(self.tried, spec.replicates) or standing.is_closed
+        has_searched = has_begun(self.tried, spec.replicates) and not standing.edition
+        self._exhausted = has_searched or standing.is_closed
         self._most = len(self.entries) if standing.is_closed else spec.trial_count()
         ledger.set_total(self._most)
 

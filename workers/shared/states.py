@@ -32,7 +32,7 @@ ExperimentState = (
 Intent = Literal["run", "pause", "cancel"]
 """What the person wants of an experiment."""
 
-Action = Literal["pause", "resume", "cancel", "retry"]
+Action = Literal["pause", "resume", "cancel", "retry", "extend"]
 """What a person can do to an experiment."""
 
 OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
@@ -126,6 +126,7 @@ ACTIONS: Final[dict[Action, frozenset[str]]] = {
     "resume": frozenset({"paused"}),
     "cancel": frozenset({"queued", *get_args(Phase), "pausing", "paused"}),
     "retry": ENDED,
+    "extend": ENDED,
 }
 """What a person can do, and in which states of an experiment."""
 
@@ -134,6 +135,7 @@ DONE: Final[dict[Action, frozenset[str]]] = {
     "resume": frozenset(),
     "cancel": frozenset({"cancelling", "cancelled"}),
     "retry": frozenset(),
+    "extend": frozenset(),
 }
 """The states in which it was done before, so that doing it once more changes nothing."""
 

@@ -100,6 +100,7 @@ class Runs:
         self._known: dict[tuple[int | None, int | None], str] = {}
         self._start_times: dict[str, int] = {}
         self._over: set[str] = set()
+        self._params: dict[str, Mapping[str, str]] = {}
         self._sure = False
 
     def get(
@@ -153,6 +154,10 @@ class Runs:
     def is_over(self, run_id: str) -> bool:
         """Return whether a run had ended when it was found."""
         return run_id in self._over
+
+    def known_params(self, run_id: str) -> Mapping[str, str]:
+        """Return the parameters that a run had when it was found; they cannot be changed."""
+        return self._params.get(run_id, {})
 
     @property
     def project_id(self) -> str:
@@ -251,6 +256,7 @@ class Runs:
         key = (None if number is None else int(number), None if seed is None else int(seed))
         self._known.setdefault(key, run.info.run_id)
         self._start_times[run.info.run_id] = run.info.start_time
+        self._params[run.info.run_id] = run.data.params
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             self._over.add(run.info.run_id)
 

@@ -24,6 +24,7 @@ from eigensweep.workers.shared.messages import OBJECTIVE, Measures, Metrics, Res
 from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
+    LONGEST_PARAM,
     OUTCOME,
     AwayError,
     Content,
@@ -203,7 +204,17 @@ class Tracker:
             runs.begin_again(parent)
         axes = self._subject.all_axes
         constants = {k: v for k, v in self._subject.constants.items() if k not in axes}
-        runs.send(parent, Content(params=constants))
+        known = runs.known_params(parent)
+        extended = {
+            path: f"{known[path]} before, {value} now"
+            for path, value in constants.items()
+            if path in known and known[path] != str(value)[:LONGEST_PARAM]
+        }
+        content = Content(params={k: v for k, v in constants.items() if k not in known})
+        if extended:
+            words = (f"{path}: {change}" for path, change in extended.items())
+            content.tags["eigensweep.extended"] = "; ".join(words)
+        runs.send(parent, content)
         runs.keep_text(parent, self._subject.spec, "spec.yaml")
         runs.keep_view(make_view(self._subject))
         if self._ledger.experiment_run() != parent:

@@ -324,6 +324,8 @@ class FormQuery(BaseModel):
 
     preset: str = Field("quickstart", max_length=200)
     experiment: str | None = Field(None, max_length=32)
+    extend: bool = False
+    """Whether the form gives the experiment more to do, instead of posting another one."""
 
 
 class ComparePageQuery(BaseModel):
@@ -366,6 +368,7 @@ def show_form(
         text=_write_yaml(spec),
         presets=catalogue.list_presets().items,
         query=query,
+        is_extension=query.extend and query.experiment is not None,
     )
 
 

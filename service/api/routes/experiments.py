@@ -32,7 +32,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.states import Action, ExperimentState
+from eigensweep.workers.shared.states import ExperimentState
 
 router = APIRouter(tags=["experiments"])
 previews = APIRouter(tags=["experiments"])
@@ -253,7 +253,7 @@ def resume_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow
     responses=describe_errors(401, 403, 404, 409, 422, 503),
 )
 def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
-    """Queue an experiment that is over again: its failed trials go on from their last commits.
+    """Queue an experiment that is over again: failed and stalled trials go on from their commits.
 
     All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
     itself, its search goes on, too. Answered 409 if it is not over or no trial has failed.
@@ -262,12 +262,36 @@ def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     return _show(service, id)
 
 
+@router.post(
+    "/experiments/{id}/extend",
+    status_code=202,
+    summary="Give an experiment that is over more to do",
+    responses=describe_errors(401, 403, 404, 409, 413, 415, 422, 503),
+)
+def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec) -> ExperimentNow:
+    """Queue an experiment that is over again, as the spec says that it should be now.
+
+    That may have more trials, more values in the space, more arms, a longer budget, larger limits.
+    Trials that completed train on from their checkpoints if the budget is longer. In one that was
+    cancelled or failed the search goes on, also with the spec as it was. What would be another
+    experiment is refused.
+    """
+    check_spec(spec, service.settings.corpora)
+    _check_room(service.dispatcher, spec)
+    count_observations(service.record, spec)
+    service.record.extend(id, spec)
+    return _show(service, id)
+
+
+BulkAction = Literal["pause", "resume", "cancel", "retry"]
+
+
 class BulkRequest(BaseModel):
     """One action, and the experiments that it is for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    action: Action
+    action: BulkAction
     ids: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(
         min_length=1, max_length=200, examples=[["1m7xnz0qe2nqc"]]
     )
@@ -303,8 +327,8 @@ def act_in_bulk(
     return BulkAnswer(items=items)
 
 
-def _act(record: Record, caller: Caller, id: str, action: Action) -> BulkItem:
-    acts: dict[Action, Callable[[str], None]] = {
+def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkItem:
+    acts: dict[BulkAction, Callable[[str], None]] = {
         "pause": record.pause,
         "resume": record.resume,
         "cancel": record.cancel,

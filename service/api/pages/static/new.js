@@ -131,7 +131,7 @@ document.getElementById("form").addEventListener("submit", async (event) => {
   const button = document.getElementById("post");
   button.disabled = true;
   try {
-    const { id } = await ask("/v1/experiments", { "Idempotency-Key": `page-${key}` });
+    const { id } = await ask(event.target.dataset.post, { "Idempotency-Key": `page-${key}` });
     location.assign(`/experiments/${id}`);
   } catch (error) {
     button.disabled = false;

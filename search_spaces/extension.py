@@ -1,0 +1,194 @@
+"""Which specs carry an experiment on that is over: the same settings, with more to do.
+
+It may get more trials, more points, more arms, or a longer budget. Everything else decides what its
+results mean, so a change of that is another experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from eigensweep.search_spaces.errors import SpecError, shorten
+from eigensweep.search_spaces.parameters import Choice, Parameter
+from eigensweep.search_spaces.sections import Arm
+from eigensweep.search_spaces.spec import ExperimentSpec
+
+IN_ARMS = frozenset({"model", "optimizer", "arms", "search.space"})
+"""The parts of a spec that its complete arms hold."""
+FREE = frozenset({"description", "priority"})
+BUDGET = frozenset({"training.steps", "training.epochs"})
+COUNTS = frozenset({"search.trials", "limits.trials"})
+
+
+def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
+    """Return what there is to do more, in words; empty if nothing is.
+
+    >>> spec = {"task": {"name": "copying", "delay": 9}, "model": {"name": "lstm"}}
+    >>> old = ExperimentSpec.model_validate({**spec, "training": {"steps": 100}})
+    >>> new = ExperimentSpec.model_validate({**spec, "training": {"steps": 300}})
+    >>> describe_extension(old, new)
+    'training.steps from 100 to 300'
+
+    Raises:
+        SpecError: if it would be another experiment: a setting differs, or something is less.
+    """
+    if new.scheduler.name == "pbt":
+        raise SpecError(
+            "scheduler.name",
+            "the trials of pbt train as one population, which cannot be extended; "
+            "post it again, changed",
+        )
+    changes = dict(_find_changes(_flatten(_rest(old)), _flatten(_rest(new))))
+    for path, (before, after) in changes.items():
+        if path not in FREE | BUDGET | COUNTS and not path.startswith("limits."):
+            raise _differs(path, before, after)
+    words = [*_compare_arms(old, new)]
+    if is_longer(old, new) and new.scheduler.name != "none":
+        raise SpecError(
+            "training",
+            f"the scheduler {new.scheduler.name} has compared the trials along the old budget; "
+            "post it again, changed: it goes on from the same checkpoints",
+        )
+    _check_count(old, new)
+    told = (path for path in changes if path in BUDGET | COUNTS or path.startswith("limits."))
+    return ", ".join(
+        [f"{path} from {_name(changes[path][0])} to {_name(changes[path][1])}" for path in told]
+        + words
+    )
+
+
+def is_longer(old: ExperimentSpec, new: ExperimentSpec) -> bool:
+    """Return whether trials have a longer budget.
+
+    Raises:
+        SpecError: if they have a shorter one.
+    """
+    before, after = _read_steps(old), _read_steps(new)
+    if before is None or after is None:
+        return False
+    if after < before:
+        raise SpecError(
+            "training",
+            f"an extension has no shorter budget: {after} steps after {before}",
+            expected=f"at least {before} steps",
+            got=after,
+        )
+    return after > before
+
+
+def _read_steps(spec: ExperimentSpec) -> int | None:
+    """Return the budget in steps, None where the search varies it."""
+    try:
+        return spec.training.resolve(spec.task).steps
+    except ValueError:
+        return None
+
+
+def _rest(spec: ExperimentSpec) -> dict[str, Any]:
+    content = spec.model_dump(mode="json", exclude={"model", "optimizer", "arms"})
+    del content["search"]["space"]
+    return content
+
+
+def _flatten(content: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{path}{name}.")
+        else:
+            flat[f"{path}{name}"] = value
+    return flat
+
+
+def _find_changes(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for path in dict.fromkeys((*old, *new)):
+        if old.get(path) != new.get(path):
+            yield path, (old.get(path), new.get(path))
+
+
+def _compare_arms(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[str]:
+    """Yield what the arms have more, in words."""
+    arms = {arm.label: arm for arm in new.arms_}
+    for before in old.arms_:
+        after = arms.pop(before.label, None)
+        if after is None:
+            raise SpecError(
+                "arms",
+                f"an extension keeps every arm; '{before.label}' is missing",
+                available=[arm.label for arm in old.arms_],
+            )
+        for path, (was, now) in _find_changes(_settings(before), _settings(after)):
+            raise _differs(f"arms.{before.label}.{path}", was, now)
+        yield from _compare_axes(before, after)
+    for label in arms:
+        yield f"arm {label} new"
+
+
+def _settings(arm: Arm) -> dict[str, Any]:
+    return _flatten(arm.model_dump(mode="json", include={"model", "optimizer"}))
+
+
+def _compare_axes(old: Arm, new: Arm) -> Iterator[str]:
+    for path in dict.fromkeys((*old.space, *new.space)):
+        before, after = old.space.get(path), new.space.get(path)
+        if before == after:
+            continue
+        place = f"arms.{old.label}.space.{path}"
+        if before is None or after is None:
+            raise SpecError(
+                place,
+                "an extension varies the same fields: the trials so far have no value for others",
+                available=list(old.space),
+            )
+        if not _holds(after, before):
+            raise SpecError(
+                place,
+                "an extension keeps every value that could be tried before",
+                expected=str(shorten(before.model_dump(mode="json"))),
+                got=shorten(after.model_dump(mode="json")),
+            )
+        yield f"{path} wider"
+
+
+def _holds(wider: Parameter, narrow: Parameter) -> bool:
+    """Return whether a parameter takes every value of another one, under the same conditions."""
+    if wider.when != narrow.when:
+        return False
+    if isinstance(narrow, Choice):
+        if isinstance(wider, Choice) or wider.size() is not None:
+            return all(wider.position(value) is not None for value in narrow.values)
+        return False
+    if type(wider) is not type(narrow) or wider.log != narrow.log or wider.step != narrow.step:
+        return False
+    if narrow.size() is not None:
+        return all(wider.position(value) is not None for value in narrow.ends())
+    return wider.low <= narrow.low and narrow.high <= wider.high
+
+
+def _check_count(old: ExperimentSpec, new: ExperimentSpec) -> None:
+    before, after = old.trial_count(), new.trial_count()
+    if after is not None and (before is None or after < before):
+        was = "without a limit" if before is None else f"of {before} trials"
+        raise SpecError(
+            "limits.trials" if new.limits.trials == after else "search.trials",
+            f"an extension has no fewer trials: {after} after a search {was}",
+            expected=None if before is None else f"at least {before}",
+            got=after,
+        )
+
+
+def _differs(path: str, before: Any, after: Any) -> SpecError:
+    return SpecError(
+        path,
+        f"an extension keeps this ({_name(before)}), since results depend on it; "
+        "post it again, changed",
+        expected=_name(before),
+        got=shorten(after),
+    )
+
+
+def _name(value: Any) -> str:
+    return "none" if value is None else str(shorten(value))

@@ -1,0 +1,172 @@
+"""How an experiment that is over is taken up again: failed trials once more, or more to do.
+
+Each is one transaction with its events: trials that have to train further are opened again, and the
+experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from eigensweep.search_spaces.extension import describe_extension, is_longer
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record import database
+from eigensweep.service.record.control import Control, lock, was_done
+from eigensweep.service.record.errors import NothingToDoError
+from eigensweep.service.record.journal import (
+    budget_of,
+    reopen_experiment,
+    reopen_trial,
+    spent_seconds,
+)
+from eigensweep.service.record.posting import check_quotas, extend_row
+from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.workers.shared.messages import ConfigJson
+from eigensweep.workers.shared.states import RANKED, UNTRAINED
+
+RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
+"""What a trial is opened again for."""
+
+
+class Reopening(Control):
+    """The part of the record that takes up experiments that are over."""
+
+    def retry(self, id: str) -> None:
+        """Try the failed trials of an experiment again that is over, from their last commits.
+
+        If it was cancelled, that is all, and it ends as cancelled again. If it failed itself, its
+        search goes on, too.
+
+        Raises:
+            ExperimentNotFoundError, WrongStateError: as in `Control`.
+            NothingToDoError: if none has failed, or it may not go on.
+            QuotaExceededError: if its owner may not have one more that is not over.
+        """
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            was_done(experiment, "retry")
+            spec = ExperimentSpec.from_stored(experiment.spec)
+            if spec.scheduler.name == "pbt":
+                raise NothingToDoError(
+                    f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
+                    f"none is tried again by itself; post it again: eigensweep fork {id}"
+                )
+            _check_time_left(experiment, spec.limits.wall_seconds)
+            check_quotas(session, [spec], experiment.owner)
+            count = _reopen_failed(session, experiment, spec)
+            if not count and experiment.state != "failed":
+                raise NothingToDoError(
+                    f"experiment {id} has no failed trial, so there is nothing to retry"
+                )
+            experiment.closed = experiment.state == "cancelled"
+            words = f"another try of {count} failed trial{'s' * (count != 1)}"
+            reopen_experiment(session, experiment, words if count else RETRIED)
+
+        database.write(self.url, work)
+
+    def extend(self, id: str, spec: ExperimentSpec) -> None:
+        """Queue an experiment that is over again, with more to do: trials, points, or budget.
+
+        `spec` was checked for itself. With a longer budget the trials that completed train on from
+        their checkpoints. Trials that were cancelled train on in any case.
+
+        Raises:
+            ExperimentNotFoundError, WrongStateError: as in `Control`.
+            SpecError: if `spec` is another experiment, or asks for less.
+            NothingToDoError: if there is nothing more to do, or no time left for it.
+            QuotaExceededError: if its owner may not have it, or not one more.
+        """
+        before = self.row(id)
+        was_done(before, "extend")
+        old = ExperimentSpec.from_stored(before.spec)
+        more = describe_extension(old, spec)
+        if not more and before.state == "completed":
+            raise NothingToDoError(
+                f"experiment {id} is completed, and the spec asks for nothing more; change "
+                "search.trials, limits.trials, the space or training.steps"
+            )
+        configs = self._list_further(id, spec, is_longer(old, spec))
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            was_done(experiment, "extend")
+            if experiment.edition != before.edition:
+                raise NothingToDoError(f"experiment {id} was taken up again in the meantime")
+            _check_time_left(experiment, spec.limits.wall_seconds)
+            check_quotas(session, [spec], experiment.owner)
+            extend_row(experiment, spec)
+            for number, (config, reason) in configs.items():
+                trial = session.get_one(Trial, (id, number))
+                reopen_trial(session, experiment, trial, config, reason)
+            experiment.closed = False
+            reopen_experiment(session, experiment, more or "the rest of the search")
+
+        database.write(self.url, work)
+
+    def _list_further(
+        self, id: str, spec: ExperimentSpec, is_longer: bool
+    ) -> dict[int, tuple[ConfigJson, str]]:
+        """Return the trials that train further, each with its configuration and what for."""
+        further = {"cancelled", *(RANKED if is_longer else ())}
+        query = select(Trial).where(Trial.experiment_id == id, Trial.state.in_(further))
+        found: dict[int, tuple[ConfigJson, str]] = {}
+        for trial in database.read(self.url, lambda session: session.scalars(query).all()):
+            content = _configure(spec, trial)
+            reason = RESUMED if trial.state == "cancelled" else LENGTHENED
+            found[trial.number] = content, reason
+        return found
+
+
+def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
+    """Return a trial's configuration with the budget of a spec, where that is longer.
+
+    Raises:
+        NothingToDoError: if it is, and the checkpoints are of another version.
+    """
+    config = spec.trial(Point(trial.arm, trial.params))
+    if (config.training.steps or 0) <= trial.steps:
+        return trial.config or {}
+    if config.content_hash() != trial.config_hash:
+        id = trial.experiment_id
+        raise NothingToDoError(
+            f"trial {trial.number} of experiment {id} trained with another version of its model, "
+            f"task or trainer, and cannot go on; post it again: eigensweep fork {id}"
+        )
+    content = config.model_dump(mode="json")
+    content["replicates"] = max(config.replicates, trial.replicates or 1)
+    return content
+
+
+def _reopen_failed(session: Session, experiment: Experiment, spec: ExperimentSpec) -> int:
+    """Open the failed and stalled trials of an experiment again; return how many there are.
+
+    One that failed when it was trained further is as it was before, with that error. If its budget
+    was to be longer, it is opened again; if it was in a race, its driver does that.
+    """
+    mine = select(Trial).where(
+        Trial.experiment_id == experiment.id,
+        or_(Trial.state.in_(UNTRAINED), Trial.state.in_(RANKED) & Trial.error.is_not(None)),
+    )
+    found = session.scalars(mine.order_by(Trial.number)).all()
+    for trial in found:
+        content = _configure(spec, trial)
+        if trial.state in UNTRAINED:
+            reopen_trial(session, experiment, trial, content, RETRIED)
+        elif budget_of(content) > trial.steps:
+            reopen_trial(session, experiment, trial, content, LENGTHENED)
+        trial.error = None
+    return len(found)
+
+
+def _check_time_left(experiment: Experiment, limit: float | None) -> None:
+    spent = spent_seconds(experiment, time.time())
+    if limit is not None and spent >= limit:
+        raise NothingToDoError(
+            f"experiment {experiment.id} has used up its limits.wall_seconds ({limit:g}): it has "
+            f"been at work for {spent:.0f} s; extend it with a larger limit, or with null"
+        )

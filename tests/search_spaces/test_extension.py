@@ -1,0 +1,133 @@
+"""What an experiment that is over may get more, and what would make it another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.extension import describe_extension, is_longer
+from eigensweep.search_spaces.spec import ExperimentSpec
+
+SPEC: dict[str, Any] = {
+    "name": "some",
+    "task": {"name": "copying", "delay": 5},
+    "arms": [
+        {"model": {"name": "lstm", "hidden_size": 4}},
+        {"name": "wide", "model": {"name": "lstm", "hidden_size": 8}},
+    ],
+    "training": {"steps": 100},
+    "search": {
+        "method": "random",
+        "trials": 6,
+        "space": {
+            "optimizer.lr": {"low": 1e-3, "high": 1e-2},
+            "optimizer.name": ["adam", "rmsprop"],
+            "model.forget_bias": {"low": 0.0, "high": 1.0, "step": 0.5},
+        },
+    },
+}
+
+
+def make(**changes: Any) -> ExperimentSpec:
+    """Return the spec with whole sections or, below `space`, single parameters replaced."""
+    space = {**SPEC["search"]["space"], **changes.pop("space", {})}
+    search = {**SPEC["search"], "space": space, **changes.pop("search", {})}
+    return ExperimentSpec.model_validate({**SPEC, "search": search, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"description": "more"}, ""),
+        ({"search": {"trials": 9}}, "search.trials from 6 to 9"),
+        ({"training": {"steps": 300}}, "training.steps from 100 to 300"),
+        ({"limits": {"wall_seconds": 60}}, "limits.wall_seconds from none to 60.0"),
+        (
+            {"space": {"optimizer.name": ["sgd", "adam", "rmsprop"]}},
+            "optimizer.name wider, optimizer.name wider",
+        ),
+        (
+            {"space": {"optimizer.lr": {"low": 1e-4, "high": 1e-2}}},
+            "optimizer.lr wider, optimizer.lr wider",
+        ),
+        (
+            {"space": {"model.forget_bias": {"low": -1.0, "high": 2.0, "step": 0.5}}},
+            "model.forget_bias wider, model.forget_bias wider",
+        ),
+        ({"arms": [*SPEC["arms"], {"model": {"name": "gru", "hidden_size": 4}}]}, "arm gru new"),
+    ],
+)
+def test_more_to_do_is_told_in_words(changes, words):
+    assert describe_extension(make(), make(**changes)) == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"seed": 1}, "seed", "keeps this"),
+        ({"replicates": 2}, "replicates", "keeps this"),
+        ({"task": {"name": "copying", "delay": 6}}, "task.delay", "keeps this"),
+        ({"search": {"seed": 1}}, "search.seed", "keeps this"),
+        ({"search": {"trials": 5}}, "search.trials", "no fewer trials: 5 after"),
+        ({"limits": {"trials": 4}}, "limits.trials", "no fewer trials: 4 after"),
+        ({"training": {"steps": 50}}, "training", "no shorter budget: 50 steps after 100"),
+        ({"training": {"steps": 100, "patience": 3}}, "training.patience", "keeps this"),
+        ({"arms": SPEC["arms"][:1]}, "arms", "'wide' is missing"),
+        ({"optimizer": {"momentum": 0.5}}, "arms.lstm.optimizer.momentum", "keeps this"),
+        (
+            {"space": {"optimizer.name": ["adam"]}},
+            "arms.lstm.space.optimizer.name",
+            "keeps every value",
+        ),
+        (
+            {"space": {"optimizer.lr": {"low": 2e-3, "high": 1e-1}}},
+            "arms.lstm.space.optimizer.lr",
+            "keeps every value",
+        ),
+        (
+            {"space": {"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}}},
+            "arms.lstm.space.optimizer.lr",
+            "keeps every value",
+        ),
+        (
+            {"space": {"model.forget_bias": {"low": 0.25, "high": 2.25, "step": 0.5}}},
+            "arms.lstm.space.model.forget_bias",
+            "keeps every value",
+        ),
+        (
+            {"space": {"optimizer.weight_decay": [0.0, 0.1]}},
+            "arms.lstm.space.optimizer.weight_decay",
+            "varies the same fields",
+        ),
+    ],
+)
+def test_what_would_be_another_experiment_or_less_is_refused_with_its_path(changes, path, words):
+    with pytest.raises(SpecError, match=words) as refusal:
+        describe_extension(make(), make(**changes))
+    assert refusal.value.path == path
+
+
+def test_a_budget_is_compared_in_steps_however_it_is_written():
+    task = {"name": "copying", "delay": 5, "train_size": 200, "batch_size": 10}
+    old, new = make(task=task), make(task=task, training={"epochs": 10})
+    assert is_longer(old, new)
+    assert not is_longer(old, make(task=task, training={"epochs": 5}))
+
+
+def test_a_scheduler_that_compared_along_the_old_budget_is_refused_a_longer_one():
+    old = make(scheduler={"name": "asha"})
+    new = make(scheduler={"name": "asha"}, training={"steps": 300})
+    with pytest.raises(SpecError, match="asha has compared the trials along the old budget"):
+        describe_extension(old, new)
+    more = make(scheduler={"name": "asha"}, search={"trials": 9})
+    assert describe_extension(old, more) == "search.trials from 6 to 9"
+
+
+def test_a_population_is_refused():
+    space = {"optimizer.name": ["adam"], "optimizer.lr": {"low": 1e-3, "high": 1e-2}}
+    old = make(scheduler={"name": "pbt"}, space=space)
+    with pytest.raises(SpecError, match="train as one population"):
+        describe_extension(old, old)
