@@ -41,6 +41,9 @@ ANSWER_SECONDS = 20.0
 
 KNOCK_SECONDS = 10.0
 
+LOOK_SECONDS = 0.8
+"""How long Ray's control processes may take to accept a connection; a kernel needs milliseconds."""
+
 LINGER_SECONDS = 120.0
 """How long a driver that is over still answers, before its process ends by itself."""
 
@@ -238,12 +241,12 @@ def explain_loss() -> str | None:
         return "Ray has ended"
     host, _, port = str(node.gcs_address).rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS / 4).close()
+        socket.create_connection((host.strip("[]"), int(port)), LOOK_SECONDS).close()
     except OSError as error:
         return f"Ray's control process at {node.gcs_address} does not answer: {error}"
     try:
         with socket.socket(socket.AF_UNIX) as knock:
-            knock.settimeout(KNOCK_SECONDS / 4)
+            knock.settimeout(LOOK_SECONDS)
             knock.connect(node.raylet_socket_name)
     except OSError as error:
         return f"Ray's process for this machine does not answer: {error}"

@@ -31,7 +31,8 @@ from eigensweep.workers.shared import logs
 CHECK_SECONDS: Final = 1.0
 """Seconds between two looks at Ray."""
 STRIKES: Final = 2
-"""How often in a row Ray does not answer before it counts as lost."""
+"""How often in a row Ray does not answer before it counts as lost: so after less than 5 seconds,
+also if no packet comes back."""
 REQUESTS: Final = 8
 """How many requests are worked on at once; a driver that is busy answers late."""
 

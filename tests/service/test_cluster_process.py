@@ -1,0 +1,122 @@
+"""How the service lives with a Ray that goes away and comes back, which a small program plays."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from waiting import wait_until
+
+from eigensweep.service.process import cluster_process
+from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
+from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.workers.cluster import ray_cluster, served
+from eigensweep.workers.cluster.ray_cluster import explain_loss
+from eigensweep.workers.shared.messages import DriverOptions
+
+OPTIONS = DriverOptions(storage="/s", optuna="/o")
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Path:
+    """The file whose presence says that Ray is away."""
+    return tmp_path / "away"
+
+
+@pytest.fixture
+def cluster(away: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterProcess]:
+    monkeypatch.setattr(cluster_process, "PROGRAM", "played_ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    made = ClusterProcess({"away": str(away)}, mark="")
+    yield made
+    made.stop()
+
+
+def lose_ray(cluster: ClusterProcess) -> None:
+    with pytest.raises(LauncherAwayError, match="control process does not answer"):
+        cluster.ask("look_for_room")
+
+
+def test_a_ray_that_goes_away_is_told_at_once_and_nothing_is_asked_of_it(cluster):
+    cluster.start()
+    driver = cluster.launch("e1", {}, None, OPTIONS)
+    assert (cluster.problem, driver.state()) == (None, "running")
+    lose_ray(cluster)
+    assert "control process does not answer" in cluster.problem
+    assert driver.state() == "lost"
+    with pytest.raises(LauncherAwayError):
+        cluster.find("e1")
+
+
+def test_it_is_joined_again_when_it_is_back_and_drivers_are_looked_for(cluster, away):
+    cluster.start()
+    driver = cluster.launch("e1", {}, None, OPTIONS)
+    lose_ray(cluster)
+
+    def tries_again() -> bool:
+        cluster.watch()
+        return "it is away" in (cluster.problem or "")
+
+    wait_until(tries_again, lambda: cluster.problem, pause=0.01)
+    away.unlink()
+
+    def is_back() -> bool:
+        cluster.watch()
+        return cluster.problem is None
+
+    wait_until(is_back, lambda: cluster.problem, pause=0.01)
+    assert cluster.starts == 2
+    assert driver.state() == "lost", "a handle of before says nothing any more"
+    assert cluster.find("e1").state() == "running"
+
+
+def test_a_service_does_not_start_with_a_ray_that_is_away(cluster, away):
+    away.touch()
+    with pytest.raises(RayFailedError, match="it is away"):
+        cluster.start()
+
+
+class TestALookAtRay:
+    """What the process beside the service asks every second."""
+
+    @pytest.fixture
+    def node(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+        """A Ray whose two control processes listen."""
+        raylet = str(tmp_path / "raylet")
+        with (
+            socket.create_server(("127.0.0.1", 0)) as gcs,
+            socket.socket(socket.AF_UNIX) as local,
+        ):
+            local.bind(raylet)
+            local.listen()
+            address = f"127.0.0.1:{gcs.getsockname()[1]}"
+            found = SimpleNamespace(gcs_address=address, raylet_socket_name=raylet)
+            monkeypatch.setattr(ray._private.worker, "_global_node", found)
+            yield SimpleNamespace(gcs=gcs, local=local)
+
+    def test_each_of_its_control_processes_is_missed(self, node):
+        assert explain_loss() is None
+        node.local.close()
+        assert "Ray's process for this machine does not answer" in explain_loss()
+        node.gcs.close()
+        assert "Ray's control process at 127.0.0.1" in explain_loss()
+
+    def test_it_is_lost_after_two_looks_in_vain_and_not_after_one(self, monkeypatch):
+        looks, told = iter([None, "away", None, "away", "away"]), []
+        monkeypatch.setattr(served, "explain_loss", lambda: next(looks))
+        monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(served.os, "_exit", lambda status: told.append(status))
+        process = served.Served(None, SimpleNamespace(send=told.append))  # type: ignore[arg-type]
+        process.watch()
+        assert told == [(None, "lost", "away"), 1]
+        assert next(looks, "no more") == "no more"
+
+    def test_also_a_ray_whose_packets_are_lost_is_missed_within_five_seconds(self):
+        tick = 0.5  # the dispatcher's, which readyz asks
+        a_look = served.CHECK_SECONDS + ray_cluster.LOOK_SECONDS
+        assert served.STRIKES * a_look + tick < 5
