@@ -36,6 +36,8 @@ TEXT = (ROOT / "docker-compose.yml").read_text()
 SECRETS = {
     *("POSTGRES_PASSWORD", "RAY_AUTH_TOKEN", "EIGENSWEEP_TOKEN", "EIGENSWEEP_MLFLOW_TOKEN"),
 }
+MOST_RESTARTS = 5
+"""Ray's processes give up on a machine that is busy; containers that end are started again."""
 SPEC = {
     "name": "small",
     "task": {"name": "copying", "delay": 5, "valid_size": 50, "test_size": 50},
@@ -167,6 +169,7 @@ class Composition:
             services[name] = json.loads(self.give_ports(json.dumps(services[name]), place))
         self.is_confined = os.geteuid() == 0 and can_confine()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.restarts = 0
 
     def move(self, text: str) -> str:
         """Return the file's text with this machine's hosts, ports and folders."""
@@ -241,7 +244,11 @@ class Composition:
         if command is None:
             command = self.content["services"][name]["command"]
             command = self.confine(name, command) if self.is_confined else command
-        with (self.folder / f"{name}.log").open("wb") as log:
+        self.spawn(name, command, user)
+        wait_until(lambda: self.is_healthy(name, command, user), lambda: self.log_of(name), 0.5)
+
+    def spawn(self, name: str, command: list[str], user: str | None) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -251,10 +258,14 @@ class Composition:
                 start_new_session=True,
                 user=user,
             )
-        wait_until(lambda: self.is_healthy(name), lambda: self.log_of(name), pause=0.5)
 
-    def is_healthy(self, name: str) -> bool:
-        assert self.processes[name].poll() is None, self.log_of(name)
+    def is_healthy(self, name: str, command: list[str], user: str | None) -> bool:
+        """Return whether a service is well; one that has ended is restarted, as Compose does."""
+        if self.processes[name].poll() is not None:
+            assert self.content["services"][name]["restart"] == "unless-stopped"
+            self.restarts += 1
+            assert self.restarts < MOST_RESTARTS, self.log_of(name)
+            self.spawn(name, command, user)
         return self.check(name).returncode == 0
 
     def check(self, name: str) -> subprocess.CompletedProcess[str]:
