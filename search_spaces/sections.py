@@ -264,9 +264,9 @@ class ResourcesConfig(Strict):
     gpus: float = Field(
         0.0,
         ge=0,
-        le=64,
-        description="GPUs of one trial; with a fraction, trials share a GPU as processes of their "
-        "own. With `lanes`: 1, which all that train side by side share, or 0",
+        le=1,
+        description="GPU of one trial, 0 or 1; with a fraction, trials share a GPU as processes of "
+        "their own. With `lanes`: 1, which all that train side by side share, or 0",
     )
     lanes: Annotated[
         Annotated[int, Field(ge=1, le=MOST_LANES)] | Literal["auto"] | None,
@@ -278,11 +278,15 @@ class ResourcesConfig(Strict):
         "process to itself",
     )
 
-    @field_validator("gpus")
+    @field_validator("gpus", mode="before")
     @classmethod
-    def _is_a_share_or_whole(cls, gpus: float) -> float:
-        if gpus > 1 and gpus != int(gpus):
-            raise ValueError("should be a whole number, or less than 1: no trial has parts of two")
+    def _is_at_most_one(cls, gpus: Any) -> Any:
+        if isinstance(gpus, int | float) and gpus > 1:
+            raise ValueError(
+                "should be at most 1: a trial trains on one GPU, and a second one would be "
+                "reserved and left idle. Give 1, or a share such as 0.5; on a node with several "
+                "GPUs, trials run side by side, at least one on each"
+            )
         return gpus
 
     @model_validator(mode="after")

@@ -146,9 +146,15 @@ def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
         ({"resources": {"lanes": 513}}, "resources.lanes", "'auto' or a whole number.*got 513"),
         ({"resources": {"lanes": "all"}}, "resources.lanes", "'auto' or a whole number"),
         ({"resources": {"lanes": True}}, "resources.lanes", "'auto' or a whole number"),
-        ({"resources": {"gpus": 1.5}}, "resources.gpus", "whole number, or less than 1.*got 1.5"),
+        (
+            {"resources": {"gpus": 1.5}},
+            "resources.gpus",
+            "at most 1: a trial trains on one GPU.*got 1.5",
+        ),
+        ({"resources": {"gpus": 2}}, "resources.gpus", "Give 1, or a share such as 0.5.*got 2"),
+        ({"resources": {"gpus": -1}}, "resources.gpus", "greater than or equal to 0"),
         ({"resources": {"gpus": 0.5, "lanes": 4}}, "resources", "share one device: give 'gpus': 1"),
-        ({"resources": {"gpus": 2, "lanes": 4}}, "resources", "Each further GPU gets lanes"),
+        ({"resources": {"gpus": 2, "lanes": 4}}, "resources.gpus", "trials run side by side"),
     ],
 )
 def test_an_invalid_spec_is_refused_with_the_place_and_what_would_work(changes, path, words):

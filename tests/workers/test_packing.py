@@ -57,8 +57,8 @@ def test_as_many_trials_land_on_each_gpu_as_its_engine_takes_aboard(cluster, lan
 
 
 def test_there_is_no_room_where_no_node_has_so_much(cluster):
-    room = look_for_room(ResourcesConfig(gpus=3), 1)
+    room = look_for_room(ResourcesConfig(cpus=5, gpus=1), 1)
     assert room.trials == 0
     assert (
-        "a trial needs 1 CPU, 3 GPU, and no node has that; there are 4 CPU, 2 GPU" in room.problem
+        "a trial needs 5 CPU, 1 GPU, and no node has that; there are 4 CPU, 2 GPU" in room.problem
     )
