@@ -14,8 +14,8 @@ from typing import Final
 
 import psutil  # type: ignore[import-untyped]
 import ray.exceptions
-from ray._raylet import GcsClient
-from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 
 ANSWER_SECONDS: Final = 10.0
 """How long the head, and the node's own process, may take to answer."""
