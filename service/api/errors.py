@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -237,9 +237,14 @@ def _answer_http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _find_methods(request: Request) -> str:
-    """Return the methods of every route at a request's path, as the OpenAPI page lists them."""
-    found: set[str] = set()
-    for template, methods in request.app.openapi()["paths"].items():
+    """Return the methods at a request's path, as the OpenAPI page lists them.
+
+    `/v1/experiments/bulk` is a path of the page, and has not the methods of an experiment.
+    """
+    paths, found = request.app.openapi()["paths"], set[str]()
+    if request.url.path in paths:
+        return ", ".join(sorted(method.upper() for method in paths[request.url.path]))
+    for template, methods in paths.items():
         pattern = re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(template))
         if re.fullmatch(pattern, request.url.path):
             found |= {method.upper() for method in methods}
@@ -257,6 +262,8 @@ def _answer_database_error(request: Request, error: Exception) -> Response:
         words = "wrong schema path=%s error=%s"
         logger.error(words, request.url.path, error, extra=_find_subject(request))
         return problem(500, str(error))
+    if isinstance(error, DataError):
+        return problem(422, "the request has a value that no database can hold, such as U+0000")
     if not is_away(error):
         return _answer_bug(request, error)
     words = "database away path=%s error=%s"

@@ -76,8 +76,10 @@ class BodyLimits:
         elif body and kind == JSON:
             try:
                 refuse_double_keys(body.decode())
-            except UnicodeDecodeError:
-                pass  # the route says what is wrong with it
+            except UnicodeDecodeError as error:
+                found = ProblemItem(path="", message=str(error), expected="JSON in UTF-8")
+                await problem(422, str(error), [found])(scope, receive, send)
+                return
             except TextError as error:
                 found = ProblemItem(path="", message=error.reason, expected="each key once")
                 await problem(422, error.reason, [found])(scope, receive, send)

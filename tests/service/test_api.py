@@ -239,6 +239,7 @@ class TestRefusals:
             (b"", "application/json", 422),
             (b"[" * 100_000, "application/json", 400),
             (b"\xff\xfe", "application/json", 422),
+            (b'{"name": "\xff"}', "application/json", 422),
         ],
     )
     def test_what_is_not_a_json_object_is_refused(self, client, body, kind, status):
@@ -262,6 +263,7 @@ class TestRefusals:
             ("GET", "/v1/presets/../../etc/passwd", 404, ""),
             ("GET", "/v2", 404, "/docs"),
             ("DELETE", "/v1/experiments", 405, "it takes GET, POST"),
+            ("DELETE", "/v1/experiments/bulk", 405, "it takes POST"),
             ("DELETE", "/compare", 405, "it takes GET"),
             ("GET", "/v1/experiments?limit=0", 422, "limit"),
             ("GET", "/v1/experiments?state=lost", 422, "queued"),

@@ -283,6 +283,21 @@ class TestQuotas:
         anna.post(f"/v1/experiments/{here}/cancel")
         post(anna, spec())
 
+    def test_what_is_over_is_not_taken_up_again_beyond_the_quota(self, of, accounts, spec):
+        anna = of("anna")
+        here = post(anna, spec())
+        anna.post(f"/v1/experiments/{here}/cancel")
+        longer = spec(search={"space": {"optimizer.lr": [1e-3, 1e-2, 1e-1]}})
+        accounts.change_quotas("anna", Quotas(max_trials=2))
+        extended = anna.post(f"/v1/experiments/{here}/extend", json=longer)
+        assert (extended.status_code, "2 trials" in extended.json()["detail"]) == (403, True)
+        accounts.change_quotas("anna", Quotas(max_experiments=0))
+        retried = anna.post(f"/v1/experiments/{here}/retry")
+        assert (retried.status_code, "not over" in retried.json()["detail"]) == (403, True)
+        asked = {"action": "retry", "ids": [here]}
+        (item,) = anna.post("/v1/experiments/bulk", json=asked).json()["items"]
+        assert "not over" in item["problem"]
+
     def test_a_reproduction_is_refused_as_a_whole(self, of, accounts):
         anna = of("anna")
         accounts.change_quotas("anna", Quotas(max_trials=0))

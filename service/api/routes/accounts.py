@@ -104,7 +104,7 @@ def list_users(service: TheService) -> Users:
     status_code=201,
     summary="Make a user",
     dependencies=[ADMIN],
-    responses=describe_errors(401, 403, 409, 413, 415, 422, 503),
+    responses=describe_errors(400, 401, 403, 409, 413, 415, 422, 503),
 )
 def create_user(service: TheService, request: Request, asked: UserRequest) -> UserNow:
     """Make a user, or bring one back who was removed; tokens that were revoked stay so."""
@@ -117,7 +117,7 @@ def create_user(service: TheService, request: Request, asked: UserRequest) -> Us
     "/users/{name}/quotas",
     summary="Set quotas",
     dependencies=[ADMIN],
-    responses=describe_errors(401, 403, 404, 413, 415, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 413, 415, 422, 503),
 )
 def change_quotas(
     service: TheService, request: Request, name: UserName, quotas: Annotated[Quotas, Body()]
@@ -132,7 +132,7 @@ def change_quotas(
     "/users/{name}/remove",
     summary="Remove a user",
     dependencies=[ADMIN],
-    responses=describe_errors(401, 403, 404, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 413, 415, 422, 503),
 )
 def remove_user(service: TheService, request: Request, name: UserName) -> UserNow:
     """Revoke a user's tokens and refuse the user from now on; what the user posted stays."""
@@ -159,7 +159,7 @@ def list_tokens(
     status_code=201,
     summary="Make a token",
     dependencies=[ADMIN],
-    responses=describe_errors(401, 403, 409, 413, 415, 422, 503),
+    responses=describe_errors(400, 401, 403, 409, 413, 415, 422, 503),
 )
 def create_token(
     service: TheService, request: Request, asked: TokenRequest, response: Response
@@ -175,7 +175,7 @@ def create_token(
     "/tokens/{id}/revoke",
     summary="Revoke a token",
     dependencies=[ADMIN],
-    responses=describe_errors(401, 403, 404, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 413, 415, 422, 503),
 )
 def revoke_token(service: TheService, request: Request, id: TokenId) -> TokenNow:
     """Let a token give nothing from now on. A second call changes nothing."""

@@ -112,7 +112,7 @@ class AnalysisQuery(BaseModel):
     status_code=201,
     summary="Post an analysis",
     dependencies=[SUBMIT],
-    responses=describe_errors(401, 403, 404, 409, 413, 415, 422, 503)
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503)
     | {
         200: {
             "model": AnalysisNow,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
@@ -32,7 +33,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.states import ExperimentState
+from eigensweep.workers.shared.states import ENDED, ExperimentState
 
 router = APIRouter(tags=["experiments"])
 previews = APIRouter(tags=["experiments"])
@@ -76,7 +77,7 @@ class ExperimentQuery(BaseModel):
     "/experiments",
     status_code=201,
     summary="Post an experiment",
-    responses=describe_errors(401, 403, 413, 415, 422, 503)
+    responses=describe_errors(400, 401, 403, 413, 415, 422, 503)
     | {
         200: {
             "model": ExperimentNow,
@@ -134,7 +135,7 @@ def _check_webhooks(urls: Sequence[str], hosts: Collection[str]) -> None:
     "/experiments/preview",
     summary="Preview an experiment",
     dependencies=[READ],
-    responses=describe_errors(401, 413, 415, 422),
+    responses=describe_errors(400, 401, 413, 415, 422),
 )
 def preview_experiment(
     settings: TheSettings, queue: TheQueue, record: TheRecord, spec: PostedSpec
@@ -203,7 +204,7 @@ def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     "/experiments/{id}/cancel",
     status_code=202,
     summary="Cancel an experiment",
-    responses=describe_errors(401, 403, 404, 409, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 def cancel_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     """Cancel a queued or paused experiment at once; tell the driver of a running one to stop.
@@ -219,7 +220,7 @@ def cancel_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow
     "/experiments/{id}/pause",
     status_code=202,
     summary="Pause an experiment",
-    responses=describe_errors(401, 403, 404, 409, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 def pause_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     """Pause a queued experiment at once; have the trials of a running one commit and leave.
@@ -235,7 +236,7 @@ def pause_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     "/experiments/{id}/resume",
     status_code=202,
     summary="Resume a paused experiment",
-    responses=describe_errors(401, 403, 404, 409, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 def resume_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     """Queue a paused experiment again: its trials go on from their commits, bit for bit.
@@ -250,7 +251,7 @@ def resume_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow
     "/experiments/{id}/retry",
     status_code=202,
     summary="Try the failed trials of an experiment again",
-    responses=describe_errors(401, 403, 404, 409, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     """Queue an experiment that is over again: failed and stalled trials go on from their commits.
@@ -258,7 +259,7 @@ def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
     itself, its search goes on, too. Answered 409 if it is not over or no trial has failed.
     """
-    service.record.retry(id)
+    _retry(service.record, id)
     return _show(service, id)
 
 
@@ -266,7 +267,7 @@ def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     "/experiments/{id}/extend",
     status_code=202,
     summary="Give an experiment that is over more to do",
-    responses=describe_errors(401, 403, 404, 409, 413, 415, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec) -> ExperimentNow:
     """Queue an experiment that is over again, as the spec says that it should be now.
@@ -279,6 +280,7 @@ def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec
     check_spec(spec, service.settings.corpora)
     _check_room(service.dispatcher, spec)
     count_observations(service.record, spec)
+    _check_quotas(service.record, id, spec)
     service.record.extend(id, spec)
     return _show(service, id)
 
@@ -314,7 +316,7 @@ class BulkAnswer(Answer):
 @router.post(
     "/experiments/bulk",
     summary="Pause, resume, cancel or retry several experiments",
-    responses=describe_errors(401, 403, 413, 415, 422, 503),
+    responses=describe_errors(400, 401, 403, 413, 415, 422, 503),
 )
 def act_in_bulk(
     service: TheService, caller: Submitter, asked: BulkRequest, request: Request
@@ -327,12 +329,24 @@ def act_in_bulk(
     return BulkAnswer(items=items)
 
 
+def _retry(record: Record, id: str) -> None:
+    _check_quotas(record, id)
+    record.retry(id)
+
+
+def _check_quotas(record: Record, id: str, spec: ExperimentSpec | None = None) -> None:
+    """Refuse to take up again what its owner could not post; the spec is that after the change."""
+    row = record.row(id)
+    if row.state in ENDED:
+        record.check_quotas([spec or ExperimentSpec.from_stored(row.spec)], row.owner)
+
+
 def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkItem:
     acts: dict[BulkAction, Callable[[str], None]] = {
         "pause": record.pause,
         "resume": record.resume,
         "cancel": record.cancel,
-        "retry": record.retry,
+        "retry": partial(_retry, record),
     }
     try:
         caller.require_owner(record.row(id).owner, f"experiment {id}")

@@ -200,7 +200,7 @@ class SuiteEntry(SuiteListing):
     "/reproductions",
     status_code=201,
     summary="Post a reproduction",
-    responses=describe_errors(401, 403, 404, 413, 415, 422, 503)
+    responses=describe_errors(400, 401, 403, 404, 413, 415, 422, 503)
     | {
         200: {
             "model": ReproductionNow,
@@ -257,7 +257,7 @@ def get_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow
     "/reproductions/{id}/cancel",
     status_code=202,
     summary="Cancel a reproduction",
-    responses=describe_errors(401, 403, 404, 409, 422, 503),
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
 )
 def cancel_reproduction(
     service: TheService, caller: Submitter, id: ReproductionId
