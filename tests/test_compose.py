@@ -212,9 +212,14 @@ class Composition:
             _, path, *how = volume.split(":")
             lines.append(f"mount --bind {path} {path}")
             lines += [f"mount -o remount,bind,ro {path}"] if how == ["ro"] else []
-        lines.append("mount -o remount,bind,ro /")
-        for path in [*service["tmpfs"], "/dev/shm:mode=1777"]:
+        shared = self.folder / "ray"
+        lines += [f"mount --bind {shared} {shared}", "mount -o remount,bind,ro /"]
+        # Nodes that share an address find each other's sockets by their place, so /tmp is common.
+        lines.append(f"mount --bind {shared} /tmp")
+        for path in service["tmpfs"]:
             path, _, options = path.partition(":")
+            if path == "/tmp":
+                continue
             kept = [each for each in options.split(",") if not each.startswith(("uid=", "gid="))]
             lines.append(f"mount -t tmpfs -o {','.join(['rw', *kept]).rstrip(',')} tmpfs {path}")
         rights = "setpriv --no-new-privs --inh-caps=-all --bounding-set=-all"
