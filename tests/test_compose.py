@@ -208,7 +208,12 @@ class Composition:
         """Return a command that runs with what the file leaves to its container."""
         service = self.content["services"][name]
         lines = ["set -e", "mount --make-rprivate /"]
-        for volume in service.get("volumes", []):
+        # Ray starts drivers on the first node of an address, and here all nodes share one: so each
+        # node sees the volumes of all services.
+        services = self.content["services"]
+        others = [name for name in services if name != "postgres"]
+        volumes = {volume for name in others for volume in services[name].get("volumes", [])}
+        for volume in sorted(volumes):
             _, path, *how = volume.split(":")
             lines.append(f"mount --bind {path} {path}")
             lines += [f"mount -o remount,bind,ro {path}"] if how == ["ro"] else []
