@@ -73,6 +73,7 @@ TRIAL_SUMMARY: Final[Json] = {
     "reopened_for": None,
     "started_at": "2026-11-20T12:00:05Z",
     "ended_at": "2026-11-20T12:00:51Z",
+    "usage": {"trial_seconds": 46.0, "cpu_hours": 0.0128, "gpu_hours": 0.0},
     "links": {
         "self": "/v1/experiments/1m7xnz0qe2nqc/trials/3",
         "mlflow": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs/c5e4e8bfbf7549c0b8b69d5d6ff5c265"
@@ -135,6 +136,8 @@ EXPERIMENT_SUMMARY: Final[Json] = {
     },
     "eta_seconds": 24.0,
     "notices": [],
+    "wall_seconds": 95.0,
+    "usage": {"trial_seconds": 171.0, "cpu_hours": 0.0475, "gpu_hours": 0.0},
     "best": {
         name: TRIAL_SUMMARY[name] for name in ("number", "arm", "state", "params", "value", "links")
     },

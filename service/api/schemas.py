@@ -14,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from eigensweep.direction import Better
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.examples import EXPERIMENT, EXPERIMENT_SUMMARY, TRIAL, TRIAL_SUMMARY
+from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
 from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.usage import UserUsage
 from eigensweep.workers.shared.messages import Json, Metrics, Notice, NoticeKind, Result
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
@@ -120,6 +122,22 @@ class AttemptNow(Answer):
     )
 
 
+class UsageNow(Answer):
+    """What was used so far, up to the newest reports."""
+
+    trial_seconds: float = Field(description="Seconds for which trials had a process, summed up")
+    cpu_hours: float = Field(description="The same in hours, times the CPU cores of a trial")
+    gpu_hours: float = Field(
+        description="The same, times its GPUs. Trials that share an engine have equal parts of it"
+    )
+
+    @classmethod
+    def of(cls, row: Experiment | Trial | UserUsage) -> UsageNow:
+        """Return what a row of the record says."""
+        cpu, gpu = row.cpu_seconds / 3600, row.gpu_seconds / 3600
+        return cls(trial_seconds=row.trial_seconds, cpu_hours=cpu, gpu_hours=gpu)
+
+
 class TrialLinks(Answer):
     """Paths and addresses of a trial."""
 
@@ -175,6 +193,7 @@ class TrialSummary(TrialHead):
     )
     started_at: datetime | None
     ended_at: datetime | None
+    usage: UsageNow
 
 
 class TrialNow(TrialSummary):
@@ -247,6 +266,10 @@ class ExperimentSummary(Answer):
         description="Estimated from the speed so far; null while that is unknown, while leaders "
         "of a race train more seeds, and after the end"
     )
+    wall_seconds: float = Field(
+        description="Seconds since its first start, without those in which it was paused or over"
+    )
+    usage: UsageNow
     best: TrialHead | None = Field(description="The first in the ranking so far")
     error: str | None = Field(description="Why it failed; in a list the last line of that")
     notices: list[NoticeNow] = Field(
@@ -312,6 +335,8 @@ class Views:
             "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
             "progress": _make_progress(now),
             "eta_seconds": now.eta_seconds,
+            "wall_seconds": spent_seconds(row, time.time()),
+            "usage": UsageNow.of(row),
             "notices": [NoticeNow.of(notice) for notice in row.notices or ()],
             "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
@@ -372,6 +397,7 @@ class Views:
             reopened_for=None if row.earlier is None else row.earlier["reason"],
             started_at=to_datetime_if_known(row.started_at),
             ended_at=to_datetime_if_known(row.ended_at),
+            usage=UsageNow.of(row),
         )
 
     def trial(self, record: TrialRecord) -> TrialNow:

@@ -40,6 +40,11 @@ def format_experiment(experiment: JsonObject) -> str:
         ratio = f", {best['value'] / baseline:.3f} of the baseline" if baseline else ""
         settings = format_cell("settings", best.get("params"))
         rows.append(("best", f"{value}{ratio}: trial {best['number']}, {best['arm']} {settings}"))
+    if usage := experiment.get("usage"):
+        gpus = usage["gpu_hours"]
+        of_gpus = f", {format_duration(3600 * gpus)} of GPUs" if gpus else ""
+        words = f"{format_duration(3600 * usage['cpu_hours'])} of CPU cores{of_gpus}"
+        rows.append(("used", words))
     rows += [("notice", notice["words"]) for notice in experiment.get("notices", ())]
     if experiment.get("error"):
         rows.append(("error", str(experiment["error"]).strip().splitlines()[-1]))

@@ -61,6 +61,8 @@ class Counts:
     undelivered_trials: int = 0
     """Trials that have ended, and that MLflow does not hold yet."""
     undelivered_experiments: int = 0
+    device_seconds: dict[str, float] = field(default_factory=lambda: {"cpu": 0.0, "gpu": 0.0})
+    """What all trials have occupied so far: seconds times cores, and times GPUs."""
     crews: list[Crew] = field(default_factory=list)
     counted: Counts | None = None
     """What was counted, where some of the numbers above are shown otherwise."""
@@ -86,9 +88,12 @@ def count_all(url: str, now: float | None = None) -> Counts:
 
 
 def _count_experiments(session: Session, counts: Counts) -> None:
-    grouped = select(Experiment.state, func.count()).group_by(Experiment.state)
-    for state, count in session.execute(grouped):
+    used = func.sum(Experiment.cpu_seconds), func.sum(Experiment.gpu_seconds)
+    grouped = select(Experiment.state, func.count(), *used).group_by(Experiment.state)
+    for state, count, cpu, gpu in session.execute(grouped):
         counts.experiments[state] = count
+        counts.device_seconds["cpu"] += cpu
+        counts.device_seconds["gpu"] += gpu
 
 
 def _count_trials(session: Session, counts: Counts, now: float) -> None:

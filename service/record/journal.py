@@ -27,6 +27,7 @@ from eigensweep.service.record.tables import (
     Trial,
     Webhook,
 )
+from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.ledger import error_of_undone
 from eigensweep.workers.shared.messages import ConfigJson, Json
 from eigensweep.workers.shared.states import (
@@ -234,6 +235,7 @@ def close_attempt(session: Session, trial: Trial, reason: str | None) -> None:
     """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
     attempt = session.get(Attempt, (trial.experiment_id, trial.number, trial.attempt))
     if attempt is not None and attempt.ended_at is None:
+        count_use(session, trial, attempt)
         attempt.ended_at = time.time()
         attempt.reason = remove_nul(reason)
 

@@ -28,6 +28,7 @@ from eigensweep.service.record.journal import (
     spent_seconds,
 )
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
+from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.ledger import (
     PAUSED,
     Earlier,
@@ -186,6 +187,8 @@ class RecordLedger:
             started = session.get(Attempt, (self.experiment_id, number, attempt))
             if started is not None and place is not None:
                 started.place = place.to_dict()
+            if started is not None and started.ended_at is None:
+                count_use(session, trial, started)
             known = session.get(Report, (self.experiment_id, number, step))
             if trial.state in OUTCOMES or known is not None:
                 return

@@ -148,6 +148,12 @@ class Experiment(Base):
     """When it was paused or ended, until it is started again."""
     idle_seconds: Mapped[float] = mapped_column(Double, default=0.0)
     """How long it was paused or over, between its first start and its last."""
+    trial_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
+    """How long its trials had a process, up to the newest reports; their sum."""
+    cpu_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
+    """The same, times the CPU cores that it occupied."""
+    gpu_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
+    """The same, times its GPUs."""
     generation: Mapped[int] = mapped_column(Integer, default=0)
     """Number of the newest driver; writes of an earlier one are refused."""
     claimed_at: Mapped[float | None] = mapped_column(Double)
@@ -214,6 +220,12 @@ class Trial(Base):
     tracked: Mapped[bool] = mapped_column(Boolean, default=False)
     started_at: Mapped[float | None] = mapped_column(Double)
     ended_at: Mapped[float | None] = mapped_column(Double)
+    trial_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
+    """How long it had a process, up to the newest report."""
+    cpu_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
+    """The same, times the CPU cores that it occupied."""
+    gpu_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
+    """The same, times its GPUs."""
     earlier: Mapped[EarlierJson | None] = mapped_column(JsonColumn)
     """How it had ended before it was opened again, until it ends anew; else None."""
 
@@ -241,6 +253,8 @@ class Attempt(Base):
     started_at: Mapped[float] = mapped_column(Double)
     ended_at: Mapped[float | None] = mapped_column(Double)
     reason: Mapped[str | None] = mapped_column(Text)
+    counted_at: Mapped[float | None] = mapped_column(Double)
+    """Up to when its time is counted in what the trial has used; None: not at all yet."""
     token: Mapped[str] = mapped_column(String(32))
     """Made by the caller of `begin`: a call repeated after a lost answer starts nothing new."""
     place: Mapped[Json] = mapped_column(JsonColumn, default=dict)

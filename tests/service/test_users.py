@@ -181,6 +181,15 @@ class TestOwners:
         assert 'href="/?owner=anna"' in bob.get("/").text
         assert mine not in bob.get("/?owner=bob").text
 
+    def test_what_others_have_used_is_for_an_admin(self, of, spec):
+        anna, bob, boss = of("anna"), of("bob", "read"), of("boss", "admin")
+        post(anna, spec())
+        users = [
+            [each["user"] for each in client.get("/v1/usage").json()["items"]]
+            for client in (anna, bob, boss)
+        ]
+        assert users == [["anna"], [], ["anna"]]
+
     def test_only_the_owner_and_an_admin_cancel(self, of, spec):
         anna, bob, boss = of("anna"), of("bob"), of("boss", "admin")
         first, second = post(anna, spec()), post(anna, spec())

@@ -11,7 +11,7 @@ from eigensweep.service.api.callers import ADMIN, Reader, tell_audit
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
-from eigensweep.service.api.schemas import Answer, Page
+from eigensweep.service.api.schemas import Answer, Page, UsageNow
 from eigensweep.service.record.accounts import (
     NAME,
     NewToken,
@@ -21,6 +21,7 @@ from eigensweep.service.record.accounts import (
     UserNow,
 )
 from eigensweep.service.record.audit import AuditNow
+from eigensweep.service.record.usage import sum_by_user
 
 router = APIRouter(tags=["access"])
 
@@ -72,6 +73,19 @@ class Tokens(Answer):
     items: list[TokenNow]
 
 
+class UserUsageNow(UsageNow):
+    """What the experiments of one user have used."""
+
+    user: str = Field(description="`operator` is who runs the service")
+    experiments: int
+
+
+class UsageByUser(Answer):
+    """What each user has used."""
+
+    items: list[UserUsageNow]
+
+
 class AuditQuery(BaseModel):
     """Selects entries of the audit log."""
 
@@ -89,6 +103,20 @@ class AuditQuery(BaseModel):
 async def get_me(caller: Reader) -> Me:
     """Return the user and the scope that the request is answered for."""
     return Me(user=caller.user, scope=caller.scope, token=caller.token)
+
+
+@router.get("/usage", summary="What did users use?", responses=describe_errors(401, 503))
+def show_usage(service: TheService, caller: Reader) -> UsageByUser:
+    """Return what each user's experiments have used; without the scope admin only one's own."""
+    found = sum_by_user(service.record.url)
+    if not caller.may("admin"):
+        found = [each for each in found if each.user == caller.user]
+    return UsageByUser(
+        items=[
+            UserUsageNow(user=each.user, experiments=each.experiments, **dict(UsageNow.of(each)))
+            for each in found
+        ]
+    )
 
 
 @router.get(

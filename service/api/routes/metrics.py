@@ -168,6 +168,14 @@ def _about_record(counts: Counts) -> Iterator[Metric]:
     )
     backlog = {"trials": counts.undelivered_trials, "experiments": counts.undelivered_experiments}
     yield _by_label("mlflow_backlog", "What has ended and is not in MLflow yet.", "what", backlog)
+    used = CounterMetricFamily(
+        "eigensweep_device_seconds",
+        "Seconds for which trials had a process, times the CPU cores or GPUs of each.",
+        labels=["kind"],
+    )
+    for kind, occupied in counts.device_seconds.items():
+        used.add_metric([kind], occupied)
+    yield used
     yield from _about_devices(counts.crews)
 
 

@@ -1,0 +1,158 @@
+"""What trials have used, by a clock that a test sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from prometheus_client import CollectorRegistry
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.routes.metrics import _about_record
+from eigensweep.service.record import database, migrations
+from eigensweep.service.record.counts import count_all
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.usage import UserUsage, devices_of, sum_by_user
+from eigensweep.workers.shared.messages import Place, Result
+
+PLACE = Place("node7", 4711, "cpu")
+CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
+
+
+class Clock:
+    """Seconds since 1970, as the record reads them."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "time", made)
+    return made
+
+
+def start(url: str, content: dict[str, Any], owner: str = "anna") -> RecordLedger:
+    """Post an experiment with one waiting trial and return the ledger of its driver."""
+    record = Record(url)
+    posted, _ = record.add(ExperimentSpec.model_validate(content), None, owner)
+    claim = record.claim(posted.id)
+    assert claim is not None
+    ledger = RecordLedger(url, posted.id, claim.generation, patience=0)
+    ledger.open(0, "scornn", {}, CONFIG, "abc")
+    return ledger
+
+
+def read(ledger: RecordLedger) -> list[tuple[float, float, float]]:
+    """Return what the experiment and its trial have used."""
+    experiment = Record(ledger.database_url).row(ledger.experiment_id)
+    key = (ledger.experiment_id, 0)
+    trial = database.read(ledger.database_url, lambda session: session.get_one(Trial, key))
+    return [(row.trial_seconds, row.cpu_seconds, row.gpu_seconds) for row in (experiment, trial)]
+
+
+def train(ledger: RecordLedger, clock: Clock) -> None:
+    """Let the trial train for 100 s to a report and 50 s more, wait 50 s, and train for 100 s."""
+    ledger.begin(0)
+    clock.now += 100
+    ledger.report(0, 1, 10, {"objective": 1.0}, PLACE)
+    clock.now += 50
+    ledger.interrupt(0, 1, "its process was lost")
+    clock.now += 50
+    ledger.begin(0)
+    clock.now += 100
+    ledger.finish(0, 2, "completed", Result(value=1.0, step=100))
+
+
+def test_all_attempts_count_and_no_wait_does(each_url, spec, clock):
+    ledger = start(each_url, spec(resources={"cpus": 2, "gpus": 0.5}))
+    train(ledger, clock)
+    clock.now += 1000
+    ledger.finish(0, 2, "failed", None, "late")
+    assert read(ledger) == [(250.0, 500.0, 125.0)] * 2
+
+
+def test_a_trial_that_trains_counts_up_to_its_newest_report(url, spec, clock):
+    ledger = start(url, spec())
+    ledger.begin(0)
+    assert read(ledger) == [(0.0, 0.0, 0.0)] * 2
+    for step in (10, 20):
+        clock.now += 30
+        ledger.report(0, 1, step, {"objective": 1.0}, PLACE)
+    assert read(ledger) == [(60.0, 60.0, 0.0)] * 2
+
+
+def test_trials_of_one_engine_share_its_devices():
+    resources = {"cpus": 1.0, "gpus": 1.0, "lanes": "auto"}
+    alone, shared = devices_of({"resources": resources}), devices_of({"resources": resources}, 8)
+    assert (alone.gpus, shared.gpus) == (1.0, 1 / 9)
+    assert devices_of({"resources": resources, "replicates": 3}, 8).gpus == 1 / 3
+    assert devices_of({}).cpus == 1.0
+
+
+def test_users_and_metrics_have_the_sum_of_their_experiments(url, spec, clock):
+    for owner in ("anna", "bob", "anna"):
+        train(start(url, spec(resources={"cpus": 2}), owner), clock)
+    assert sum_by_user(url) == [
+        UserUsage("anna", 2, 500.0, 1000.0, 0.0),
+        UserUsage("bob", 1, 250.0, 500.0, 0.0),
+    ]
+    registry = CollectorRegistry()
+    registry.register(_Of(url))
+    name = "eigensweep_device_seconds_total"
+    found = [registry.get_sample_value(name, {"kind": kind}) for kind in ("cpu", "gpu")]
+    assert found == [1500.0, 0.0]
+
+
+class _Of:
+    """Collects the metrics of a record."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def collect(self) -> Any:
+        return _about_record(count_all(self._url))
+
+
+def test_what_was_used_before_the_columns_is_counted_from_the_attempts(each_url, spec, clock):
+    ledger = start(each_url, spec(resources={"cpus": 2}))
+    train(ledger, clock)
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+
+    def go(to: Callable[..., None], version: str) -> None:
+        with database.engine(each_url).execution_options(writes=True).begin() as connection:
+            config.attributes["connection"] = connection
+            to(config, version)
+
+    go(command.downgrade, "0012")
+    go(command.upgrade, "head")
+    assert read(ledger) == [(250.0, 500.0, 0.0)] * 2
+
+
+def test_wall_time_and_device_hours_stand_in_the_api_and_on_the_pages(client, record, spec, clock):
+    posted = client.post("/v1/experiments", json=spec(resources={"cpus": 2})).json()["id"]
+    claim = record.claim(posted)
+    ledger = RecordLedger(record.url, posted, claim.generation, patience=0)
+    ledger.open(0, "scornn", {}, CONFIG, "abc")
+    train(ledger, clock)
+    used = {"trial_seconds": 250.0, "cpu_hours": pytest.approx(500 / 3600), "gpu_hours": 0.0}
+    found = client.get(f"/v1/experiments/{posted}").json()
+    assert (found["wall_seconds"], found["usage"]) == (300.0, used)
+    assert client.get(f"/v1/experiments/{posted}/trials/0").json()["usage"] == used
+    assert client.get("/v1/usage").json()["items"] == [
+        {"user": "operator", "experiments": 1, **used}
+    ]
+    for page in (f"/experiments/{posted}", f"/experiments/{posted}/trials/0"):
+        assert "of CPU cores" in client.get(page).text
