@@ -154,6 +154,9 @@ EXPERIMENT_SUMMARY: Final[Json] = {
         "resume": "/v1/experiments/1m7xnz0qe2nqc/resume",
         "retry": "/v1/experiments/1m7xnz0qe2nqc/retry",
         "extend": "/v1/experiments/1m7xnz0qe2nqc/extend",
+        "archive": "/v1/experiments/1m7xnz0qe2nqc/archive",
+        "unarchive": "/v1/experiments/1m7xnz0qe2nqc/unarchive",
+        "delete": "/v1/experiments/1m7xnz0qe2nqc/delete",
         "mlflow": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs"
         "?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=1m7xnz0qe2nqc",
         "run": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs/f7ee47fe2ca44c838c85a1e240a10f22"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
@@ -51,6 +52,8 @@ class Service:
     audit: Audit
     mlflow: Mlflow | None
     """None: it has no MLflow."""
+    deletions: threading.Event = field(default_factory=threading.Event)
+    """Set it when an experiment is to be removed: what removes them then looks at once."""
 
 
 async def _service(request: Request) -> Service:

@@ -235,6 +235,9 @@ class ExperimentLinks(Answer):
     resume: str
     retry: str
     extend: str
+    archive: str
+    unarchive: str
+    delete: str
     mlflow: str | None = Field(
         description="The chart of its trials on MLflow's pages; null before there is one"
     )
@@ -257,6 +260,9 @@ class ExperimentSummary(Answer):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    archived_at: datetime | None = Field(
+        description="When it was archived, so that lists leave it out; null if it was not"
+    )
     baseline: float | None = Field(
         description="What a memoryless model scores on the metric; null if unknown"
     )
@@ -331,6 +337,7 @@ class Views:
             "created_at": to_datetime(row.created_at),
             "started_at": to_datetime_if_known(row.started_at),
             "finished_at": to_datetime_if_known(row.finished_at),
+            "archived_at": to_datetime_if_known(row.archived_at),
             "baseline": row.baseline,
             "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
             "progress": _make_progress(now),
@@ -350,6 +357,9 @@ class Views:
                 resume=f"{here}/resume",
                 retry=f"{here}/retry",
                 extend=f"{here}/extend",
+                archive=f"{here}/archive",
+                unarchive=f"{here}/unarchive",
+                delete=f"{here}/delete",
                 mlflow=self.chart(row),
                 run=self.run(row.run_id, row.run_project),
             ),

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from eigensweep.service.record.database import is_away
+from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Event
 from eigensweep.workers.shared.states import ENDED
@@ -29,6 +30,7 @@ LONGEST_QUIET: Final = 2.0
 becomes visible when it is committed, perhaps after one of a higher number."""
 PIECE: Final = 500
 """Most events in one read."""
+DELETED: Final = "experiment.delete_requested"
 END_KINDS: Final = frozenset(f"experiment.{state}" for state in ENDED)
 
 
@@ -58,6 +60,8 @@ class Tailer:
                     await asyncio.sleep(INTERVAL)
                     continue
                 events = await run_in_threadpool(self._record.events, id, after, PIECE)
+            except ExperimentNotFoundError:
+                return  # it was deleted
             except SQLAlchemyError as error:
                 if not is_away(error):
                     raise
@@ -69,6 +73,7 @@ class Tailer:
             if is_over and not events:
                 return
             may_be_over = is_over or any(event.kind in END_KINDS for event in events)
+            may_be_over = may_be_over or bool(events and events[-1].kind == DELETED)
             if len(events) < PIECE:
                 seen, looked = newest, time.monotonic()
 

@@ -67,12 +67,14 @@ class Client(Connection):
         """
         return self.submit(self.experiment(experiment_id).content["spec"], **settings)
 
-    def act(self, action: str, *experiment_ids: str) -> list[JsonObject]:
-        """Pause, resume, cancel or retry several experiments: `act("pause", first, second)`.
+    def act(self, action: str, *experiment_ids: str, confirm: bool = False) -> list[JsonObject]:
+        """Do something to several experiments: `act("pause", first, second)`.
+
+        Also `resume`, `cancel`, `retry`, `archive`, `unarchive`, and `delete` with `confirm`.
 
         Each item of the answer has `id`, `state` and `problem`, which says why one was refused.
         """
-        body = {"action": action, "ids": list(experiment_ids)}
+        body = {"action": action, "ids": list(experiment_ids), "confirm": confirm}
         items: list[JsonObject] = self.post(f"{Experiment.listing_path}/bulk", body)["items"]
         return items
 

@@ -166,6 +166,23 @@ class Experiment(Remote):
         self.connection.post(f"{self.path}/extend", spec)
         return self.refresh()
 
+    def archive(self) -> Self:
+        """Leave it out of lists, once it is over."""
+        self.connection.post(f"{self.path}/archive")
+        return self.refresh()
+
+    def unarchive(self) -> Self:
+        """Show it in lists again."""
+        self.connection.post(f"{self.path}/unarchive")
+        return self.refresh()
+
+    def delete(self, *, confirm: bool) -> None:
+        """Remove it for good, once it is over: runs, checkpoints, study and record.
+
+        The service does that in the background; `refresh` raises a RefusedError when it is gone.
+        """
+        self.connection.post(f"{self.path}/delete", {"confirm": confirm})
+
     def events(self, after: str | None = None) -> Iterator[Event]:
         """Yield its events from the first, or from the one after the id `after`, to its end.
 

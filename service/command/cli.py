@@ -36,7 +36,7 @@ from eigensweep.service.client.spec_file import (
 from eigensweep.service.command import accounts, summaries, terminal
 from eigensweep.service.command import data as data_command
 from eigensweep.service.command.connecting import TokenFile, Url, connect, fail
-from eigensweep.service.command.options import FAILURE, INTERRUPTED, AsJson
+from eigensweep.service.command.options import BAD_INPUT, FAILURE, INTERRUPTED, AsJson
 
 Source = Annotated[
     str,
@@ -198,13 +198,18 @@ def list_experiments(
         str | None, typer.Option(help="Only experiments with this text in their name.")
     ] = None,
     owner: Annotated[str | None, typer.Option(help="Only experiments of this user.")] = None,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="Also experiments that are archived.")
+    ] = False,
     limit: Limit = 20,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
     with connect(url, as_json) as client:
-        found = client.experiments(limit, state=state, project=project, name=name, owner=owner)
+        found = client.experiments(
+            limit, state=state, project=project, name=name, owner=owner, archived=archived or None
+        )
         if as_json:
             _print_json(found)
             return
@@ -365,10 +370,37 @@ def retry(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     _act("retry", experiments, url, as_json)
 
 
+@app.command()
+def archive(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
+    """Leave experiments that are over out of lists; nothing of them is removed."""
+    _act("archive", experiments, url, as_json)
+
+
+@app.command()
+def unarchive(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
+    """Show archived experiments in lists again."""
+    _act("unarchive", experiments, url, as_json)
+
+
+@app.command()
+def delete(
+    experiments: Ids,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them for good.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove experiments that are over for good: runs, checkpoints, studies and records."""
+    if not yes:
+        words = "delete removes runs, checkpoints and records for good: say --yes"
+        problem = {"title": "It was not confirmed", "detail": words}
+        fail(f"error: {words}", problem, as_json, BAD_INPUT)
+    _act("delete", experiments, url, as_json)
+
+
 def _act(action: str, ids: list[str], url: str | None, as_json: bool) -> None:
     """Do something to each experiment; fail if one of them was refused."""
     with connect(url, as_json) as client:
-        found = client.act(action, *ids)
+        found = client.act(action, *ids, confirm=action == "delete")
         if as_json:
             _print_json(found)
         for each in found if not as_json else ():

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from eigensweep.service.process.cluster_process import ClusterProcess
     from eigensweep.service.queue.analyses import AnalysisRunner
+    from eigensweep.service.queue.deletions import Deleter
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.queue.webhooks import Notifier
@@ -111,7 +112,7 @@ def serve(settings: Settings) -> None:
             mlflow.start()
             stack.callback(mlflow.stop)
         # From here on imports take seconds; MLflow has begun with its own.
-        app, dispatcher, analyses, reproducer = _build(settings, place)
+        app, dispatcher, analyses, reproducer, deleter = _build(settings, place)
         http = _Http(listener, app)
         stack.callback(http.stop)
         home.write_address(settings.home, url, place.pages)
@@ -125,6 +126,8 @@ def serve(settings: Settings) -> None:
         stack.callback(analyses.stop)
         reproducer.start()
         stack.callback(reproducer.stop)
+        deleter.start()
+        stack.callback(deleter.stop)
         if settings.webhook_hosts and settings.webhook_secret is not None:
             notifier = _make_notifier(settings)
             notifier.start()
@@ -193,10 +196,11 @@ def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> 
 
 def _build(
     settings: Settings, mlflow: Mlflow
-) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer]:
+) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer, Deleter]:
     """Return the application, and what works off its queues."""
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.analyses import AnalysisRunner
+    from eigensweep.service.queue.deletions import Deleter
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.record.migrations import migrate
@@ -211,7 +215,16 @@ def _build(
     runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow)
     service = app.state.service
     reproducer = Reproducer(service.reproductions, record, service.analyses, storage, mlflow)
-    return app, dispatcher, runner, reproducer
+    deleter = Deleter(
+        record,
+        dispatcher.find_driver,
+        settings.home / "deletions",
+        storage,
+        settings.optuna,
+        mlflow,
+        asked=service.deletions,
+    )
+    return app, dispatcher, runner, reproducer, deleter
 
 
 def _require_a_token(settings: Settings) -> None:

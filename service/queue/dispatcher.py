@@ -135,6 +135,16 @@ class Dispatcher:
         except LauncherAwayError:
             return None
 
+    def find_driver(self, id: str) -> Driver | None:
+        """Return the driver of an experiment that still works, None if there is none.
+
+        Raises:
+            LauncherAwayError: if that cannot be known now.
+        """
+        if self.launcher is None or self.launcher.problem is not None:
+            raise LauncherAwayError("drivers cannot be found now")
+        return self.launcher.find(id)
+
     def start(self, launcher: Launcher, options: DriverOptions) -> None:
         """Begin to serve the queue, in a thread, with drivers started by `launcher`."""
         self.launcher, self.options = launcher, options

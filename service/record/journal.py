@@ -263,7 +263,7 @@ def reopen_experiment(session: Session, experiment: Experiment, reason: str) -> 
     move_experiment(session, experiment, "queued", reason=reason)
     experiment.generation += 1
     experiment.edition += 1
-    experiment.deaths = 0
+    experiment.deaths, experiment.archived_at = 0, None
     experiment.error, experiment.finished_at, experiment.tracked = None, None, False
 
 

@@ -138,12 +138,14 @@ class Queries:
         project: str | None = None,
         name: str | None = None,
         owner: str | None = None,
+        archived: bool = False,
         sort: str = "-created_at",
         limit: int = 50,
         after: Key | None = None,
     ) -> list[ExperimentRecord]:
         """Return a page of experiments; `name` matches anywhere in the name, whatever the case.
 
+        Those that are archived are left out, unless `archived`.
         They come without their specs, and with the heads of their best trials.
         """
         chosen: list[ColumnElement[bool]] = []
@@ -151,6 +153,8 @@ class Queries:
             chosen.append(Experiment.state.in_(states))
         if project is not None:
             chosen.append(Experiment.project == project)
+        if not archived:
+            chosen.append(Experiment.archived_at.is_(None))
         if owner is not None:
             chosen.append(Experiment.owner == owner)
         if name is not None:

@@ -20,6 +20,7 @@ from eigensweep.service.record.errors import IdempotencyKeyReusedError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
+from eigensweep.service.record.removal import Removal
 from eigensweep.service.record.reopening import Reopening
 from eigensweep.service.record.tables import (
     OPERATOR,
@@ -55,7 +56,7 @@ class Unfinished:
     """Whether it has ended, and its driver only has to bring MLflow up to date."""
 
 
-class Record(Reopening):
+class Record(Reopening, Removal):
     """The record of experiments at a database URL: the queue and the only memory."""
 
     def __init__(self, url: str, webhooks: Sequence[str] = ()) -> None:

@@ -24,6 +24,7 @@ from eigensweep.search_spaces.reproductions import Budget, load_suite, make_spec
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.errors import (
     AlreadyEndedError,
+    ExperimentNotFoundError,
     ReproductionNotFoundError,
     WrongStateError,
 )
@@ -147,8 +148,11 @@ class Reproductions:
             return False
         if any(each.id is None for each in found.experiments.values()):
             return False  # a corpus that was missing may have come
-        states = [self.record.row(each.id).state for each in found.experiments.values() if each.id]
-        return all(state == "completed" for state in states)
+        ids = [each.id for each in found.experiments.values() if each.id]
+        try:
+            return all(self.record.row(id).state == "completed" for id in ids)
+        except ExperimentNotFoundError:  # it was deleted
+            return False
 
     def _post(self, spec: ExperimentSpec, owner: str) -> Posted:
         """Queue an experiment, or find the same one; one that failed is queued once more."""
@@ -212,8 +216,8 @@ class Reproductions:
         if found.state not in OPEN:
             raise AlreadyEndedError(f"reproduction {id} is over: it has {found.state}")
         for each in found.experiments.values():
-            if each.id is not None and may_cancel(self.record.row(each.id).owner):
-                with suppress(WrongStateError):
+            with suppress(WrongStateError, ExperimentNotFoundError):
+                if each.id is not None and may_cancel(self.record.row(each.id).owner):
                     self.record.cancel(each.id)
         return self.change(found, state="cancelled", finished_at=time.time())
 

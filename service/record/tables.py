@@ -163,6 +163,8 @@ class Experiment(Base):
     """How often it was taken up again after it was over."""
     closed: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     """Whether it was cancelled, and now only its failed trials are tried again."""
+    archived_at: Mapped[float | None] = mapped_column(Double)
+    """When it was archived; None: lists show it."""
     round_step: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Step at which the last round of population-based training has ended; 0 before."""
     deaths: Mapped[int] = mapped_column(Integer, default=0)

@@ -219,6 +219,22 @@ def test_a_retry_without_a_failed_trial_is_refused(cli: Cli, spec: str) -> None:
     assert f"experiment {id} has no failed trial, so there is nothing to retry" in done.stderr
 
 
+def test_nothing_is_deleted_without_yes(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    refused = cli("delete", id)
+    assert refused.exit_code == 2
+    assert "say --yes" in refused.stderr
+    assert json.loads(cli("show", id, "--json").stdout)["state"] == "completed"
+    assert f"{id} is deleting" in cli("delete", id, "--yes").stdout
+
+
+def test_archived_experiments_are_listed_only_when_asked_for(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    assert cli("archive", id).exit_code == 0
+    assert id not in cli("list").stdout
+    assert id in cli("list", "--archived").stdout
+
+
 def test_watch_as_json_prints_a_line_for_each_event_and_then_the_experiment(
     cli: Cli, spec: str
 ) -> None:

@@ -31,6 +31,9 @@ from eigensweep.workers.shared.states import (
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
+BODIES: dict[str, Any] = {"delete": {"confirm": True}}
+"""What an action needs beside the address."""
+
 ROUTES: dict[str, list[str]] = {
     "queued": [],
     "starting": ["starting"],
@@ -42,6 +45,7 @@ ROUTES: dict[str, list[str]] = {
     "completed": ["starting", "running", "completed"],
     "cancelled": ["starting", "running", "cancelling", "cancelled"],
     "failed": ["starting", "running", "failed"],
+    "deleting": ["starting", "running", "completed", "deleting"],
 }
 """State to the moves that lead there."""
 
@@ -116,13 +120,15 @@ def test_each_state_allows_the_actions_of_the_table_and_refuses_all_others_in_wo
         add_failed_trial(record, id)
         bring(record, id, *ROUTES[state])
         events = len(record.events(id))
-        body = spec(limits={"wall_seconds": 1000}) if action == "extend" else None
+        body = BODIES.get(action)
+        if action == "extend":
+            body = spec(limits={"wall_seconds": 1000})
         answer = client.post(f"/v1/experiments/{id}/{action}", json=body)
         if state in ACTIONS[action]:
             assert answer.status_code == 202
             now = answer.json()["state"]
-            assert now != state
-            assert len(record.events(id)) > events
+            assert (now == state) == (action in ("archive", "unarchive"))
+            assert (len(record.events(id)) > events) == (action != "unarchive")
         elif state in DONE[action]:
             assert (answer.status_code, answer.json()["state"]) == (202, state)
             assert len(record.events(id)) == events

@@ -25,14 +25,17 @@ Phase = Literal["starting", "waiting_for_room", "running"]
 trials have begun."""
 
 ExperimentState = (
-    Literal["queued"] | Phase | Literal["pausing", "paused", "cancelling"] | ExperimentEnd
+    Literal["queued"]
+    | Phase
+    | Literal["pausing", "paused", "cancelling", "deleting"]
+    | ExperimentEnd
 )
 """A queued or paused experiment has no driver; one that is over has one until MLflow has all."""
 
 Intent = Literal["run", "pause", "cancel"]
 """What the person wants of an experiment."""
 
-Action = Literal["pause", "resume", "cancel", "retry", "extend"]
+Action = Literal["pause", "resume", "cancel", "retry", "extend", "archive", "unarchive", "delete"]
 """What a person can do to an experiment."""
 
 OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
@@ -90,6 +93,7 @@ EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = (
     "completed",
     "cancelled",
     "failed",
+    "deleting",
 )
 
 OPEN_ANALYSES: Final[frozenset[str]] = frozenset({"queued", "running"})
@@ -116,7 +120,11 @@ EXPERIMENT_MOVES: Final[dict[str, dict[str, str]]] = {
     "pausing": {"paused": "paused", "cancelling": "cancel_requested", **_ENDS},
     "paused": {"queued": "resumed", "cancelling": "cancel_requested"},
     "cancelling": {"cancelled": "cancelled", "failed": "failed"},
-    **{end: {"queued": "reopened"} for end in get_args(ExperimentEnd)},
+    **{
+        end: {"queued": "reopened", "deleting": "delete_requested"}
+        for end in get_args(ExperimentEnd)
+    },
+    "deleting": {},
 }
 """Experiment state to the states that may follow it, each with the kind of its event,
 `experiment.KIND`."""
@@ -127,6 +135,9 @@ ACTIONS: Final[dict[Action, frozenset[str]]] = {
     "cancel": frozenset({"queued", *get_args(Phase), "pausing", "paused"}),
     "retry": ENDED,
     "extend": ENDED,
+    "archive": ENDED,
+    "unarchive": ENDED,
+    "delete": ENDED,
 }
 """What a person can do, and in which states of an experiment."""
 
@@ -136,6 +147,9 @@ DONE: Final[dict[Action, frozenset[str]]] = {
     "cancel": frozenset({"cancelling", "cancelled"}),
     "retry": frozenset(),
     "extend": frozenset(),
+    "archive": frozenset(),
+    "unarchive": frozenset(),
+    "delete": frozenset({"deleting"}),
 }
 """The states in which it was done before, so that doing it once more changes nothing."""
 

@@ -161,6 +161,7 @@ class ListQuery(BaseModel):
     state: Literal[""] | ExperimentState = ""
     project: str = Field("", max_length=120)
     owner: str = Field("", max_length=64)
+    archived: bool = False
     cursor: str | None = Field(None, max_length=1000)
 
 

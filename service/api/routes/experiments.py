@@ -66,6 +66,7 @@ class ExperimentQuery(BaseModel):
     name: str | None = Field(
         None, max_length=120, description="Only if their name contains this, in any case"
     )
+    archived: bool = Field(False, description="Also those that are archived")
     sort: Literal["created_at", "-created_at", "name", "-name"] = "-created_at"
     limit: int = Field(50, ge=1, le=200)
     cursor: str | None = Field(
@@ -178,6 +179,7 @@ def list_experiments(
         project=query.project,
         name=query.name,
         owner=query.owner,
+        archived=query.archived,
         sort=query.sort,
         limit=query.limit + 1,
         after=decode(query.sort, query.cursor, (kind, str)),
@@ -285,7 +287,58 @@ def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec
     return _show(service, id)
 
 
-BulkAction = Literal["pause", "resume", "cancel", "retry"]
+@router.post(
+    "/experiments/{id}/archive",
+    status_code=202,
+    summary="Archive an experiment",
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
+)
+def archive_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
+    """Leave an experiment that is over out of lists, unless they ask for archived ones."""
+    service.record.archive(id)
+    return _show(service, id)
+
+
+@router.post(
+    "/experiments/{id}/unarchive",
+    status_code=202,
+    summary="Show an archived experiment in lists again",
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
+)
+def unarchive_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
+    """Show an experiment in lists again. Retry and extend do so, too."""
+    service.record.unarchive(id)
+    return _show(service, id)
+
+
+class DeleteRequest(BaseModel):
+    """Says that an experiment is to be removed for good."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    confirm: Literal[True] = Field(description="Has to be true")
+
+
+@router.post(
+    "/experiments/{id}/delete",
+    status_code=202,
+    summary="Delete an experiment for good",
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
+)
+def delete_experiment(
+    service: TheService, id: OwnExperimentId, request: DeleteRequest
+) -> ExperimentNow:
+    """Remove an experiment that is over: its runs in MLflow, its checkpoints, study and rows.
+
+    It is `deleting` until all of it is gone, and then it is answered 404. What other experiments
+    took over from it they keep as numbers, without its weights.
+    """
+    service.record.delete(id)
+    service.deletions.set()
+    return _show(service, id)
+
+
+BulkAction = Literal["pause", "resume", "cancel", "retry", "archive", "unarchive", "delete"]
 
 
 class BulkRequest(BaseModel):
@@ -297,6 +350,7 @@ class BulkRequest(BaseModel):
     ids: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(
         min_length=1, max_length=200, examples=[["1m7xnz0qe2nqc"]]
     )
+    confirm: bool = Field(False, description="Has to be true for `delete`")
 
 
 class BulkItem(Answer):
@@ -315,17 +369,25 @@ class BulkAnswer(Answer):
 
 @router.post(
     "/experiments/bulk",
-    summary="Pause, resume, cancel or retry several experiments",
+    summary="Do the same to several experiments",
     responses=describe_errors(400, 401, 403, 413, 415, 422, 503),
 )
 def act_in_bulk(
     service: TheService, caller: Submitter, asked: BulkRequest, request: Request
 ) -> BulkAnswer:
     """Do to each experiment what its own address does; one that is refused leaves the others be."""
+    if asked.action == "delete" and not asked.confirm:
+        raise SpecError(
+            "confirm",
+            "delete removes runs, checkpoints and records for good: say 'confirm': true",
+            expected="true",
+            got=False,
+        )
     ids = list(dict.fromkeys(asked.ids))
     items = [_act(service.record, caller, id, asked.action) for id in ids]
     tell_audit(request, f"{asked.action} {', '.join(ids)}")
     service.dispatcher.wake()
+    service.deletions.set()
     return BulkAnswer(items=items)
 
 
@@ -347,6 +409,9 @@ def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkIte
         "resume": record.resume,
         "cancel": record.cancel,
         "retry": partial(_retry, record),
+        "archive": record.archive,
+        "unarchive": record.unarchive,
+        "delete": record.delete,
     }
     try:
         caller.require_owner(record.row(id).owner, f"experiment {id}")

@@ -29,6 +29,7 @@ from eigensweep.service.api.examples import REPRODUCTION, REPRODUCTIONS
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
+from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
 from eigensweep.workers.reports import messages
@@ -421,7 +422,12 @@ def _describe_experiment(
         return ReproductionExperiment(
             label=label, id=None, state="unavailable", fraction=None, problem=problem, link=None
         )
-    now = service.views.experiment(service.record.experiment(id))
+    try:
+        now = service.views.experiment(service.record.experiment(id))
+    except ExperimentNotFoundError:
+        return ReproductionExperiment(
+            label=label, id=None, state="unavailable", fraction=None, problem="deleted", link=None
+        )
     return ReproductionExperiment(
         label=label,
         id=id,

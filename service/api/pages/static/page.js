@@ -64,6 +64,7 @@ document.addEventListener("click", async (event) => {
       ...(body ? { body, headers: { "Content-Type": "application/json" } } : {}),
     });
     if ("open" in button.dataset) location.assign(made.links.page);
+    else if ("leave" in button.dataset) location.assign("/");
     else location.reload();
   } catch (error) {
     button.disabled = false;

@@ -1,0 +1,80 @@
+"""Archiving and deleting experiments that are over, and what is left to be deleted.
+
+Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.control import Control, lock, was_done
+from eigensweep.service.record.journal import emit, move_experiment
+from eigensweep.service.record.tables import Experiment
+
+
+class Removal(Control):
+    """The part of the record that puts experiments away, and removes them."""
+
+    def archive(self, id: str) -> None:
+        """Leave an experiment that is over out of lists. Once more changes nothing.
+
+        Raises:
+            ExperimentNotFoundError, WrongStateError: as in `Control`.
+        """
+        self._put_away(id, True)
+
+    def unarchive(self, id: str) -> None:
+        """Show an experiment in lists again. Once more changes nothing.
+
+        Raises:
+            ExperimentNotFoundError, WrongStateError: as in `Control`.
+        """
+        self._put_away(id, False)
+
+    def _put_away(self, id: str, away: bool) -> None:
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            was_done(experiment, "archive" if away else "unarchive")
+            if (experiment.archived_at is not None) != away:
+                experiment.archived_at = time.time() if away else None
+                emit(session, experiment, f"experiment.{'archived' if away else 'unarchived'}")
+
+        database.write(self.url, work)
+
+    def delete(self, id: str) -> None:
+        """Have an experiment that is over removed, with all that there is of it.
+
+        From now on its drivers may write no more, and it cannot come back. Once more changes
+        nothing.
+
+        Raises:
+            ExperimentNotFoundError, WrongStateError: as in `Control`.
+        """
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            if not was_done(experiment, "delete"):
+                move_experiment(session, experiment, "deleting")
+                experiment.generation += 1
+
+        database.write(self.url, work)
+
+    def list_deleting(self) -> list[str]:
+        """Return the ids of the experiments that are to be removed, the oldest first."""
+        query = select(Experiment.id).where(Experiment.state == "deleting")
+        query = query.order_by(Experiment.created_at, Experiment.id)
+        return database.read(self.url, lambda session: list(session.scalars(query)))
+
+    def remove(self, id: str) -> None:
+        """Remove all rows of an experiment that is being deleted."""
+
+        def work(session: Session) -> None:
+            experiment = session.get(Experiment, id, with_for_update=True)
+            if experiment is not None and experiment.state == "deleting":
+                session.delete(experiment)  # the database removes what belongs to it
+
+        database.write(self.url, work)

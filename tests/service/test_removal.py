@@ -1,0 +1,214 @@
+"""Experiments that are put away, and those that are removed for good, half-way deaths included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from starlette.testclient import TestClient
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.queue.deletions import Deleter
+from eigensweep.service.record import database
+from eigensweep.service.record.errors import ExperimentNotFoundError
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import Attempt, Event, Report, Trial
+from eigensweep.workers.driver.deletion import remove
+from eigensweep.workers.driver.study import open_storage
+from eigensweep.workers.shared.ledger import StaleWriteError
+from eigensweep.workers.shared.messages import Result
+from eigensweep.workers.tracking.mlflow_runs import Runs
+
+CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
+
+
+def play(record: Record, content: dict[str, Any]) -> RecordLedger:
+    """Post an experiment, and play its driver to the end of one trial and of all."""
+    id = record.add(ExperimentSpec.model_validate(content))[0].id
+    claim = record.claim(id)
+    assert claim is not None
+    ledger = RecordLedger(record.url, id, claim.generation)
+    ledger.open(0, "scornn", {}, CONFIG, "h")
+    attempt = ledger.begin(0)
+    ledger.report(0, attempt, 50, {"loss": 0.5}, None)
+    ledger.finish(0, attempt, "completed", Result(value=0.5, step=100))
+    ledger.end("completed")
+    return ledger
+
+
+@pytest.fixture
+def ledger(record: Record, spec: Any) -> RecordLedger:
+    return play(record, spec())
+
+
+class TestArchive:
+    def test_lists_leave_it_out_unless_they_are_asked(self, client, ledger):
+        id = ledger.experiment_id
+        answer = client.post(f"/v1/experiments/{id}/archive").json()
+        assert answer["archived_at"] is not None
+        assert client.get("/v1/experiments").json()["items"] == []
+        (found,) = client.get("/v1/experiments?archived=true").json()["items"]
+        assert found["id"] == id
+        assert client.get(f"/v1/experiments/{id}").json()["state"] == "completed"
+        assert id not in client.get("/").text
+        assert id in client.get("/?archived=true").text
+
+    def test_it_comes_back(self, client, record, ledger):
+        path = f"/v1/experiments/{ledger.experiment_id}"
+        for action in ("archive", "archive", "unarchive", "unarchive"):
+            assert client.post(f"{path}/{action}").status_code == 202
+        assert len(client.get("/v1/experiments").json()["items"]) == 1
+        kinds = [event.kind for event in record.events(ledger.experiment_id)]
+        assert kinds[-2:] == ["experiment.archived", "experiment.unarchived"]
+
+    def test_what_is_taken_up_again_is_in_lists_again(self, client, record, spec, ledger):
+        record.archive(ledger.experiment_id)
+        more = ExperimentSpec.model_validate(spec(limits={"wall_seconds": 1000}))
+        record.extend(ledger.experiment_id, more)
+        assert len(client.get("/v1/experiments").json()["items"]) == 1
+
+
+class Removal:
+    """Two experiments with files, of which one is deleted, and the parts that do that."""
+
+    def __init__(self, record: Record, content: dict[str, Any], folder: Path) -> None:
+        self.record, self.folder = record, folder
+        self.ledger, self.other = play(record, content), play(record, content)
+        for each in (self.ledger, self.other):
+            (folder / "storage" / each.experiment_id / "00000").mkdir(parents=True)
+            open_storage(str(folder / "optuna"), each.experiment_id).create_new_study(
+                [], f"{each.experiment_id}@1"
+            )
+        self.driver: Any = None
+        self.id = self.ledger.experiment_id
+        self.now = 0.0
+        self.deleter = self.start()
+
+    def start(self) -> Deleter:
+        """Return what a service that is started now has."""
+        return Deleter(
+            self.record,
+            lambda id: self.driver,
+            self.folder / "deletions",
+            str(self.folder / "storage"),
+            str(self.folder / "optuna"),
+            clock=lambda: self.now,
+        )
+
+    def files(self) -> set[str]:
+        """Return what is left, as names of experiments."""
+        places = [*(self.folder / "storage").iterdir(), *(self.folder / "optuna").iterdir()]
+        return {place.name.partition(".")[0] for place in places}
+
+
+@pytest.fixture
+def removal(record: Record, spec: Any, tmp_path: Path) -> Removal:
+    return Removal(record, spec(), tmp_path)
+
+
+def count_rows(record: Record, id: str) -> int:
+    def work(session: Any) -> int:
+        tables: Any = (Trial, Attempt, Report, Event)
+        return sum(session.query(t).filter(t.experiment_id == id).count() for t in tables)
+
+    return database.read(record.url, work)
+
+
+class TestDelete:
+    def test_it_is_asked_for_explicitly(self, client: TestClient, record, ledger):
+        path = f"/v1/experiments/{ledger.experiment_id}/delete"
+        for body in ({}, {"confirm": False}):
+            assert client.post(path, json=body).status_code == 422
+        bulk = {"action": "delete", "ids": [ledger.experiment_id]}
+        refused = client.post("/v1/experiments/bulk", json=bulk)
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["path"] == "confirm"
+        assert "say 'confirm': true" in refused.text
+        assert record.row(ledger.experiment_id).state == "completed"
+        done = client.post("/v1/experiments/bulk", json={**bulk, "confirm": True}).json()
+        (item,) = done["items"]
+        assert (item["state"], item["problem"]) == ("deleting", None)
+
+    def test_runs_studies_checkpoints_and_rows_are_gone_and_no_others(self, client, removal):
+        removal.record.delete(removal.id)
+        assert client.get(f"/v1/experiments/{removal.id}").json()["state"] == "deleting"
+        assert not removal.deleter.tick()
+        assert removal.files() == {removal.other.experiment_id}
+        assert client.get(f"/v1/experiments/{removal.id}").status_code == 404
+        assert count_rows(removal.record, removal.id) == 0
+        assert count_rows(removal.record, removal.other.experiment_id) > 0
+        assert list((removal.folder / "deletions").iterdir()) == []
+
+    def test_a_driver_that_still_delivers_may_not_write_and_is_waited_for(self, removal):
+        class Driver:
+            now: Any = "running"
+
+            def state(self) -> Any:
+                return self.now
+
+        removal.driver = Driver()
+        removal.record.delete(removal.id)
+        with pytest.raises(StaleWriteError):
+            removal.ledger.set_tracked(None)
+        assert removal.record.list_unfinished() == [
+            each for each in removal.record.list_unfinished() if each.id != removal.id
+        ]
+        assert removal.deleter.tick()
+        assert removal.id in removal.files()
+        removal.driver.now = "died"
+        assert not removal.deleter.tick()
+        assert removal.id not in removal.files()
+
+    def test_a_service_that_dies_half_way_has_the_next_one_go_on(self, removal, monkeypatch):
+        removal.record.delete(removal.id)
+
+        def die(id: str) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(removal.record, "remove", die)
+            with pytest.raises(KeyboardInterrupt):
+                removal.deleter.tick()
+        assert removal.id not in removal.files()
+        assert removal.record.row(removal.id).state == "deleting"
+        assert not removal.start().tick()
+        with pytest.raises(ExperimentNotFoundError):
+            removal.record.row(removal.id)
+
+    def test_what_cannot_be_removed_now_is_tried_again_after_a_pause(self, removal, monkeypatch):
+        removal.record.delete(removal.id)
+        problems = ["MLflow is away", None]
+        monkeypatch.setattr(removal.deleter, "_remove_files", lambda id: problems.pop(0))
+        assert removal.deleter.tick()
+        assert removal.deleter.tick()  # its pause is not over
+        assert problems == [None]
+        removal.now = 10.0
+        assert not removal.deleter.tick()
+
+    def test_the_form_of_the_page_asks_first(self, client, ledger):
+        page = client.get(f"/experiments/{ledger.experiment_id}").text
+        button = page.partition(f"/v1/experiments/{ledger.experiment_id}/delete")[2]
+        head = button.partition(">")[0]
+        assert "data-ask=" in head
+        assert "confirm" in head
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own store
+def test_every_run_of_it_is_deleted_in_mlflow_and_no_other(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    runs = {id: Runs(uri, "some project", id) for id in ("e1", "e2")}
+    for each in runs.values():
+        parent = each.get(None, None, "all", {})
+        each.get(0, None, "a trial", {}, parent)
+        each.end(parent, "FINISHED")
+    for _ in range(2):  # whoever died in the middle does it once more
+        remove("e1", "some project", str(tmp_path), str(tmp_path / "optuna"), uri)
+    client = MlflowClient(uri)
+    projects = [each.experiment_id for each in client.search_experiments()]
+    left = client.search_runs(projects)
+    assert [run.data.tags["eigensweep.experiment"] for run in left] == ["e2", "e2"]
+    remove("e3", "no such project", str(tmp_path), str(tmp_path / "optuna"), uri)
+    assert client.get_experiment_by_name("no such project") is None
