@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,23 @@ print(len(MODELS) > 10, len(TASKS) > 5, result.summary.interval["value"] is not 
 """
 
 
+def find_modules() -> dict[str, list[str]]:
+    """Return the distributions of each module, as a new process sees them.
+
+    This one may have imported Ray, which puts a folder with packages of its own on the path.
+    """
+    program = "import importlib.metadata as m, json; print(json.dumps(m.packages_distributions()))"
+    found: dict[str, list[str]] = json.loads(
+        subprocess.check_output([sys.executable, "-c", program])
+    )
+    return found
+
+
 def test_a_trial_trains_with_nothing_but_the_packages_of_a_worker() -> None:
     here = close(WORKER)
     absent = {
         module
-        for module, names in packages_distributions().items()
+        for module, names in find_modules().items()
         if not {canonicalize_name(name) for name in names} & (here | {"eigensweep"})
     }
     assert absent >= ABSENT, "the worker's packages bring what belongs to the service"

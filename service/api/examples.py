@@ -116,6 +116,7 @@ EXPERIMENT_SUMMARY: Final[Json] = {
     "created_at": "2026-11-20T12:00:00Z",
     "started_at": "2026-11-20T12:00:00Z",
     "finished_at": None,
+    "archived_at": None,
     "baseline": 0.1733,
     "metric": {"name": "cross_entropy", "unit": "nats", "better": "lower"},
     "progress": {

@@ -85,7 +85,8 @@ class ProgressNow(Answer):
     fraction: float | None = Field(
         ge=0,
         le=1,
-        description="Null while the total is unknown, and during a race, whose length nobody knows",
+        description="Null while the total is unknown, and while trials are open whose expected "
+        "steps are all done: in a race, or in a last evaluation",
     )
 
 

@@ -107,10 +107,11 @@ class AtDatabase:
         from eigensweep.service.settings import Settings
 
         settings = Settings()
-        os.umask(0o077)
+        before = os.umask(0o077)
         if settings.database_url is None:
             make_private(settings.home)
         migrate(settings.database)
+        os.umask(before)
         self._accounts = Accounts(settings.database)
         self._audit = Audit(settings.database, settings.audit_entries)
 

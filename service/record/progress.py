@@ -26,7 +26,9 @@ class Progress:
     steps_total: int | None
     """Steps to be expected; a trial that ended early counts with the steps it took."""
     fraction: float | None
-    """None while the total is unknown, and during a race: nobody knows how long it is."""
+    """None while the total is unknown, and while trials are open whose expected steps are done.
+
+    They are evaluated a last time then, or leaders train more seeds in a race."""
     eta_seconds: float | None
     """None while the speed is unknown, while leaders train more seeds, and without a driver."""
 
@@ -43,10 +45,9 @@ def compute_progress(
     left = 0 if is_over else _steps_left(experiment, counts, sum(trials.values()))
     total = None if left is None else done + left
     is_at_end = left == 0 and any(trials[state] for state in OPEN_TRIALS)
-    is_racing = is_at_end and bool(experiment.spec.get("racing"))
     if is_over and experiment.state == "completed":
         fraction: float | None = 1.0
-    elif is_racing:
+    elif is_at_end:
         fraction = None
     else:
         fraction = _fraction(experiment, trials, done, total)

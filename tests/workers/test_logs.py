@@ -26,6 +26,7 @@ Read = Callable[[], list[dict[str, Any]]]
 @pytest.fixture
 def written() -> Iterator[Read]:
     """Return what a logger has written so far, as JSON."""
+    logs._of_process.clear()  # another test may have begun a trial in this process
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.make_formatter("json"))
