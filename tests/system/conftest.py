@@ -54,6 +54,8 @@ class RunningService:
         }
         self.command = [sys.executable, "-m", "eigensweep.service.process.serve"]
         self.cwd = folder
+        self.token: str | None = None
+        """What requests carry, if anything."""
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -79,9 +81,10 @@ class RunningService:
 
     def request(self, path: str, body: Any = None) -> Any:
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data=content, headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        request = urllib.request.Request(self.url + path, data=content, headers=headers)
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return json.load(answer)
 
@@ -186,3 +189,9 @@ def service() -> Iterator[RunningService]:
         running = RunningService(folder)
         yield running
         running.clear()
+
+
+@pytest.fixture
+def make_service() -> type[RunningService]:
+    """Return what makes a service that is not started."""
+    return RunningService

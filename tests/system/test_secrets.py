@@ -6,14 +6,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from conftest import RunningService
-from waiting import PATIENCE
 
 SPEC = {
     "name": "small",
@@ -24,25 +21,12 @@ SPEC = {
 }
 
 
-class GuardedService(RunningService):
-    """A service that wants a token, and is sent one."""
-
-    token = ""
-
-    def request(self, path: str, body: Any = None) -> Any:
-        content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
-        request = urllib.request.Request(self.url + path, content, headers)
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return json.load(answer)
-
-
 @pytest.mark.slow
-def test_no_secret_is_in_a_log_argument_tag_parameter_or_database() -> None:
+def test_no_secret_is_in_a_log_argument_tag_parameter_or_database(make_service: Any) -> None:
     planted = {"token": "planted-in-the-environment", "proxy_secret": "planted-for-the-proxy"}
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp", ignore_cleanup_errors=True) as name:
         proxy = {"proxy_addresses": "127.0.0.1", "proxy_scopes": "lab=read"}
-        service = GuardedService(Path(name), **planted, **proxy, cpus="2", log_level="debug")
+        service = make_service(Path(name), **planted, **proxy, cpus="2", log_level="debug")
         command = [sys.executable, "-m", "eigensweep.service.command.cli", "token", "create"]
         made = subprocess.run(
             [*command, "--user", "anna", "--scope", "submit", "--json"],
