@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import (
     AccountNotFoundError,
@@ -36,7 +37,7 @@ PREFIX: Final = "esw_"
 """How every token begins, so that a search for lost secrets finds one."""
 
 
-class Quotas(BaseModel):
+class Quotas(PlainNumbers):
     """What a user may have at most; null: any number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -307,6 +307,13 @@ class TestQuotas:
         (item,) = anna.post("/v1/experiments/bulk", json=asked).json()["items"]
         assert "not over" in item["problem"]
 
+    @pytest.mark.parametrize("no_number", [False, "3"])
+    def test_what_is_no_number_is_no_quota(self, of, accounts, no_number):
+        boss, quotas = of("boss", "admin"), {"max_trials": no_number}
+        assert boss.post("/v1/users/boss/quotas", json=quotas).status_code == 422
+        token = {"user": "anna", "scope": "read", "seconds": no_number}
+        assert boss.post("/v1/tokens", json=token).status_code == 422
+
     def test_a_reproduction_is_refused_as_a_whole(self, of, accounts):
         anna = of("anna")
         accounts.change_quotas("anna", Quotas(max_trials=0))

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.service.api.callers import ADMIN, Reader, tell_audit
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import decode, encode
@@ -49,7 +50,7 @@ class UserRequest(BaseModel):
     quotas: Quotas = Quotas()
 
 
-class TokenRequest(BaseModel):
+class TokenRequest(PlainNumbers):
     """A new token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
