@@ -77,6 +77,7 @@ SHORT: dict[str, Any] = {
 """Of specs, whose schema is by far the largest, only the examples; nothing at random."""
 
 
+@pytest.mark.slow
 def test_no_answer_is_an_error_of_the_service_or_missing_on_the_page(app: FastAPI) -> None:
     failures, asked = find_failures(app, 1, **SHORT)
     assert not failures, "\n\n".join(failures)

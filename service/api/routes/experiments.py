@@ -350,7 +350,7 @@ class BulkRequest(BaseModel):
     ids: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(
         min_length=1, max_length=200, examples=[["1m7xnz0qe2nqc"]]
     )
-    confirm: bool = Field(False, description="Has to be true for `delete`")
+    confirm: bool = Field(False, strict=True, description="Has to be true for `delete`")
 
 
 class BulkItem(Answer):
