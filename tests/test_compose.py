@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from links import run_id_of
 from waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, RefusedError
@@ -408,7 +409,7 @@ def test_the_composition_runs_an_experiment(composition: Composition) -> None:
 
     assert experiment.state == "completed", composition.log_of("service")
     assert [trial["state"] for trial in trials] == ["completed", "completed"]
-    run = experiment.content["links"]["mlflow"].rpartition("/")[2]
+    run = run_id_of(experiment.content["links"]["run"])
     asked = f"api/2.0/mlflow/runs/get?run_id={run}"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"http://127.0.0.1:{composition.ports['5000']}/{asked}")
