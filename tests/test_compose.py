@@ -420,8 +420,9 @@ def test_the_composition_runs_an_experiment(composition: Composition) -> None:
 
     composition.end_node("ray-worker")
 
-    wait_until(lambda: composition.check("ray-worker").returncode == 1, pause=0.5)
-    assert "counts no living node of this machine" in composition.check("ray-worker").stderr
+    words = "counts no living node of this machine"
+    wait_until(lambda: words in composition.check("ray-worker").stderr, pause=0.5)
+    assert composition.check("ray-worker").returncode == 1
     assert composition.check("ray-head").returncode == 0
 
 
