@@ -106,6 +106,17 @@ TRIAL: Final[Json] = {
     ],
 }
 
+_LINKS: Final[Json] = {
+    "self": "/v1/experiments/1m7xnz0qe2nqc",
+    "page": "/experiments/1m7xnz0qe2nqc",
+    "trials": "/v1/experiments/1m7xnz0qe2nqc/trials",
+    "events": "/v1/experiments/1m7xnz0qe2nqc/events",
+    "mlflow": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs"
+    "?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=1m7xnz0qe2nqc",
+    "run": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs/f7ee47fe2ca44c838c85a1e240a10f22"
+    "?workflowType=machine_learning",
+}
+
 EXPERIMENT_SUMMARY: Final[Json] = {
     "id": "1m7xnz0qe2nqc",
     "owner": "anna",
@@ -145,27 +156,30 @@ EXPERIMENT_SUMMARY: Final[Json] = {
     "error": None,
     "delivered": False,
     "cancel_requested": False,
-    "links": {
-        "self": "/v1/experiments/1m7xnz0qe2nqc",
-        "page": "/experiments/1m7xnz0qe2nqc",
-        "trials": "/v1/experiments/1m7xnz0qe2nqc/trials",
-        "events": "/v1/experiments/1m7xnz0qe2nqc/events",
-        "cancel": "/v1/experiments/1m7xnz0qe2nqc/cancel",
-        "pause": "/v1/experiments/1m7xnz0qe2nqc/pause",
-        "resume": "/v1/experiments/1m7xnz0qe2nqc/resume",
-        "retry": "/v1/experiments/1m7xnz0qe2nqc/retry",
-        "extend": "/v1/experiments/1m7xnz0qe2nqc/extend",
-        "archive": "/v1/experiments/1m7xnz0qe2nqc/archive",
-        "unarchive": "/v1/experiments/1m7xnz0qe2nqc/unarchive",
-        "delete": "/v1/experiments/1m7xnz0qe2nqc/delete",
-        "mlflow": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs"
-        "?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=1m7xnz0qe2nqc",
-        "run": "http://127.0.0.1:8642/mlflow/#/experiments/1/runs/f7ee47fe2ca44c838c85a1e240a10f22"
-        "?workflowType=machine_learning",
-    },
+    "links": _LINKS,
 }
 
-EXPERIMENT: Final[Json] = {**EXPERIMENT_SUMMARY, "best": TRIAL, "spec": GRID}
+EXPERIMENT: Final[Json] = {
+    **EXPERIMENT_SUMMARY,
+    "best": TRIAL,
+    "spec": GRID,
+    "links": {
+        **_LINKS,
+        **{
+            name: f"/v1/experiments/1m7xnz0qe2nqc/{name}"
+            for name in (
+                "cancel",
+                "pause",
+                "resume",
+                "retry",
+                "extend",
+                "archive",
+                "unarchive",
+                "delete",
+            )
+        },
+    },
+}
 
 ANALYSES: Final[dict[str, Example]] = {
     "trial": {

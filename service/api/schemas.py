@@ -224,13 +224,24 @@ class NoticeNow(Answer):
         return cls(kind=notice.kind, words=notice.words, node=notice.node, until=until)
 
 
-class ExperimentLinks(Answer):
-    """Paths and addresses of an experiment."""
+class HeadLinks(Answer):
+    """Paths and addresses of an experiment in a list."""
 
     self: str
     page: str = Field(description="Its page for browsers")
     trials: str
     events: str
+    mlflow: str | None = Field(
+        description="The chart of its trials on MLflow's pages; null before there is one"
+    )
+    run: str | None = Field(
+        description="Its own run there, with report and plots; null before there is one"
+    )
+
+
+class ExperimentLinks(HeadLinks):
+    """Paths and addresses of an experiment, with those that change it."""
+
     cancel: str
     pause: str
     resume: str
@@ -239,12 +250,6 @@ class ExperimentLinks(Answer):
     archive: str
     unarchive: str
     delete: str
-    mlflow: str | None = Field(
-        description="The chart of its trials on MLflow's pages; null before there is one"
-    )
-    run: str | None = Field(
-        description="Its own run there, with report and plots; null before there is one"
-    )
 
 
 class ExperimentSummary(Answer):
@@ -287,7 +292,7 @@ class ExperimentSummary(Answer):
     delivered: bool = Field(
         description="Whether it is over and MLflow has all of it; also true if MLflow refused it"
     )
-    links: ExperimentLinks
+    links: HeadLinks
 
 
 class ExperimentNow(ExperimentSummary):
@@ -297,6 +302,7 @@ class ExperimentNow(ExperimentSummary):
 
     best: TrialNow | None = Field(description="The first in the ranking so far, in full")
     spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
+    links: ExperimentLinks
 
 
 class Views:
@@ -307,8 +313,13 @@ class Views:
 
     def experiment(self, record: ExperimentRecord) -> ExperimentNow:
         """Return an experiment in full."""
+        here = f"/v1/experiments/{record.experiment.id}"
+        actions = ExperimentLinks.model_fields.keys() - HeadLinks.model_fields.keys()
         return ExperimentNow(
             **self._describe(record),
+            links=ExperimentLinks(
+                **self._links(record.experiment), **{name: f"{here}/{name}" for name in actions}
+            ),
             best=None if record.best is None else self.trial(record.best),
             error=record.experiment.error,
             spec=record.experiment.spec,
@@ -319,6 +330,7 @@ class Views:
         lines = (record.experiment.error or "").strip().splitlines()
         return ExperimentSummary(
             **self._describe(record),
+            links=HeadLinks(**self._links(record.experiment)),
             best=None if record.best is None else TrialHead(**self._head(record.best.trial)),
             error=lines[-1] if lines else None,
         )
@@ -327,7 +339,6 @@ class Views:
         """Return what an experiment's answer has in a list, too."""
         row = record.experiment
         now = compute_progress(row, record.counts, time.time())
-        here = f"/v1/experiments/{row.id}"
         return {
             "id": row.id,
             "owner": row.owner,
@@ -348,22 +359,17 @@ class Views:
             "notices": [NoticeNow.of(notice) for notice in row.notices or ()],
             "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
-            "links": ExperimentLinks(
-                self=here,
-                page=f"/experiments/{row.id}",
-                trials=f"{here}/trials",
-                events=f"{here}/events",
-                cancel=f"{here}/cancel",
-                pause=f"{here}/pause",
-                resume=f"{here}/resume",
-                retry=f"{here}/retry",
-                extend=f"{here}/extend",
-                archive=f"{here}/archive",
-                unarchive=f"{here}/unarchive",
-                delete=f"{here}/delete",
-                mlflow=self.chart(row),
-                run=self.run(row.run_id, row.run_project),
-            ),
+        }
+
+    def _links(self, row: Experiment) -> dict[str, str | None]:
+        here = f"/v1/experiments/{row.id}"
+        return {
+            "self": here,
+            "page": f"/experiments/{row.id}",
+            "trials": f"{here}/trials",
+            "events": f"{here}/events",
+            "mlflow": self.chart(row),
+            "run": self.run(row.run_id, row.run_project),
         }
 
     def _head(self, row: Trial) -> dict[str, Any]:

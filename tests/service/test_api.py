@@ -342,7 +342,7 @@ class TestReading:
         ledger.end("failed", "Traceback\nKeyError: 'x'")
         (listed,) = client.get("/v1/experiments").json()["items"]
         whole = client.get(listed["links"]["self"]).json()
-        assert len(json.dumps(listed)) < 2_000
+        assert len(json.dumps(listed)) < 1_500
         assert whole["spec"]["description"] == body["description"]
         assert whole["best"]["result"]["value"] == 0.25
         assert whole["error"] == "Traceback\nKeyError: 'x'"
@@ -350,7 +350,9 @@ class TestReading:
         assert set(whole) - set(listed) == {"spec"}
         assert listed["best"] == {name: whole["best"][name] for name in listed["best"]}
         assert listed["best"]["value"] == 0.25
-        changing = {"spec", "best", "error", "eta_seconds"}
+        assert listed["links"].items() <= whole["links"].items()
+        assert "cancel" in whole["links"].keys() - listed["links"].keys()
+        changing = {"spec", "best", "error", "eta_seconds", "links"}
         assert all(listed[name] == whole[name] for name in set(listed) - changing)
         assert client.get(whole["links"]["page"]).status_code == 200
 
