@@ -184,8 +184,15 @@ def each_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
+def postgresql_url(bare_postgresql_url: str) -> str:
     """A fresh record in PostgreSQL."""
+    migrate(bare_postgresql_url)
+    return bare_postgresql_url
+
+
+@pytest.fixture
+def bare_postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
+    """A database in PostgreSQL without any table."""
     server = postgresql_server.url
     name = f"record_{uuid.uuid4().hex}"
     with database.engine(server).connect() as connection:
@@ -193,7 +200,14 @@ def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
             f"CREATE DATABASE {name}"
         )
     made = server.replace("/postgres?", f"/{name}?")
-    migrate(made)
     yield made
     database.engine(made).dispose()
     database.engine(server).dispose()
+
+
+@pytest.fixture
+def bare_url(tmp_path: Path) -> Iterator[str]:
+    """A SQLite database without any table."""
+    made = f"sqlite:///{tmp_path / 'bare.db'}"
+    yield made
+    database.engine(made).dispose()

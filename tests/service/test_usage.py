@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from prometheus_client import CollectorRegistry
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes.metrics import _about_record
-from eigensweep.service.record import database, migrations
+from eigensweep.service.record import database
 from eigensweep.service.record.counts import count_all
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -123,22 +119,6 @@ class _Of:
 
     def collect(self) -> Any:
         return _about_record(count_all(self._url))
-
-
-def test_what_was_used_before_the_columns_is_counted_from_the_attempts(each_url, spec, clock):
-    ledger = start(each_url, spec(resources={"cpus": 2}))
-    train(ledger, clock)
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-
-    def go(to: Callable[..., None], version: str) -> None:
-        with database.engine(each_url).execution_options(writes=True).begin() as connection:
-            config.attributes["connection"] = connection
-            to(config, version)
-
-    go(command.downgrade, "0012")
-    go(command.upgrade, "head")
-    assert read(ledger) == [(250.0, 500.0, 0.0)] * 2
 
 
 def test_wall_time_and_device_hours_stand_in_the_api_and_on_the_pages(client, record, spec, clock):

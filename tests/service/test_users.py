@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from alembic import command
-from alembic.config import Config
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -26,7 +24,7 @@ from eigensweep.service.api.identity import PROXY_SECRET
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.process.serve import _require_a_token
 from eigensweep.service.record import audit as audit_log
-from eigensweep.service.record import database, migrations
+from eigensweep.service.record import database
 from eigensweep.service.record.accounts import Accounts, Quotas
 from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, QuotaExceededError
@@ -146,20 +144,6 @@ class TestTokens:
 
 
 class TestSchema:
-    def test_an_older_record_is_the_operators_and_the_way_back_is_open(self, each_url, spec):
-        config = Config()
-        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-
-        def go(to: Callable[..., None], version: str) -> None:
-            with database.engine(each_url).execution_options(writes=True).begin() as connection:
-                config.attributes["connection"] = connection
-                to(config, version)
-
-        posted = Record(each_url).add(ExperimentSpec.model_validate(spec()), None, "anna")[0]
-        go(command.downgrade, "0009")
-        go(command.upgrade, "head")
-        assert Record(each_url).row(posted.id).owner == "operator"
-
     def test_an_entry_of_the_audit_log_cannot_be_changed(self, each_url):
         log = Audit(each_url, 100)
         log.add("POST /x", user="eve", token=None, address=None, refused=False)

@@ -20,6 +20,10 @@ class NewerRecordError(StartError):
     """The database was written by a newer version of the service."""
 
 
+class NoWayBackError(StartError):
+    """An earlier schema was asked for than the database has."""
+
+
 class RecordUnusableError(StartError):
     """The database of the record cannot be opened, read or changed."""
 
@@ -29,6 +33,7 @@ def migrate(url: str, revision: str = "head") -> None:
 
     Raises:
         NewerRecordError: if its schema has a version that this one does not know.
+        NoWayBackError: if its schema is newer than the revision.
         RecordUnusableError: if the database does not answer, or is none.
     """
     config = _configure()
@@ -39,7 +44,8 @@ def migrate(url: str, revision: str = "head") -> None:
     except CommandError as error:
         raise NewerRecordError(
             f"the record was written by a newer version of Eigensweep ({error}): install that "
-            "version, or set EIGENSWEEP_HOME or EIGENSWEEP_DATABASE_URL to another place"
+            "version, since a schema never goes back, or set EIGENSWEEP_HOME or "
+            "EIGENSWEEP_DATABASE_URL to another place"
         ) from error
     except DBAPIError as error:
         place = make_url(url).render_as_string(hide_password=True)

@@ -1,4 +1,8 @@
-"""Alembic's environment: run by `migrate`, or by `alembic` for a new version of the schema."""
+"""Alembic's environment: run by `migrate`, or by `alembic` for a new version of the schema.
+
+Versions lead forward only. There is no way back, since what a newer version has written would be
+lost on it without a word.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from alembic import context
 from sqlalchemy import Connection
 
 from eigensweep.service.record import database
+from eigensweep.service.record.migrations import NoWayBackError
 from eigensweep.service.record.tables import Base
 from eigensweep.service.settings import Settings
 
@@ -17,8 +22,21 @@ def run(connection: Connection) -> None:
         target_metadata=Base.metadata,
         render_as_batch=connection.dialect.name == "sqlite",
     )
+    _refuse_to_go_back()
     with context.begin_transaction():
         context.run_migrations()
+
+
+def _refuse_to_go_back() -> None:
+    wanted = context.get_revision_argument()
+    for have in context.get_context().get_current_heads():
+        not_later = {each.revision for each in context.script.walk_revisions("base", have)}
+        if wanted != have and (wanted is None or wanted in not_later):
+            raise NoWayBackError(
+                f"the record has schema {have}, and there is no way back to {wanted or 'none'}: "
+                "install the version of Eigensweep that belongs to it, or go on from a backup that "
+                "was made before"
+            )
 
 
 given = context.config.attributes.get("connection")

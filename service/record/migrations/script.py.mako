@@ -17,8 +17,3 @@ depends_on = ${repr(depends_on)}
 def upgrade() -> None:
     """Bring the schema from the version before to this one."""
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    ${downgrades if downgrades else "pass"}

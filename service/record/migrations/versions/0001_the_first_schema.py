@@ -159,26 +159,3 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("experiment_id", "number", "step", name=op.f("pk_reports")),
     )
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_table("reports")
-    op.drop_table("attempts")
-    with op.batch_alter_table("trials", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_trials_experiment_id_state_step_steps"))
-        batch_op.drop_index(batch_op.f("ix_trials_experiment_id_rank_number"))
-        batch_op.drop_index(batch_op.f("ix_trials_config_hash_state"))
-
-    op.drop_table("trials")
-    with op.batch_alter_table("events", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_events_experiment_id_id"))
-
-    op.drop_table("events")
-    with op.batch_alter_table("experiments", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_experiments_tracked"))
-        batch_op.drop_index(batch_op.f("ix_experiments_state_priority_created_at"))
-        batch_op.drop_index(batch_op.f("ix_experiments_name_id"))
-        batch_op.drop_index(batch_op.f("ix_experiments_created_at_id"))
-
-    op.drop_table("experiments")

@@ -18,9 +18,3 @@ def upgrade() -> None:
     """Bring the schema from the version before to this one."""
     op.add_column("experiments", sa.Column("run_project", sa.Text(), nullable=True))
     op.add_column("trials", sa.Column("run_project", sa.Text(), nullable=True))
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_column("trials", "run_project")
-    op.drop_column("experiments", "run_project")

@@ -12,7 +12,7 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
-BEFORE = ("ix_trials_experiment_id_state_step_steps", ["experiment_id", "state", "step", "steps"])
+BEFORE = "ix_trials_experiment_id_state_step_steps"
 STATES = (
     "ix_trials_experiment_id_state_number_step_steps",
     ["experiment_id", "state", "number", "step", "steps"],
@@ -27,11 +27,4 @@ def upgrade() -> None:
     """Bring the schema from the version before to this one."""
     for name, columns in (STATES, ARMS):
         op.create_index(name, "trials", columns)
-    op.drop_index(BEFORE[0], "trials")
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.create_index(BEFORE[0], "trials", BEFORE[1])
-    for name, _ in (STATES, ARMS):
-        op.drop_index(name, "trials")
+    op.drop_index(BEFORE, "trials")

@@ -18,8 +18,3 @@ NAME = "ix_trials_state_tracked_ended_at_started_at"
 def upgrade() -> None:
     """Bring the schema from the version before to this one."""
     op.create_index(NAME, "trials", ["state", "tracked", "ended_at", "started_at"])
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_index(NAME, "trials")

@@ -34,13 +34,6 @@ def upgrade() -> None:
     _replace_indexes(BY_RANK, BY_TIER)
 
 
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    _replace_indexes(BY_TIER, BY_RANK)
-    op.drop_column("trials", "tier")
-    op.drop_column("trials", "earlier")
-
-
 def _replace_indexes(old: dict[str, list[str]], new: dict[str, list[str]]) -> None:
     for name in old:
         op.drop_index(name, table_name="trials")

@@ -49,9 +49,3 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_deliveries_due_at"), "deliveries", ["due_at"])
     op.create_index(op.f("ix_deliveries_experiment_id"), "deliveries", ["experiment_id"])
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_table("deliveries")
-    op.drop_table("webhooks")

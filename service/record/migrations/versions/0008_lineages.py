@@ -19,9 +19,3 @@ def upgrade() -> None:
     op.add_column("trials", sa.Column("lineage", sa.JSON(none_as_null=True), nullable=True))
     steps = sa.Column("round_step", sa.BigInteger(), nullable=False, server_default="0")
     op.add_column("experiments", steps)
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_column("experiments", "round_step")
-    op.drop_column("trials", "lineage")

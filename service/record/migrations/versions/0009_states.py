@@ -13,15 +13,6 @@ down_revision = "0008"
 branch_labels = None
 depends_on = None
 
-EARLIER = {
-    "starting": "running",
-    "waiting_for_room": "running",
-    "pausing": "running",
-    "paused": "queued",
-    "cancelling": "running",
-}
-"""State to what it was called before this version, which can neither pause nor tell these apart."""
-
 
 def upgrade() -> None:
     """Bring the schema from the version before to this one."""
@@ -34,18 +25,3 @@ def upgrade() -> None:
         "experiments", sa.Column("idle_seconds", sa.Double(), nullable=False, server_default="0")
     )
     op.execute("UPDATE experiments SET left_at = finished_at")
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_column("experiments", "idle_seconds")
-    op.drop_column("experiments", "left_at")
-    op.add_column(
-        "experiments",
-        sa.Column("intent", sa.String(length=8), nullable=False, server_default="run"),
-    )
-    op.execute(
-        "UPDATE experiments SET intent = 'cancel' WHERE state IN ('cancelling', 'cancelled')"
-    )
-    for state, earlier in EARLIER.items():
-        op.execute(f"UPDATE experiments SET state = '{earlier}' WHERE state = '{state}'")

@@ -73,14 +73,3 @@ def upgrade() -> None:
     op.create_index(op.f("ix_audit_refused_id"), "audit", ["refused", "id"])
     for statement in APPEND_ONLY[op.get_bind().dialect.name]:
         op.execute(statement)
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_table("audit")
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("DROP FUNCTION refuse_to_change_audit()")
-    op.drop_table("tokens")
-    op.drop_table("users")
-    op.drop_index(op.f("ix_experiments_owner_state"), "experiments")
-    op.drop_column("experiments", "owner")

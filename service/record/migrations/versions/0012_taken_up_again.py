@@ -22,9 +22,3 @@ def upgrade() -> None:
     op.add_column(
         "experiments", sa.Column("closed", sa.Boolean(), nullable=False, server_default=sa.false())
     )
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_column("experiments", "closed")
-    op.drop_column("experiments", "edition")

@@ -48,11 +48,3 @@ def upgrade() -> None:
             f"UPDATE experiments SET {name} = COALESCE((SELECT SUM({name}) FROM trials "
             "WHERE trials.experiment_id = experiments.id), 0)"
         )
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    for table in ("trials", "experiments"):
-        for name in reversed(COLUMNS):
-            op.drop_column(table, name)
-    op.drop_column("attempts", "counted_at")

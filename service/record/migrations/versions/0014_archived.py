@@ -17,8 +17,3 @@ depends_on = None
 def upgrade() -> None:
     """Bring the schema from the version before to this one."""
     op.add_column("experiments", sa.Column("archived_at", sa.Double(), nullable=True))
-
-
-def downgrade() -> None:
-    """Bring the schema back to the version before."""
-    op.drop_column("experiments", "archived_at")
