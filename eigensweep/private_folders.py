@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 OTHERS = 0o077
@@ -118,3 +120,14 @@ def require_own(folder: Path, but: str) -> None:
                 f"every user may write to {entry}, so what is in it may not be yours: look at "
                 f"it, then `chmod -R go-rwx {entry}`, or remove it"
             )
+
+
+def keep_secret(path: Path) -> str:
+    """Return the secret in a file that only this user can read; make it if it is not there."""
+    with suppress(FileNotFoundError):
+        if secret := path.read_text():
+            return secret
+    secret = secrets.token_hex(32)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secret)
+    return secret

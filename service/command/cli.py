@@ -34,6 +34,7 @@ from eigensweep.service.client.spec_file import (
     parse_trial,
 )
 from eigensweep.service.command import accounts, summaries, terminal
+from eigensweep.service.command import cluster as cluster_command
 from eigensweep.service.command import data as data_command
 from eigensweep.service.command.connecting import TokenFile, Url, connect, fail
 from eigensweep.service.command.options import BAD_INPUT, FAILURE, INTERRUPTED, AsJson
@@ -63,6 +64,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_command.data)
+app.add_typer(cluster_command.cluster)
 app.add_typer(accounts.token)
 app.add_typer(accounts.user)
 app.command("audit")(accounts.list_audit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from eigensweep.private_folders import keep_secret
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import mlflow_app
 
@@ -37,7 +37,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path, port: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.token = _keep_token(folder / "token")
+        self.token = keep_secret(folder / "token")
         self.url = f"http://{HOST}:{port}"
         self._folder = folder
         self._port = port
@@ -107,14 +107,3 @@ class MlflowServer:
     def log(self) -> Path:
         """File of what the server prints."""
         return self._folder / "server.log"
-
-
-def _keep_token(path: Path) -> str:
-    """Return the secret in a file that only this user can read; make it if it is not there."""
-    with suppress(FileNotFoundError):
-        if token := path.read_text():
-            return token
-    token = secrets.token_hex(32)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(token)
-    return token

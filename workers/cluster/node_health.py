@@ -3,6 +3,7 @@
 `python -m eigensweep.workers.cluster.node_health --address HEAD:PORT --port PORT` ends with 0 if
 the node's own process listens at its port and the head counts the node as alive. Else it prints
 why and ends with 1. `ray health-check` asks the head only, so it is content with a dead worker.
+With `--wait SECONDS` it asks until the node is well: for who starts nodes one after another.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+import time
 from typing import Final
 
 import psutil  # type: ignore[import-untyped]
@@ -19,6 +21,8 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 
 ANSWER_SECONDS: Final = 10.0
 """How long the head, and the node's own process, may take to answer."""
+PAUSE_SECONDS: Final = 0.2
+"""Between two looks at a node that is not well yet."""
 
 
 def find_fault(head: str, port: int) -> str | None:
@@ -64,8 +68,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Say whether this machine's Ray node is well.")
     parser.add_argument("--address", required=True, help="host:port of Ray's head")
     parser.add_argument("--port", required=True, type=int, help="the node manager's port")
+    parser.add_argument("--wait", default=0.0, type=float, help="seconds until it must be well")
     given = parser.parse_args()
-    fault = find_fault(given.address, given.port)
+    deadline = time.monotonic() + given.wait
+    while (fault := find_fault(given.address, given.port)) and time.monotonic() < deadline:
+        time.sleep(PAUSE_SECONDS)
     if fault is not None:
         sys.stderr.write(f"{fault}\n")
     return 0 if fault is None else 1
