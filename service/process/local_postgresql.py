@@ -119,12 +119,13 @@ class LocalPostgresql:
         """Make those databases that are not there yet; return False while nobody answers."""
         import psycopg
 
-        words = {"host": str(self.sockets), "user": LOGIN, "dbname": "postgres"}
         try:
-            with psycopg.connect(**words, autocommit=True) as connection:
+            with psycopg.connect(
+                host=str(self.sockets), user=LOGIN, dbname="postgres", autocommit=True
+            ) as connection:
                 rows = connection.execute("SELECT datname FROM pg_database").fetchall()
                 for name in set(names) - {row[0] for row in rows}:
-                    connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+                    connection.execute(f'CREATE DATABASE "{name}"')
         except psycopg.OperationalError:
             return False
         return True
