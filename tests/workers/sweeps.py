@@ -15,7 +15,7 @@ from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.engine.shares import share_of
-from eigensweep.workers.shared.messages import DriverOptions, Order, Result
+from eigensweep.workers.shared.messages import DriverOptions, Order, Report, Result
 
 COPYING: dict[str, Any] = {
     "name": "copying",
@@ -68,6 +68,9 @@ class Bench:
 
     def must_stop(self) -> bool:
         return False
+
+    def find_lack(self, order: Order, report: Report) -> str | None:
+        return None
 
     def optuna(self) -> Study:
         storage = open_storage(self.storage, "e1")

@@ -18,7 +18,13 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared import code
 from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store, pause_mark
-from eigensweep.workers.shared.code import ForeignCodeError, check_code, own_code
+from eigensweep.workers.shared.code import (
+    ForeignCodeError,
+    check_code,
+    describe_difference,
+    own_code,
+    own_parts,
+)
 from eigensweep.workers.shared.messages import Order, Report, Source
 from eigensweep.workers.trial.attempt import Attempt, cancel_mark
 
@@ -157,10 +163,69 @@ class TestCode:
             path.write_text(f"{path.read_text()}\n")
             seen.add(own_code.__wrapped__().digest)
         assert {path.suffix for path in files} == {".py", ".cpp", ".h", ".cu"}
+        (copy / "search_spaces").mkdir()
+        (copy / "search_spaces/hashed_fields.yaml").write_text("copying: {}\n")
+        assert own_code.__wrapped__().digest not in seen
         assert len(seen) == len(files) + 1
 
     def test_a_worker_with_other_code_is_refused_with_words(self):
         own = own_code()
         check_code(own)
         with pytest.raises(ForeignCodeError, match="Install the same version of Eigensweep"):
-            check_code(replace(own, digest="0" * 16, node="elsewhere"))
+            check_code(replace(own, digest="0" * 16, node="elsewhere", identity="elsewhere"))
+
+    def test_a_container_of_the_same_host_name_and_folder_is_another_place(self):
+        own = own_code()
+        edited = replace(own, digest="0" * 16)
+        check_code(edited)  # in the very folder of the driver
+        with pytest.raises(ForeignCodeError):
+            check_code(replace(edited, identity=own.identity.rpartition("/")[0] + "/2d-7"))
+        with pytest.raises(ForeignCodeError):
+            check_code(replace(edited, identity=""))  # a driver that knew nothing of it
+
+    def test_other_packages_are_refused_in_the_same_folder_too(self):
+        own = own_code()
+        with pytest.raises(ForeignCodeError):
+            check_code(replace(own, digest="0" * 16, packages="0" * 16))
+
+    @pytest.mark.parametrize("name", ["torch", "numpy", "ray"])
+    def test_versions_are_in_the_digest_without_what_was_built_for_a_device(
+        self, monkeypatch, name
+    ):
+        def digest(found: str) -> str:
+            versions = {"torch": "2.13.0+cpu", "numpy": "2.2.0", "ray": "2.60.0", name: found}
+            monkeypatch.setattr(code, "version", versions.__getitem__)
+            return own_code.__wrapped__().digest
+
+        assert digest("9.9+cpu") == digest("9.9+cu130") != digest("9.8+cpu")
+
+    def test_a_package_that_adds_a_model_is_in_the_digest(self, tmp_path, monkeypatch):
+        def parts() -> dict[str, str]:
+            code._plugin_folders.cache_clear()
+            return own_parts.__wrapped__()
+
+        without = parts()
+        info = tmp_path / "lab-1.0.dist-info"
+        info.mkdir()
+        metadata = "Metadata-Version: 2.1\nName: lab\nVersion: {}\n"
+        (info / "METADATA").write_text(metadata.format("1.0"))
+        (info / "entry_points.txt").write_text("[eigensweep.models]\nown = lab.models:Own\n")
+        (tmp_path / "lab").mkdir()
+        module = tmp_path / "lab" / "models.py"
+        module.write_text("raise RuntimeError('nothing is imported')\n")
+        (tmp_path / "lab" / "__init__.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path))
+        try:
+            first = parts()
+            module.write_text("x = 1\n")
+            (info / "METADATA").write_text(metadata.format("1.1"))
+            second = parts()
+            assert describe_difference(first, without) == (
+                "the driver has no package lab, the driver has no lab: __init__.py, "
+                "the driver has no lab: models.py"
+            )
+            words = "package lab 1.1 instead of 1.0, lab: models.py"
+            assert describe_difference(second, first) == words
+            assert str(tmp_path / "lab") in map(str, code._plugin_folders().values())
+        finally:
+            code._plugin_folders.cache_clear()

@@ -26,6 +26,7 @@ from eigensweep.workers.driver.capacity import count_nodes, count_slots, explain
 from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
+from eigensweep.workers.driver.nonce import LeftNonce, find_lack
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
@@ -36,8 +37,9 @@ from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.code import own_code
+from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
+from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -46,6 +48,7 @@ from eigensweep.workers.shared.messages import (
     Notice,
     Order,
     Params,
+    Report,
     Reports,
     SpecJson,
 )
@@ -125,6 +128,8 @@ class ExperimentDriver:
         written = [options.storage, options.optuna]
         folders = [place for place in written if Path(place).is_absolute()]
         self._disks = DiskSpace(folders, options.least_free_bytes)
+        self._store = store
+        self._nonce = LeftNonce(store, experiment, own_parts())
         self._told: list[Notice] | None = None
         """The notices that the ledger has; None: those of an earlier driver."""
         self._in_lanes: set[int] = set()
@@ -149,11 +154,11 @@ class ExperimentDriver:
 
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
-        if self._disks.notice() is not None:
+        if self._disks.notice() is not None or (nonce := self._nonce.keep()) is None:
             return None
         if self.sweep.running >= self._concurrency() or (job := self.sweep.next_job()) is None:
             return None
-        order = make_order(self.experiment, self.spec, self.options, self.share, job)
+        order = make_order(self.experiment, self.spec, self.options, self.share, job, nonce)
         (self._in_lanes.discard if order.engine is None else self._in_lanes.add)(order.number)
         return order
 
@@ -170,6 +175,19 @@ class ExperimentDriver:
             logger.warning("trial %d is stalled: %s", number, stall.words, extra={"trial": number})
             self.sweep.end(number, "stalled", error=stall.words)
         return {stall.entry.number for stall in stalled}
+
+    def find_lack(self, order: Order, report: Report) -> str | None:
+        """Return what the store lacks of what a report says is committed; None: nothing.
+
+        Where the driver cannot read the store, it says so in the log and believes the report.
+        """
+        try:
+            lack = find_lack(self._store, order, report)
+        except StorageError as error:
+            logger.warning("cannot see what trial %d has committed: %s", order.number, error)
+            return None
+        host = "unknown" if report.place is None else report.place.node
+        return lack and f"node {host}: {lack}"
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
@@ -211,7 +229,8 @@ class ExperimentDriver:
     def _tell(self) -> None:
         """Let the ledger know why the experiment comes on slowly, if that has changed."""
         low = self._disks.notice()
-        notices = [*([low] if low else []), *self.sweep.notices()]
+        away = self._nonce.notice
+        notices = [*([low] if low else []), *([away] if away else []), *self.sweep.notices()]
         if notices != self._told:
             if low and low not in (self._told or ()):
                 logger.warning("%s experiment=%s", low.words, self.experiment)
@@ -354,7 +373,12 @@ def take_over(store: Store, experiment: str, entry: TrialEntry) -> None:
 
 
 def make_order(
-    experiment: str, spec: ExperimentSpec, options: DriverOptions, share: Share, job: Job
+    experiment: str,
+    spec: ExperimentSpec,
+    options: DriverOptions,
+    share: Share,
+    job: Job,
+    nonce: str | None = None,
 ) -> Order:
     """Return what the process of a job's trial is to do."""
     entry = job.entry
@@ -385,6 +409,7 @@ def make_order(
         shown=_numbers(entry.current_params) if is_population else {},
         takeover=entry.lineage[-1] if entry.lineage else None,
         stall_seconds=spec.limits.stall_seconds,
+        nonce=nonce,
     )
 
 

@@ -7,6 +7,7 @@ under it in this process. Everything here is called in Tune's loop, one call at 
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,9 @@ class Live(Protocol):
 
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers."""
+
+    def find_lack(self, order: Order, report: Report) -> str | None:
+        """Return what the store lacks of what a report says is committed; None: nothing."""
 
 
 LIVE: dict[str, Live] = {}
@@ -108,11 +112,16 @@ class Recorder(tune.Callback):
     ) -> None:
         """Record the end. What the trial did not end itself was stopped by the scheduler.
 
+        A trial whose commits the driver does not see has trained into another store, and is lost.
+
         A trial that was lost by its engine or by the disk, or that was paused, ends here for
         Tune, which so keeps the trial's process. So does one that waits for the others of its
         population.
         """
         order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
+        lack = None if report.lost else LIVE[self.experiment].find_lack(order, report)
+        if lack is not None:
+            report = replace(report, lost=lack, lost_by="disk")
         if report.lost is not None:
             host = None if report.place is None else report.place.node
             self._sweep.lose(

@@ -20,7 +20,8 @@ from ray import tune
 from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from eigensweep.workers.engine.actor import Seat, find_node
-from eigensweep.workers.shared import logs, traces
+from eigensweep.workers.shared import logs, nonces, traces
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
@@ -139,10 +140,14 @@ def open_attempt(order: Order, device: str) -> Attempt | Seat:
     Raises:
         ForeignCodeError: if this process would run other code than the driver.
         StaleAttemptError: if a later attempt has begun.
+        StoreAwayError: if this node does not see the store that the driver sees.
     """
     logs.set_up(order.log_format)
     logs.name_process(order.experiment, order.number)
-    check_code(order.code)
+    parts = None
+    if order.nonce is not None:
+        parts = nonces.read(Store(order.storage), order.experiment, order.nonce)
+    check_code(order.code, parts)
     if order.engine is not None:
         return Seat(order)
     from eigensweep.workers.engine import replicates

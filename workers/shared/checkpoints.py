@@ -21,13 +21,14 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eigensweep.workers.shared.durable_files import (
     StorageError,
+    StoreAwayError,
     hold_lock,
     storage_error,
     write_from,
@@ -138,6 +139,8 @@ class Store:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self._read: dict[str, tuple[int, int]] = {}
+        self._begun: dict[str, int] = {}
+        """The attempts that began here, by key."""
 
     def begin(self, key: str, attempt: int) -> None:
         """Make `attempt` the only one that may commit at `key`.
@@ -152,14 +155,21 @@ class Store:
             _check_attempt(key, head, attempt)
             self._replace_head(folder, replace(head, attempt=attempt))
             self._clean(folder, head)
+        self._begun[key] = attempt
 
     def attempt(self, key: str) -> int:
         """Return the highest attempt that has begun at `key`, 0 if none has."""
         return self._head(self._folder(key)).attempt
 
-    def progress(self, key: str) -> Progress:
-        """Return how far the commits at `key` have come, by reading one small file."""
-        head = self._head(self._folder(key))
+    def progress(self, key: str, *, surely: bool = False) -> Progress:
+        """Return how far the commits at `key` have come, by reading one small file.
+
+        With `surely` the folder's lock is taken: a network's file system then shows what other
+        machines have written, and not what it remembers of it.
+        """
+        folder = self._folder(key)
+        with hold_lock(folder) if surely else nullcontext():
+            head = self._head(folder)
         step = head.checkpoints[0].step if head.checkpoints else -1
         return Progress(head.attempt, head.commits, step)
 
@@ -174,6 +184,7 @@ class Store:
         Raises:
             StaleAttemptError: if a higher attempt has begun.
             StorageError: if it cannot be written, for instance because the disk is full.
+            StoreAwayError: if the attempt began, and the store does not know of it any more.
             ValueError: if the attempt never began, or a metric is not finite.
         """
         folder = self._folder(key)
@@ -181,6 +192,11 @@ class Store:
         with hold_lock(folder):
             head = self._head(folder)
             _check_attempt(key, head, attempt)
+            if head.attempt < attempt and self._begun.get(key) == attempt:
+                raise StoreAwayError(
+                    f"{folder} was emptied since attempt {attempt} began: another store, or an "
+                    "empty folder, stands where the store was"
+                )
             if head.attempt < attempt:
                 raise ValueError(f"attempt {attempt} of {key} commits before it began")
             fresh = [p for p in points if p.step > head.last_step]

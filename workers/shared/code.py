@@ -1,5 +1,10 @@
 """Which code a process runs: a trial's process must run the same code as its driver.
 
+What counts are the files of Eigensweep and of the packages that add models and tasks, native
+sources among them, and the versions of what computes. Compiled steps follow from the sources. Of a
+version only the public part counts: `2.13.0+cpu` and `2.13.0+cu130` are one, since the driver's
+node may be the one without a GPU.
+
 Importing this loads neither torch nor Ray.
 """
 
@@ -7,7 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import uuid
+from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from eigensweep.workers.shared.messages import Code
@@ -15,7 +24,18 @@ from eigensweep.workers.shared.messages import Code
 PACKAGES = ("models", "tasks", "search_spaces", "workers")
 """The packages whose code decides a trial's numbers, beside the modules above them."""
 
-SUFFIXES = (".py", ".cpp", ".h", ".cu")
+SUFFIXES = (".py", ".cpp", ".h", ".cu", ".yaml")
+
+VERSIONS = ("torch", "numpy", "ray")
+"""The distributions whose version decides a trial's numbers, or whether it runs at all."""
+
+GROUPS = ("eigensweep.models", "eigensweep.tasks")
+"""Entry points by which packages add models and tasks."""
+
+MOST_NAMED = 5
+"""Differences that an error names; the others are counted."""
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ForeignCodeError(RuntimeError):
@@ -23,28 +43,135 @@ class ForeignCodeError(RuntimeError):
 
 
 @cache
+def own_parts() -> dict[str, str]:
+    """Return what the code here consists of: a digest of each file, the version of each package.
+
+    Names of files are paths, such as `workers/trial/training.py`; names of versions are words.
+    """
+    return _own_files() | _own_versions()
+
+
+@cache
 def own_code() -> Code:
-    """Return the folder this process imports Eigensweep from, and a digest of the code there."""
-    folder = Path(__file__).parents[2]
-    files = [*folder.glob("*"), *(path for name in PACKAGES for path in (folder / name).rglob("*"))]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        if path.suffix in SUFFIXES:
-            digest.update(path.relative_to(folder).as_posix().encode())
-            digest.update(path.read_bytes())
-    return Code(folder=str(folder), digest=digest.hexdigest()[:16], node=platform.node())
+    """Return which code this process imports, and from where."""
+    folder, versions = _own_folder(), _own_versions()
+    return Code(
+        folder=str(folder),
+        digest=_digest(_own_files() | versions),
+        node=platform.node(),
+        packages=_digest(versions),
+        identity=_identify([folder, *_plugin_folders().values()]),
+    )
 
 
-def check_code(driver: Code) -> None:
+def check_code(driver: Code, parts: Mapping[str, str] | None = None) -> None:
     """Raise ForeignCodeError unless this process would run the same code as the driver.
 
-    In the driver's own folder it does: a file that was edited there meanwhile is no other version.
+    In the driver's own folder, on the same disk of the same machine, it does: a file that was
+    edited there meanwhile is no other version. `parts` are the driver's, for words about what
+    differs.
     """
     own = own_code()
-    is_same_folder = (own.node, own.folder) == (driver.node, driver.folder)
-    if own.digest != driver.digest and not is_same_folder:
-        raise ForeignCodeError(
-            f"the worker on {own.node} has other code than the driver: {own.folder} "
-            f"({own.digest}) against {driver.folder} ({driver.digest}) on "
-            f"{driver.node}. Install the same version of Eigensweep on both."
-        )
+    is_same_folder = bool(own.identity) and own.identity == driver.identity
+    if own.digest == driver.digest or (is_same_folder and own.packages == driver.packages):
+        return
+    what = "" if parts is None else f"; what differs: {describe_difference(own_parts(), parts)}"
+    raise ForeignCodeError(
+        f"the worker on {own.node} has other code than the driver: {own.folder} "
+        f"({own.digest}) against {driver.folder} ({driver.digest}) on {driver.node}{what}. "
+        "Install the same version of Eigensweep, and of the packages beside it, on both. If files "
+        "were changed on purpose, pause the experiment and resume it"
+    )
+
+
+def describe_difference(own: Mapping[str, str], driver: Mapping[str, str]) -> str:
+    """Return which files and packages differ, for a person to read.
+
+    >>> describe_difference({"torch": "2.1", "a.py": "0"}, {"torch": "2.2", "a.py": "0", "b.h": ""})
+    'torch 2.1 instead of 2.2, b.h is missing'
+    """
+    found = []
+    # Packages first: their names have no suffix, and where one differs, it says the most.
+    for name in sorted({*own, *driver}, key=lambda name: (Path(name).suffix in SUFFIXES, name)):
+        here, there = own.get(name), driver.get(name)
+        if here == there:
+            continue
+        if here is None:
+            found.append(f"{name} is missing")
+        elif there is None:
+            found.append(f"the driver has no {name}")
+        elif Path(name).suffix in SUFFIXES:
+            found.append(name)
+        else:
+            found.append(f"{name} {here} instead of {there}")
+    more = len(found) - MOST_NAMED
+    return ", ".join(found[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _own_folder() -> Path:
+    return Path(__file__).parents[2]
+
+
+def _own_files() -> dict[str, str]:
+    folder = _own_folder()
+    found = [*folder.glob("*"), *(path for name in PACKAGES for path in (folder / name).rglob("*"))]
+    files = {path.relative_to(folder).as_posix(): path for path in found}
+    for package, place in _plugin_folders().items():
+        if place.is_file():
+            files[f"{package}: {place.name}"] = place
+        else:
+            inside = ((path.relative_to(place).as_posix(), path) for path in place.rglob("*"))
+            files |= {f"{package}: {name}": path for name, path in inside}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for name, path in sorted(files.items())
+        if path.suffix in SUFFIXES
+    }
+
+
+def _own_versions() -> dict[str, str]:
+    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for name in VERSIONS:
+        try:
+            versions[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            versions[name] = "none"
+    for group in GROUPS:
+        for entry in entry_points(group=group):
+            if entry.dist is not None:
+                versions[f"package {entry.dist.name}"] = entry.dist.version
+    return versions
+
+
+@cache
+def _plugin_folders() -> dict[str, Path]:
+    """Return where the packages are that add models and tasks, found without importing them."""
+    names = {e.module.partition(".")[0] for group in GROUPS for e in entry_points(group=group)}
+    found = {}
+    for name in sorted(names):
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            continue  # the registry leaves it out, and says why
+        if spec is None:
+            continue
+        if spec.submodule_search_locations:
+            found[name] = Path(next(iter(spec.submodule_search_locations)))
+        elif spec.origin is not None and Path(spec.origin).is_file():
+            found[name] = Path(spec.origin)
+    return found
+
+
+def _digest(parts: Mapping[str, str]) -> str:
+    lines = "".join(f"{name}\0{value}\n" for name, value in sorted(parts.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def _identify(places: Iterable[Path]) -> str:
+    """Return what only these very folders have: two containers have different disks."""
+    try:
+        machine = BOOT.read_text().strip()
+    except OSError:
+        machine = f"{platform.node()}-{uuid.getnode():x}"
+    stats = [place.stat() for place in places]
+    return "/".join([machine, *(f"{each.st_dev:x}-{each.st_ino:x}" for each in stats)])

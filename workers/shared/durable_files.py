@@ -34,6 +34,10 @@ class StorageError(RuntimeError):
     """A file of the store could not be written or read; says where and why."""
 
 
+class StoreAwayError(StorageError):
+    """The store does not answer here, or another one is in its place. No trial is to blame."""
+
+
 @contextmanager
 def hold_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is made if need be.
@@ -41,7 +45,9 @@ def hold_lock(folder: Path) -> Iterator[None]:
     The lock is the kernel's: it ends with the process that holds it, however that ends.
 
     Raises:
-        StorageError: if the folder cannot be made, or another process holds it for a minute.
+        StoreAwayError: if another process holds it for a minute. On a network's file system that
+            may be one of a dead node, whose locks the server keeps for a while.
+        StorageError: if the folder cannot be made.
     """
     path = folder / "lock"
     lock = FileLock(path, LOCK_SECONDS, poll_interval=0.01, fallback_to_soft=False)
@@ -49,7 +55,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise StorageError(f"another process has held {path} for {LOCK_SECONDS:.0f} s") from None
+        raise StoreAwayError(f"another process has held {path} for {LOCK_SECONDS:.0f} s") from None
     except OSError as error:
         raise storage_error("write", path, error) from error
     try:
@@ -98,6 +104,8 @@ def disk_failure(error: BaseException) -> BaseException | None:
     each: BaseException | None = error
     known = DISK_ERRORS
     while each is not None:
+        if isinstance(each, StoreAwayError):
+            return error
         known = STORE_ERRORS if isinstance(each, StorageError) else known
         if isinstance(each, OSError) and each.errno in known:
             return error

@@ -117,9 +117,13 @@ class Code(Flat):
     folder: str
     """Where Eigensweep is imported from."""
     digest: str
-    """Of the files there that decide a trial's numbers."""
+    """Of the files that decide a trial's numbers, and of `packages`."""
     node: str
     """The host's name."""
+    packages: str = ""
+    """Digest of the versions of Python, torch, NumPy, Ray and the packages that add models."""
+    identity: str = ""
+    """Of the very folders: the machine since it was started, and their places on its disks."""
 
 
 @dataclass(frozen=True)
@@ -405,6 +409,8 @@ class Order:
     """The newest one of the trial; `config` has its values."""
     stall_seconds: float | None = None
     """`limits.stall_seconds` of the spec."""
+    nonce: str | None = None
+    """What the driver left in the store, for the process to find there; None: nothing."""
 
     def to_dict(self) -> Json:
         return {
@@ -429,6 +435,7 @@ class Order:
             "shown": dict(self.shown),
             "takeover": self.takeover and self.takeover.to_dict(),
             "stall_seconds": self.stall_seconds,
+            "nonce": self.nonce,
         }
 
     @classmethod
@@ -457,6 +464,7 @@ class Order:
             shown=content.get("shown", {}),
             takeover=takeover and Takeover.from_dict(takeover),
             stall_seconds=content.get("stall_seconds"),
+            nonce=content.get("nonce"),
         )
 
 
@@ -486,6 +494,8 @@ class Report:
     or the node has other code or lacks a corpus. Or a person has paused the experiment."""
     node_id: str | None = None
     """Ray's id of the node that is to blame, or where the disk fails."""
+    committed: tuple[tuple[int, int], ...] = ()
+    """Seed and step of the last commit of each replicate that has one; the driver looks for it."""
 
     def to_dict(self) -> Json:
         return {
@@ -498,6 +508,7 @@ class Report:
             "lost": self.lost,
             "lost_by": self.lost_by,
             "node_id": self.node_id,
+            "committed": [list(each) for each in self.committed],
         }
 
     @classmethod
@@ -513,4 +524,5 @@ class Report:
             lost=content.get("lost"),
             lost_by=content.get("lost_by", "engine"),
             node_id=content.get("node_id"),
+            committed=tuple((seed, step) for seed, step in content.get("committed", ())),
         )

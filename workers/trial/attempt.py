@@ -175,7 +175,10 @@ class Attempt:
         elif OBJECTIVE in metrics:
             result = replace(result, value=metrics[OBJECTIVE])
         reached = max(min(until, replicate.training.step) for replicate, until in counted)
-        return Report(reached, metrics, outcome, result)
+        committed = tuple(
+            (r.training.seed, r.taken_step) for r in self.replicates if r.taken_step >= 0
+        )
+        return Report(reached, metrics, outcome, result, committed=committed)
 
     def report_cancelled(self) -> Report:
         """Return the report of a trial that is no longer wanted."""
@@ -237,7 +240,8 @@ class Replicate:
         elif snapshot is not None and takeover is not None:
             training.load_state_dict(snapshot.state, takeover.source_hash)
             self._remember(_inherit(training, snapshot.points, takeover.step))
-        self._taken_step = -1 if snapshot is None else snapshot.step
+        self.taken_step = -1 if snapshot is None else snapshot.step
+        """Step of the last commit that was taken, -1 if there is none."""
         self._committed_at = clock()
         self._cost = 0.0
 
@@ -263,7 +267,7 @@ class Replicate:
     @property
     def has_news(self) -> bool:
         """Whether steps were trained that no commit was taken of."""
-        return self.training.step > self._taken_step
+        return self.training.step > self.taken_step
 
     def is_due(self, sharing: int = 1) -> bool:
         """Tell whether it is time for a commit, where `sharing` trainings commit in turn."""
@@ -302,7 +306,7 @@ class Replicate:
         spectra, points = training.drain_spectra(), self._show(training.drain())
         taken = Commit(training.step, training.state_dict(), points, spectra)
         self._remember(points)
-        self._taken_step, self._committed_at = training.step, self._clock()
+        self.taken_step, self._committed_at = training.step, self._clock()
         self._cost = self._committed_at - began
         return taken
 

@@ -1,0 +1,154 @@
+"""A node that sees another store than its driver: its attempts are refused, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from engines import Clock
+from orders import make_order
+from sweeps import Bench, spec
+
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.nonce import LOOK_SECONDS, LeftNonce, find_lack
+from eigensweep.workers.driver.searcher import LIVE, Recorder
+from eigensweep.workers.engine import trainable
+from eigensweep.workers.engine.trainable import LOST, REPORT, TrialTrainable
+from eigensweep.workers.shared import nonces
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.code import own_parts
+from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
+from eigensweep.workers.trial.attempt import Attempt
+
+PARTS = {"torch": "2.13.0"}
+
+
+def order_in(folder, **fields):
+    parsed = ExperimentSpec.model_validate(spec({"space": {}}))
+    config = parsed.trial(Point("scornn", {}))
+    rungs = tuple(parsed.rung_steps(config))
+    return make_order(
+        config=config.model_dump(mode="json"), rungs=rungs, storage=str(folder), **fields
+    )
+
+
+@pytest.fixture
+def step(monkeypatch):
+    """Return a function that lets a trial's process take its first step of an order."""
+    monkeypatch.setattr(trainable, "assigned_device", lambda: "cpu")
+
+    def take(order):
+        process = object.__new__(TrialTrainable)
+        process.config = order.to_dict()
+        return process.step()
+
+    return take
+
+
+class TestAnAttempt:
+    def test_trains_where_it_finds_what_the_driver_left(self, tmp_path, step):
+        nonce = nonces.leave(Store(tmp_path), "e1", own_parts())
+        told = step(order_in(tmp_path, nonce=nonce))
+        assert (told[LOST], told[REPORT]["outcome"], told["step"]) == (False, None, 5)
+
+    def test_is_refused_at_once_by_a_folder_that_only_has_the_same_name(self, tmp_path, step):
+        nonce = nonces.leave(Store(tmp_path / "driver"), "e1", own_parts())
+        (tmp_path / "node").mkdir()
+        told = step(order_in(tmp_path / "node", nonce=nonce))
+        report = told[REPORT]
+        assert (told[LOST], report["outcome"], report["lost_by"]) == (True, None, "disk")
+        assert f"{tmp_path / 'node'} is not the store of the driver here" in report["lost"]
+        assert list((tmp_path / "node").iterdir()) == [], "nothing was written there"
+
+    def test_is_refused_by_a_copy_of_the_store_made_before_the_driver_began(self, tmp_path, step):
+        nonces.leave(Store(tmp_path / "store"), "e1", own_parts())
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+        nonce = nonces.leave(Store(tmp_path / "store"), "e1", own_parts())
+        assert step(order_in(tmp_path / "copy", nonce=nonce))[LOST]
+
+    def test_whose_store_vanishes_while_it_trains_is_lost_and_has_not_failed(self, tmp_path):
+        attempt = Attempt(order_in(tmp_path / "store"), "cpu")
+        shutil.rmtree(tmp_path / "store")
+        with pytest.raises(StoreAwayError, match="another store, or an empty folder") as error:
+            attempt.advance()
+        assert disk_failure(error.value) is error.value
+
+    def test_says_which_file_differs_from_the_drivers(self, tmp_path, step):
+        parts = own_parts() | {"workers/trial/training.py": "other", "torch": "2.1.0"}
+        nonce = nonces.leave(Store(tmp_path), "e1", parts)
+        order = order_in(tmp_path, nonce=nonce)
+        order = replace(order, code=replace(order.code, digest="other", packages="other"))
+        report = step(order)[REPORT]
+        assert report["lost_by"] == "node"
+        assert f"torch {own_parts()['torch']} instead of 2.1.0" in report["lost"]
+        assert "workers/trial/training.py" in report["lost"]
+
+
+class TestTheDriver:
+    def test_leaves_one_file_for_all_trials_and_removes_that_of_an_earlier_driver(self, tmp_path):
+        store, clock = Store(tmp_path), Clock()
+        earlier = LeftNonce(store, "e1", PARTS, clock).keep()
+        left = LeftNonce(store, "e1", PARTS, clock)
+        assert left.keep() == (nonce := left.keep())
+        assert nonces.read(store, "e1", nonce) == PARTS
+        with pytest.raises(StoreAwayError):
+            nonces.read(store, "e1", earlier)
+
+    def test_leaves_another_where_somebody_removed_it(self, tmp_path):
+        store, clock = Store(tmp_path), Clock()
+        left = LeftNonce(store, "e1", PARTS, clock)
+        first = left.keep()
+        shutil.rmtree(tmp_path / "e1")
+        clock.now += LOOK_SECONDS
+        assert (second := left.keep()) not in (None, first)
+        assert nonces.read(store, "e1", second) == PARTS
+
+    def test_waits_with_words_while_the_store_cannot_be_written(self, tmp_path):
+        (tmp_path / "e1").write_text("a file in the place of the folder")
+        clock = Clock()
+        left = LeftNonce(Store(tmp_path), "e1", PARTS, clock)
+        assert left.keep() is None
+        assert "new trials wait: cannot write" in left.notice.words
+        (tmp_path / "e1").unlink()
+        clock.now += LOOK_SECONDS
+        assert left.keep() is not None
+        assert left.notice is None
+
+    def test_finds_what_an_attempt_says_it_committed(self, tmp_path):
+        order = order_in(tmp_path)
+        report = Attempt(order, "cpu").advance()
+        assert report.committed == ((0, 5),)
+        assert find_lack(Store(tmp_path), order, report) is None
+
+    @pytest.mark.parametrize(
+        ("order", "committed"), [({}, ((0, 6),)), ({"attempt": 2}, ((0, 5),)), ({}, ((1, 5),))]
+    )
+    def test_says_what_is_lacking(self, tmp_path, order, committed):
+        made = order_in(tmp_path)
+        report = Attempt(made, "cpu").advance()
+        claimed = replace(report, committed=committed)
+        lack = find_lack(Store(tmp_path), replace(made, **order), claimed)
+        assert f"step {committed[0][1]} of seed {committed[0][0]} is committed" in lack
+        assert "It writes to another store" in lack
+
+    def test_does_not_record_an_end_that_it_cannot_see(self, tmp_path, monkeypatch):
+        b = Bench(tmp_path, spec({"space": {"optimizer.lr": [1e-1]}}), retries=0)
+        b.sweep._count_nodes = lambda: 2
+        monkeypatch.setattr(b, "find_lack", lambda order, report: find_lack(store, order, report))
+        store, there = Store(tmp_path / "store"), tmp_path / "elsewhere"
+        for storage, state in ((there, "waiting"), (tmp_path / "store", "completed")):
+            order = replace(b.next_order(), storage=str(storage))
+            b.sweep.begin(order.number, order.attempt)
+            report, attempt = None, Attempt(order, "cpu")
+            while report is None or report.outcome is None:
+                report = attempt.advance()
+            report = replace(report, node_id=str(os.getpid()))
+            trial = SimpleNamespace(config=order.to_dict(), last_result={REPORT: report.to_dict()})
+            Recorder("e1").on_trial_complete(1, [], trial)
+            assert LIVE["e1"].sweep.entries[0].state == state
+        assert "It writes to another store" in b.ledger.read("history")[2][3]
+        assert b.sweep.entries[0].result.value is not None

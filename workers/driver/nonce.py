@@ -1,0 +1,79 @@
+"""How a driver makes sure that its trials write to the store that it reads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from eigensweep.workers.shared import nonces
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
+from eigensweep.workers.shared.messages import Notice, Order, Report
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 5.0
+"""How long a driver relies on what it left in the store."""
+
+
+class LeftNonce:
+    """What the driver left in the store, left again where somebody has removed it."""
+
+    def __init__(
+        self,
+        store: Store,
+        experiment: str,
+        parts: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Leave nothing yet; `parts` are those of the driver's code."""
+        self._store, self._experiment, self._parts = store, experiment, parts
+        self._clock, self._look_at = clock, clock()
+        self._nonce: str | None = None
+        self.notice: Notice | None = None
+        """Why no trial may begin now; None: nothing is known against it."""
+
+    def keep(self) -> str | None:
+        """Return the name of what is in the store; None: it cannot be written now."""
+        if self._clock() >= self._look_at:
+            self._look_at = self._clock() + LOOK_SECONDS
+            try:
+                self._nonce = self._leave()
+                self.notice = None
+            except StorageError as error:
+                self._nonce = None
+                self.notice = Notice("disk", f"new trials wait: {error}. It is tried again")
+                logger.warning("%s experiment=%s", self.notice.words, self._experiment)
+        return self._nonce
+
+    def _leave(self) -> str:
+        if self._nonce is not None:
+            try:
+                nonces.read(self._store, self._experiment, self._nonce)
+                return self._nonce
+            except StoreAwayError:
+                logger.warning("the store was emptied experiment=%s", self._experiment)
+        return nonces.leave(self._store, self._experiment, self._parts)
+
+
+def find_lack(store: Store, order: Order, report: Report) -> str | None:
+    """Return what the store lacks of what a report says is committed; None: nothing.
+
+    Raises:
+        StorageError: if the store cannot be read.
+    """
+    for seed, step in report.committed:
+        key = replicate_key(order.experiment, order.number, seed)
+        for surely in (False, True):
+            seen = store.progress(key, surely=surely)
+            if seen.attempt >= order.attempt and seen.step >= step:
+                break
+        else:
+            return (
+                f"it says that step {step} of seed {seed} is committed, and the driver finds step "
+                f"{seen.step} of attempt {seen.attempt} in {store.root / key}. It writes to "
+                "another store: mount the same folder at this path on every node"
+            )
+    return None

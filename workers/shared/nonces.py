@@ -1,0 +1,65 @@
+"""Whether a node sees the very store that its driver sees.
+
+Each driver leaves a file in the experiment's folder under a name that nobody can guess, and each
+attempt looks for it before it trains. A folder that is only called the same, a mount that is
+missing, and a copy of the store made earlier do not hold it. No name is ever used twice, so that no
+network's file system remembers of it that it is not there. The file lists what the driver's code
+consists of, so that a node with other code can say what differs.
+
+Importing this loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.durable_files import StoreAwayError, storage_error, write_whole
+
+PREFIX = "nonce-"
+
+
+def leave(store: Store, experiment: str, parts: Mapping[str, str]) -> str:
+    """Leave a new file with the parts of the driver's code, and none of an earlier driver.
+
+    Return its name.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    folder, nonce = store.root / experiment, secrets.token_hex(16)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for earlier in folder.glob(f"{PREFIX}*"):
+            earlier.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error("write", folder, error) from error
+    write_whole(_file(store, experiment, nonce), json.dumps(parts).encode())
+    return nonce
+
+
+def read(store: Store, experiment: str, nonce: str) -> dict[str, str]:
+    """Return the parts of the driver's code.
+
+    Raises:
+        StoreAwayError: if there is no such file, so the store is not the driver's.
+        StorageError: if it cannot be read.
+    """
+    path = _file(store, experiment, nonce)
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreAwayError(
+            f"{store.root} is not the store of the driver here: {path} is missing, which the "
+            "driver left there. Mount the same folder at this path on every node, or set "
+            "EIGENSWEEP_STORAGE to one that is shared"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise storage_error("read", path, error) from error
+
+
+def _file(store: Store, experiment: str, nonce: str) -> Path:
+    return store.root / experiment / f"{PREFIX}{nonce}.json"
