@@ -150,5 +150,6 @@ class TestTheDriver:
             trial = SimpleNamespace(config=order.to_dict(), last_result={REPORT: report.to_dict()})
             Recorder("e1").on_trial_complete(1, [], trial)
             assert LIVE["e1"].sweep.entries[0].state == state
-        assert "It writes to another store" in b.ledger.read("history")[2][3]
+        (reason,) = [h[3] for h in b.ledger.read("history") if h[0] == "interrupt"]
+        assert "It writes to another store" in reason
         assert b.sweep.entries[0].result.value is not None
