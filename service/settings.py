@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
 
 from eigensweep.service.webhook_rules import check_url
+from eigensweep.workers.shared.checkpoints import Keep
 from eigensweep.workers.shared.logs import LogFormat
 
 OFF: Final = "off"
@@ -149,6 +150,17 @@ class Settings(BaseSettings):
 
     Trials that run go on, and new ones begin when there is room again. 0: it is not looked at.
     """
+    retention: Literal["all", "last", "best", "none"] = "all"
+    """Which checkpoints stay of trials of experiments that are over: `all`, or only the `last`
+    of each seed, only the weights of its `best` evaluation, or `none`.
+
+    The service removes the others `retention_days` after the end. Curves and results stay. With
+    `best` and `none` no trial can train on with a longer budget.
+    """
+    retention_days: float = Field(default=30, ge=0, le=36_500)
+    """Days after an experiment's end at which `retention` applies to it."""
+    retention_hours: float = Field(default=1, gt=0, le=24 * 366)
+    """Hours between two looks whether `retention` applies to an experiment."""
     webhook_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Hosts that webhooks may be sent to, separated by commas, such as `hooks.example.org`.
 
@@ -260,6 +272,11 @@ class Settings(BaseSettings):
     def storage_folder(self) -> str:
         """Folder of checkpoints and curves."""
         return str(self.storage or self.home / "storage")
+
+    @property
+    def keep(self) -> Keep | None:
+        """The rule of `retention`; None: all checkpoints stay."""
+        return None if self.retention == "all" else self.retention
 
     @property
     def least_free_bytes(self) -> int:

@@ -12,6 +12,7 @@ from fastapi_offline import FastAPIOffline
 from eigensweep.service.api import mlflow_proxy
 from eigensweep.service.api.access import PUBLIC, Access
 from eigensweep.service.api.callers import READ, AsOperator, require_scopes
+from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.errors import Responses, answer_errors, describe_errors
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
@@ -34,6 +35,7 @@ from eigensweep.service.api.routes import (
     pareto,
     races,
     reproductions,
+    storage,
     streams,
     trials,
 )
@@ -91,6 +93,7 @@ def create_app(
                 "description": "Tables and figures of the papers, measured again.",
             },
             {"name": "catalogue", "description": "Models, tasks and presets that a spec can name."},
+            {"name": "storage", "description": "What takes disk space, and what may go."},
             {"name": "access", "description": "Users, tokens, quotas, and the audit log."},
             {"name": "health", "description": "For monitoring."},
         ],
@@ -107,6 +110,7 @@ def create_app(
         accounts=Accounts(record.url),
         audit=Audit(record.url, settings.audit_entries),
         mlflow=mlflow,
+        disk_use=DiskUse(settings),
     )
     guard = [READ]
     _include_previews(app, guard, REFUSALS)  # before `/experiments/{id}`
@@ -121,6 +125,7 @@ def create_app(
         streams,
         analyses,
         reproductions,
+        storage,
         accounts,
     ):
         app.include_router(routes.router, prefix="/v1", dependencies=guard, responses=REFUSALS)

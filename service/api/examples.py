@@ -128,6 +128,7 @@ EXPERIMENT_SUMMARY: Final[Json] = {
     "started_at": "2026-11-20T12:00:00Z",
     "finished_at": None,
     "archived_at": None,
+    "kept": "all",
     "baseline": 0.1733,
     "metric": {"name": "cross_entropy", "unit": "nats", "better": "lower"},
     "progress": {

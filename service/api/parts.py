@@ -9,6 +9,7 @@ from typing import Annotated, Protocol
 from fastapi import Depends, Request
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.accounts import Accounts
@@ -52,8 +53,11 @@ class Service:
     audit: Audit
     mlflow: Mlflow | None
     """None: it has no MLflow."""
+    disk_use: DiskUse
     deletions: threading.Event = field(default_factory=threading.Event)
     """Set it when an experiment is to be removed: what removes them then looks at once."""
+    prunings: threading.Event = field(default_factory=threading.Event)
+    """Set it when checkpoints are to be removed: what removes them then looks at once."""
 
 
 async def _service(request: Request) -> Service:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -269,6 +269,10 @@ class ExperimentSummary(Answer):
     archived_at: datetime | None = Field(
         description="When it was archived, so that lists leave it out; null if it was not"
     )
+    kept: Literal["all", "last", "best", "none"] = Field(
+        description="Which checkpoints are left of trials that had ended when some were removed: "
+        "see POST /v1/storage/prune; `all`: none were removed"
+    )
     baseline: float | None = Field(
         description="What a memoryless model scores on the metric; null if unknown"
     )
@@ -350,6 +354,7 @@ class Views:
             "started_at": to_datetime_if_known(row.started_at),
             "finished_at": to_datetime_if_known(row.finished_at),
             "archived_at": to_datetime_if_known(row.archived_at),
+            "kept": row.kept or "all",
             "baseline": row.baseline,
             "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
             "progress": _make_progress(now),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from eigensweep.service.client.analyses import Analysis
@@ -77,6 +77,30 @@ class Client(Connection):
         body = {"action": action, "ids": list(experiment_ids), "confirm": confirm}
         items: list[JsonObject] = self.post(f"{Experiment.listing_path}/bulk", body)["items"]
         return items
+
+    def storage(self) -> JsonObject:
+        """Return what takes disk space: parts of the home folder, users, experiments; in bytes."""
+        return self.get("/v1/storage")
+
+    def prune(
+        self,
+        keep: Literal["last", "best", "none"],
+        *experiment_ids: str,
+        older_than_days: float | None = None,
+        dry_run: bool = True,
+    ) -> JsonObject:
+        """Remove checkpoints of experiments that are over, but for those that `keep` names.
+
+        `prune("best", older_than_days=30)` only says what would go; `dry_run=False` removes it.
+        Without ids: all experiments, which are yours unless you are an admin.
+        """
+        body = {
+            "keep": keep,
+            "experiments": list(experiment_ids) or None,
+            "older_than_days": older_than_days,
+            "dry_run": dry_run,
+        }
+        return self.post("/v1/storage/prune", body)
 
     def experiments(self, limit: int | None = None, **filters: Any) -> list[JsonObject]:
         """Return experiments, newest first: all, or those with a `state`, `project`, `owner`, ...

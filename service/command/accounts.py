@@ -10,11 +10,10 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from urllib.parse import quote
 
 import typer
@@ -23,13 +22,12 @@ from eigensweep.service.client import Client
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.command import terminal
 from eigensweep.service.command.connecting import Url, connect, fail
-from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson
+from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson, read_seconds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 ScopeName = Literal["read", "submit", "admin"]
-SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 UserName = Annotated[str, typer.Argument(metavar="USER", help="A user's name.")]
 Count = Annotated[int | None, typer.Option(min=-1, help="Experiments that are not over at once.")]
@@ -199,14 +197,6 @@ def _show(content: Any, show: Callable[[], None], as_json: bool) -> None:
         show()
 
 
-def _read_seconds(text: str) -> int | None:
-    """Return how long `30d` is, in seconds; None for `never`."""
-    found = re.fullmatch(r"(\d{1,5})([mhdw])", text)
-    if found is None and text != "never":
-        raise typer.BadParameter("write a number with m, h, d or w, such as 12h or 30d, or never")
-    return None if found is None else int(found[1]) * SECONDS[found[2]]
-
-
 @token.command("create")
 def create_token(
     of: Annotated[str, typer.Option("--user", help="Whose token; the user is made if need be.")],
@@ -224,7 +214,7 @@ def create_token(
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it. It is printed once; only a digest of it is kept."""
-    seconds = _read_seconds(expires)
+    seconds = None if expires == "never" else read_seconds(expires, "never")
     with _open(url, as_json) as door:
         made = door.create_token(of, scope, seconds)
 

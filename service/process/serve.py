@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from eigensweep.service.queue.deletions import Deleter
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.queue.reproductions import Reproducer
+    from eigensweep.service.queue.retention import Pruner
     from eigensweep.service.queue.webhooks import Notifier
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
@@ -112,7 +113,7 @@ def serve(settings: Settings) -> None:
             mlflow.start()
             stack.callback(mlflow.stop)
         # From here on imports take seconds; MLflow has begun with its own.
-        app, dispatcher, analyses, reproducer, deleter = _build(settings, place)
+        app, dispatcher, analyses, reproducer, deleter, pruner = _build(settings, place)
         http = _Http(listener, app)
         stack.callback(http.stop)
         home.write_address(settings.home, url, place.pages)
@@ -128,6 +129,8 @@ def serve(settings: Settings) -> None:
         stack.callback(reproducer.stop)
         deleter.start()
         stack.callback(deleter.stop)
+        pruner.start()
+        stack.callback(pruner.stop)
         if settings.webhook_hosts and settings.webhook_secret is not None:
             notifier = _make_notifier(settings)
             notifier.start()
@@ -196,15 +199,17 @@ def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> 
 
 def _build(
     settings: Settings, mlflow: Mlflow
-) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer, Deleter]:
+) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer, Deleter, Pruner]:
     """Return the application, and what works off its queues."""
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.deletions import Deleter
     from eigensweep.service.queue.dispatcher import Dispatcher
     from eigensweep.service.queue.reproductions import Reproducer
+    from eigensweep.service.queue.retention import Pruner, Schedule
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
+    from eigensweep.workers.shared.checkpoints import Store
 
     migrate(settings.database)
     _require_a_token(settings)
@@ -224,7 +229,9 @@ def _build(
         mlflow,
         asked=service.deletions,
     )
-    return app, dispatcher, runner, reproducer, deleter
+    schedule = Schedule(settings.keep, settings.retention_days, settings.retention_hours)
+    pruner = Pruner(record, Store(storage), schedule, files=deleter.files, asked=service.prunings)
+    return app, dispatcher, runner, reproducer, deleter, pruner
 
 
 def _require_a_token(settings: Settings) -> None:

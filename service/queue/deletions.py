@@ -55,6 +55,8 @@ class Deleter:
     clock: Callable[[], float] = time.monotonic
     asked: threading.Event = field(default_factory=threading.Event)
     """Set it to have the record looked at at once."""
+    files: threading.Lock = field(default_factory=threading.Lock)
+    """Held while files of an experiment are removed; who prunes checkpoints holds it, too."""
     _tries: dict[str, _Try] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -101,7 +103,8 @@ class Deleter:
         now = self._tries[id]
         if self.clock() < now.not_before or self._has_driver(id):
             return False
-        problem = self._remove_files(id)
+        with self.files:
+            problem = self._remove_files(id)
         if self._stopping.is_set():
             return False
         if problem is not None:

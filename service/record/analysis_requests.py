@@ -17,7 +17,13 @@ from eigensweep.service.record.errors import NotAnalysableError
 from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.workers.analyses import ANALYSES
-from eigensweep.workers.analyses.base import Analysis, ExperimentSubject, Options, TrialSubject
+from eigensweep.workers.analyses.base import (
+    Analysis,
+    ExperimentSubject,
+    Options,
+    TrialOptions,
+    TrialSubject,
+)
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 
@@ -61,7 +67,8 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: Path) 
     if analysis.of == "trial":
         assert request.experiment is not None
         assert request.trial is not None
-        trial = _find_trial(request.experiment, request.trial, queries, Store(storage))
+        trial = _find_trial(request.experiment, request.trial, queries)
+        _check_weights(trial, options, Store(storage))
     elif analysis.of == "experiment":
         assert request.experiment is not None
         experiment = _find_experiment(request.experiment, queries)
@@ -103,7 +110,7 @@ def _check_options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) 
         raise (wrong[0] if len(wrong) == 1 else SeveralErrors(wrong)) from error
 
 
-def _find_trial(id: str, number: int, queries: Queries, store: Store) -> TrialSubject:
+def _find_trial(id: str, number: int, queries: Queries) -> TrialSubject:
     trial = queries.trial(id, number).trial
     if trial.state in OPEN_TRIALS:
         raise NotAnalysableError(
@@ -111,13 +118,24 @@ def _find_trial(id: str, number: int, queries: Queries, store: Store) -> TrialSu
         )
     if trial.config is None:
         raise NotAnalysableError(f"trial {number} of {id} is {trial.state}: it never trained")
-    subject = _make_subject(trial)
-    seed = subject.config["seed"]
-    if not store.has_checkpoint(f"{subject.place}/{seed}"):
+    return _make_subject(trial)
+
+
+def _check_weights(subject: TrialSubject, options: Options, store: Store) -> None:
+    """Refuse an analysis of weights that the store does not hold any more, or never did."""
+    key = f"{subject.place}/{subject.config['seed']}"
+    if store.has_checkpoint(key):
+        return
+    which = f"trial {subject.number} of {subject.experiment}"
+    if not store.has_best(key):
         raise NotAnalysableError(
-            f"trial {number} of {id} is {trial.state} and the store holds no checkpoint of it"
+            f"{which} is {subject.state} and the store holds no checkpoint of it"
         )
-    return subject
+    if not isinstance(options, TrialOptions) or options.weights != "best":
+        raise NotAnalysableError(
+            f"the checkpoints of {which} were removed (`eigensweep prune`), and the store holds "
+            "its best weights alone; analyses with the option weights=best are possible"
+        )
 
 
 def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:

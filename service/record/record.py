@@ -22,6 +22,7 @@ from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.removal import Removal
 from eigensweep.service.record.reopening import Reopening
+from eigensweep.service.record.retention import Retention
 from eigensweep.service.record.tables import (
     OPERATOR,
     Attempt,
@@ -56,7 +57,7 @@ class Unfinished:
     """Whether it has ended, and its driver only has to bring MLflow up to date."""
 
 
-class Record(Reopening, Removal):
+class Record(Reopening, Removal, Retention):
     """The record of experiments at a database URL: the queue and the only memory."""
 
     def __init__(self, url: str, webhooks: Sequence[str] = ()) -> None:

@@ -65,6 +65,8 @@ class Reopening(Control):
                 )
             experiment.closed = experiment.state == "cancelled"
             words = f"another try of {count} failed trial{'s' * (count != 1)}"
+            if experiment.kept == "none":
+                words += ", from the start: their checkpoints were removed"
             reopen_experiment(session, experiment, words if count else RETRIED)
 
         database.write(self.url, work)
@@ -78,7 +80,8 @@ class Reopening(Control):
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
             SpecError: if `spec` is another experiment, or asks for less.
-            NothingToDoError: if there is nothing more to do, or no time left for it.
+            NothingToDoError: if there is nothing more to do, no time left for it, or if the
+                checkpoints are gone from which trials would train on.
             QuotaExceededError: if its owner may not have it, or not one more.
         """
         before = self.row(id)
@@ -99,6 +102,8 @@ class Reopening(Control):
                 raise NothingToDoError(f"experiment {id} was taken up again in the meantime")
             _check_time_left(experiment, spec.limits.wall_seconds)
             check_quotas(session, [spec], experiment.owner)
+            if any(reason == LENGTHENED for _, reason in configs.values()):
+                _check_checkpoints(experiment)
             extend_row(experiment, spec)
             for number, (config, reason) in configs.items():
                 trial = session.get_one(Trial, (id, number))
@@ -161,6 +166,15 @@ def _reopen_failed(session: Session, experiment: Experiment, spec: ExperimentSpe
             reopen_trial(session, experiment, trial, content, LENGTHENED)
         trial.error = None
     return len(found)
+
+
+def _check_checkpoints(experiment: Experiment) -> None:
+    if experiment.kept in ("best", "none"):
+        raise NothingToDoError(
+            f"the checkpoints of experiment {experiment.id} were removed (`eigensweep prune`, "
+            f"keep: {experiment.kept}), so its trials cannot train on with a longer budget; post "
+            f"it again, which trains them from the start: eigensweep fork {experiment.id}"
+        )
 
 
 def _check_time_left(experiment: Experiment, limit: float | None) -> None:

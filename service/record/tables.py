@@ -22,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
+from eigensweep.workers.shared.checkpoints import Keep
 from eigensweep.workers.shared.messages import ConfigJson, Json, Metrics, Params, SpecJson
 from eigensweep.workers.shared.states import Outcome
 
@@ -165,6 +166,12 @@ class Experiment(Base):
     """Whether it was cancelled, and now only its failed trials are tried again."""
     archived_at: Mapped[float | None] = mapped_column(Double)
     """When it was archived; None: lists show it."""
+    kept: Mapped[Keep | None] = mapped_column(String(8))
+    """The strictest rule by which checkpoints of its ended trials were removed; None: none were."""
+    pruning: Mapped[Keep | None] = mapped_column(String(8))
+    """The rule by which checkpoints are being removed; None: nothing is to be done."""
+    pruned_at: Mapped[float | None] = mapped_column(Double)
+    """When checkpoints were last removed."""
     round_step: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Step at which the last round of population-based training has ended; 0 before."""
     deaths: Mapped[int] = mapped_column(Integer, default=0)

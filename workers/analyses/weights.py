@@ -65,20 +65,32 @@ def load_network(options: TrialOptions, subject: TrialSubject, folders: Folders)
     training = Training(subject.trial_config.resolve(), seed, data_root=folders.data_root)
     step = 0
     if options.weights != "initial":
-        state = load_snapshot(subject, seed, folders).state
-        weights, step = state["model"], state["step"]
-        if options.weights == "best":
-            weights = selected_weights(state)
-            if weights is None:
-                raise ValueError(
-                    f"trial {subject.number} has no best weights, since none of its evaluations "
-                    "was finite; ask for the last ones"
-                )
-            selection = state["selection"]
-            step = (selection["final"] or selection["scheduled"])["step"]
+        weights, step = _load_weights(options.weights, subject, seed, folders)
         _check_finite(weights, options.weights, subject)
         training.model.load_state_dict(weights)
     return TrainedNetwork(_to_double(training.model).eval(), training.task, step, seed)
+
+
+def _load_weights(
+    which: str, subject: TrialSubject, seed: int, folders: Folders
+) -> tuple[dict[str, Tensor], int]:
+    """Return the best or the last weights, and the optimizer steps before them."""
+    store, key = Store(folders.storage), subject.store_key(seed)
+    if which == "best" and not store.has_checkpoint(key):
+        found = store.best(key)  # retention may have left nothing else
+        if found is not None:
+            return found["weights"], found["step"]
+    state = load_snapshot(subject, seed, folders).state
+    if which == "last":
+        return state["model"], state["step"]
+    weights = selected_weights(state)
+    if weights is None:
+        raise ValueError(
+            f"trial {subject.number} has no best weights, since none of its evaluations "
+            "was finite; ask for the last ones"
+        )
+    selection = state["selection"]
+    return weights, (selection["final"] or selection["scheduled"])["step"]
 
 
 def load_snapshot(subject: TrialSubject, seed: int, folders: Folders) -> Snapshot:

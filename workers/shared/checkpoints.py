@@ -4,6 +4,7 @@ One folder for each key, which is `experiment/trial/seed`:
 
     curve.jsonl     one line a point, appended to
     step-*.pt       checkpoints, the newest two
+    best.pt         the weights of the best evaluation, written at the end
     head.json       replaced last and in one act: the only commit point
     lock            held for as long as somebody changes the folder
 
@@ -24,7 +25,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from eigensweep.workers.shared.durable_files import (
     StorageError,
@@ -38,6 +39,12 @@ from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Metrics
 
 logger = logging.getLogger(__name__)
+
+Keep = Literal["last", "best", "none"]
+"""What stays of a trial that is over: see `Store.thin_out`."""
+
+STRICTNESS: Final[dict[Keep | None, int]] = {None: 0, "last": 1, "best": 2, "none": 3}
+"""How much a rule removes, compared with others; None stands for no rule."""
 
 KEPT = 2
 """Checkpoints kept for each key: the newest, and one to fall back to if the disk damages it."""
@@ -240,6 +247,27 @@ class Store:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return Snapshot(checkpoint.step, state, self.points(key))
 
+    def best(self, key: str) -> StateDict | None:
+        """Return what was kept of the best evaluation: `step`, `value`, `weights`; None: nothing.
+
+        Raises:
+            StorageError: if it cannot be read.
+        """
+        import torch
+
+        path = self._folder(key) / "best.pt"
+        try:
+            found: StateDict = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+        return found
+
+    def has_best(self, key: str) -> bool:
+        """Return whether the weights of the best evaluation were kept; reads none."""
+        return (self._folder(key) / "best.pt").exists()
+
     def has_checkpoint(self, key: str) -> bool:
         """Return whether anything was committed at `key`; reads no checkpoint."""
         return bool(self._head(self._folder(key)).checkpoints)
@@ -341,6 +369,61 @@ class Store:
                 write_whole(folder / file, content)
             self._replace_head(folder, after)
             self._clean(folder, after)
+
+    def thin_out(self, trial: str, keep: Keep, attempt: int, *, only_measure: bool = False) -> int:
+        """Remove checkpoints of a trial that is over; return how many bytes that frees.
+
+        `trial` is a `trial_key`. Of each replicate `last` leaves the newest undamaged checkpoint
+        and the best weights; `best` leaves the best weights, and where there are none the newest
+        checkpoint; `none` leaves neither. Curves stay. A replicate at which a later attempt than
+        `attempt` has begun is left as it is. A process may die at any byte: what is left then is
+        whole, and the next call removes the rest.
+
+        Raises:
+            StorageError: if it cannot be read or written.
+        """
+        freed = 0
+        for head in sorted(self._folder(trial).glob("*/head.json")):
+            if only_measure:
+                freed += self._find_removable(head.parent, keep, attempt, checked=False)[1]
+                continue
+            with hold_lock(head.parent):
+                kept, size, gone = self._find_removable(head.parent, keep, attempt, checked=True)
+                now = self._head(head.parent)
+                if kept != now.checkpoints:
+                    self._replace_head(head.parent, replace(now, checkpoints=kept))
+                for path in gone:
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError as error:
+                        raise storage_error("remove", path, error) from error
+                freed += size
+        return freed
+
+    def _find_removable(
+        self, folder: Path, keep: Keep, attempt: int, *, checked: bool
+    ) -> tuple[tuple[_Checkpoint, ...], int, list[Path]]:
+        """Return which checkpoints stay, and the size and the paths of what goes."""
+        head, best = self._head(folder), folder / "best.pt"
+        if head.attempt > attempt:
+            return head.checkpoints, 0, []
+        kept = head.checkpoints
+        if keep == "none" or (keep == "best" and best.exists()):
+            kept = ()
+        elif not checked:
+            kept = kept[:1]
+        else:
+            whole = (c for c in kept if self._content(folder, c) is not None)
+            kept = next(((c,) for c in whole), kept)
+        names = {checkpoint.file for checkpoint in kept}
+        gone = [path for path in folder.glob("step-*.pt") if path.name not in names]
+        if keep == "none" and best.exists():
+            gone.append(best)
+        size = 0
+        for path in gone:
+            with suppress(FileNotFoundError):
+                size += path.stat().st_size
+        return kept, size, gone
 
     def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
         """Return the newest undamaged checkpoint of a folder, and what is in it."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from rich.filesize import decimal
+
 MISSING = "–"
 """Stands where there is no value."""
 
@@ -44,6 +46,15 @@ def show_duration(seconds: float | None) -> str:
     parts = [(whole.days, "d"), (hours, "h"), (rest // 60, "min"), (rest % 60, "s")]
     first = next(place for place, (count, _) in enumerate(parts) if count)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
+
+
+def show_bytes(size: int) -> str:
+    """Return a size in the unit that suits it.
+
+    >>> show_bytes(512), show_bytes(2_345_678)
+    ('512 bytes', '2.3 MB')
+    """
+    return decimal(size)
 
 
 def show_time(moment: datetime | None) -> str:
@@ -105,6 +116,7 @@ FILTERS = {
     "number": show_number,
     "value": show_value,
     "duration": show_duration,
+    "bytes": show_bytes,
     "time": show_time,
     "percent": show_percent,
     "settings": show_settings,

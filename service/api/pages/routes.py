@@ -42,6 +42,7 @@ from eigensweep.service.api.routes import (
     experiments,
     overviews,
     reproductions,
+    storage,
     trials,
 )
 from eigensweep.service.api.routes.comparisons import ComparisonQuery
@@ -180,6 +181,12 @@ def show_experiments(
         is_live=any(each.state not in ENDED for each in page.items),
         mlflow=service.mlflow and service.mlflow.pages,
     )
+
+
+@router.get("/storage")
+def show_storage(service: TheService, caller: Reader) -> Response:
+    """Return the page of what takes disk space."""
+    return render(caller, "storage.html", use=storage.show_storage(service, caller))
 
 
 @router.get("/experiments/{id}")

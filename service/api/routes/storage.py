@@ -1,0 +1,201 @@
+"""What takes disk space, and the removal of checkpoints that nobody needs any more.
+
+Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
+from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.schemas import Answer
+from eigensweep.service.queue.retention import DAY, measure_prunable
+from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
+from eigensweep.workers.shared.checkpoints import Keep, Store
+
+router = APIRouter(tags=["storage"])
+
+MOST: Final = 1000
+"""The largest number of experiments of one request."""
+
+
+class PartNow(Answer):
+    """A part of what the service keeps."""
+
+    name: str = Field(examples=["checkpoints"])
+    place: str | None = Field(description="Its file or folder; null without scope `admin`")
+    bytes: int
+
+
+class ExperimentUse(Answer):
+    """What an experiment takes in the store."""
+
+    id: str
+    name: str
+    owner: str
+    checkpoints: int = Field(description="Bytes of what training goes on from")
+    weights: int = Field(description="Bytes of the weights of best evaluations")
+    curves: int = Field(description="Bytes of curves, spectra and reports")
+    total: int
+
+
+class OwnerUse(Answer):
+    """What the experiments of a user take in the store."""
+
+    user: str
+    experiments: int
+    bytes: int
+
+
+class StorageNow(Answer):
+    """What takes disk space, in bytes."""
+
+    total: int = Field(description="All parts together")
+    parts: list[PartNow] = Field(description="The largest first")
+    users: list[OwnerUse] = Field(description="The largest first; without scope `admin` yourself")
+    experiments: list[ExperimentUse] = Field(
+        description="The largest first; without scope `admin` your own. At most 1000"
+    )
+
+
+@router.get("/storage", summary="What takes disk space?", responses=describe_errors(401, 503))
+def show_storage(service: TheService, caller: Reader) -> StorageNow:
+    """Return how much each part of the home folder takes, and each experiment in the store.
+
+    What was measured is shown again for some seconds, with much to measure for some minutes.
+    Metadata of experiments are in the database of the record, and do not count for them.
+    """
+    found = service.disk_use.read()
+    is_admin = caller.may("admin")
+    rows = [
+        ExperimentUse(
+            id=row.id,
+            name=row.name,
+            owner=row.owner,
+            checkpoints=use.checkpoints,
+            weights=use.weights,
+            curves=use.curves,
+            total=use.total,
+        )
+        for row in service.record.list_names(None if is_admin else caller.user)
+        if (use := found.experiments.get(row.id)) is not None
+    ]
+    rows.sort(key=lambda each: -each.total)
+    owners: defaultdict[str, list[int]] = defaultdict(list)
+    for each in rows:
+        owners[each.owner].append(each.total)
+    users = [
+        OwnerUse(user=name, experiments=len(sizes), bytes=sum(sizes))
+        for name, sizes in owners.items()
+    ]
+    parts = [
+        PartNow(name=name, place=str(path) if is_admin else None, bytes=size)
+        for name, (path, size) in found.parts.items()
+    ]
+    return StorageNow(
+        total=sum(each.bytes for each in parts),
+        parts=sorted(parts, key=lambda each: -each.bytes),
+        users=sorted(users, key=lambda each: -each.bytes),
+        experiments=rows[:MOST],
+    )
+
+
+class PruneRequest(BaseModel):
+    """Which checkpoints stay, and of which experiments the others are removed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keep: Keep = Field(
+        description="What stays of trials that are over. `last`: of each seed the last checkpoint "
+        "and the best weights; all can go on. `best`: the best weights, or where there are none "
+        "the last checkpoint; no completed trial can train on with a longer budget. `none`: "
+        "nothing but curves and results; a retry begins anew"
+    )
+    experiments: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=32)]], Field(max_length=200)]
+        | None
+    ) = Field(None, description="Ids; null: all that are over, and yours unless you are an admin")
+    older_than_days: float | None = Field(
+        None, ge=0, le=36_500, description="Only experiments that ended so many days ago"
+    )
+    dry_run: bool = Field(
+        True, strict=True, description="Only say what would be removed; false removes it"
+    )
+
+
+class PruneItem(Answer):
+    """What becomes of one experiment."""
+
+    id: str
+    bytes: int = Field(description="What it frees")
+    problem: str | None = Field(description="Why nothing is removed of it; null if it is")
+
+
+class PruneAnswer(Answer):
+    """What is removed, or would be."""
+
+    dry_run: bool
+    keep: Keep
+    bytes: int = Field(description="What it frees altogether")
+    items: list[PruneItem] = Field(description="The experiments, those that ended first first")
+    more: bool = Field(description="Whether there are more than 1000: ask again after these")
+
+
+@router.post(
+    "/storage/prune",
+    status_code=202,
+    summary="Remove checkpoints that are no longer needed",
+    responses=describe_errors(400, 401, 403, 413, 415, 422, 503),
+)
+def prune_storage(
+    service: TheService, caller: Submitter, request: Request, asked: PruneRequest
+) -> PruneAnswer:
+    """Remove checkpoints of experiments that are over, by a rule; curves and results stay.
+
+    With scope `submit` a user prunes what is the user's own, with `admin` everything. The service
+    removes them in the background, and goes on after any stop. What is removed cannot be had back.
+    """
+    ended_before = None
+    if asked.older_than_days is not None:
+        ended_before = time.time() - asked.older_than_days * DAY
+    owner = None if caller.may("admin") else caller.user
+    ids = service.record.list_prunable(asked.keep, ended_before, owner)
+    if asked.experiments is not None:
+        ids = list(dict.fromkeys(asked.experiments))
+    store = Store(service.settings.storage_folder)
+    items = [_prune(service, caller, store, id, asked, ended_before) for id in ids[:MOST]]
+    freed = sum(each.bytes for each in items)
+    if not asked.dry_run:
+        service.prunings.set()
+        done = [each.id for each in items if each.problem is None]
+        tell_audit(request, f"prune, keep {asked.keep}: {', '.join(done)}"[:2000])
+    return PruneAnswer(
+        dry_run=asked.dry_run, keep=asked.keep, bytes=freed, items=items, more=len(ids) > MOST
+    )
+
+
+def _prune(
+    service: Service,
+    caller: Caller,
+    store: Store,
+    id: str,
+    asked: PruneRequest,
+    ended_before: float | None,
+) -> PruneItem:
+    try:
+        row = service.record.row(id)
+        caller.require_owner(row.owner, f"experiment {id}")
+        service.record.check_prunable(row, ended_before)
+        size = measure_prunable(service.record, store, id, asked.keep)
+        if not asked.dry_run:
+            service.record.prune(id, asked.keep)
+    except (NotFoundError, ConflictError, NotAllowedError) as error:
+        return PruneItem(id=id, bytes=0, problem=str(error))
+    return PruneItem(id=id, bytes=size, problem=None)

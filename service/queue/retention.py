@@ -1,0 +1,127 @@
+"""Removes checkpoints of experiments that are over, as people or the service's rule say.
+
+Runs in the service's process, in a thread. The record says what is to be removed, and each trial
+may be looked at twice: whatever dies half-way, the next service goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from eigensweep.service.record.errors import ConflictError, NotFoundError
+from eigensweep.service.record.record import Record
+from eigensweep.workers.shared.checkpoints import Keep, Store, trial_key
+from eigensweep.workers.shared.durable_files import StorageError
+
+logger = logging.getLogger(__name__)
+
+DAY: Final = 86_400.0
+PAUSE: Final = 30.0
+"""Seconds before the next try where the disk or the database did not work."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The rule by which the service removes checkpoints by itself."""
+
+    keep: Keep | None
+    """None: it removes nothing by itself."""
+    after_days: float
+    """Days after the end of an experiment."""
+    every_hours: float
+    """Hours between two looks."""
+
+
+def measure_prunable(record: Record, store: Store, id: str, keep: Keep) -> int:
+    """Return how many bytes a rule would free of an experiment that is over.
+
+    Raises:
+        StorageError: if the store cannot be read.
+    """
+    return sum(
+        store.thin_out(trial_key(id, each.number), keep, each.attempt, only_measure=True)
+        for each in record.list_ended_trials(id)
+    )
+
+
+@dataclass
+class Pruner:
+    """Removes what is to be pruned. `start` does so in a thread; tests call `tick`."""
+
+    record: Record
+    store: Store
+    schedule: Schedule
+    files: threading.Lock
+    """Held while files of an experiment are removed; who deletes experiments holds it, too."""
+    clock: Callable[[], float] = time.time
+    asked: threading.Event = field(default_factory=threading.Event)
+    """Set it to have the record looked at at once."""
+    _due_at: float = 0.0
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Stop after the trial of now; the next service goes on."""
+        self._stopping.set()
+        self.asked.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def tick(self) -> None:
+        """Note what the schedule says, and remove what is to be removed.
+
+        Raises:
+            SQLAlchemyError, StorageError: if the database or the disk does not work as it should.
+        """
+        if self.clock() >= self._due_at:
+            self._follow_schedule()
+            self._due_at = self.clock() + self.schedule.every_hours * 3600
+        for id in self.record.list_pruning():
+            if not self._stopping.is_set():
+                with suppress(NotFoundError):
+                    self._prune(id)
+
+    def _follow_schedule(self) -> None:
+        keep = self.schedule.keep
+        if keep is not None:
+            ended_before = self.clock() - self.schedule.after_days * DAY
+            for id in self.record.list_prunable(keep, ended_before):
+                with suppress(ConflictError, NotFoundError):  # it was taken up, or deleted
+                    self.record.prune(id, keep)
+
+    def _prune(self, id: str) -> None:
+        with self.files:  # so that it is not deleted meanwhile
+            keep, freed = self.record.row(id).pruning, 0
+            if keep is None:
+                return
+            for trial in self.record.list_ended_trials(id):
+                if self._stopping.is_set():
+                    return
+                freed += self.store.thin_out(trial_key(id, trial.number), keep, trial.attempt)
+        self.record.set_pruned(id, keep)
+        logger.info("checkpoints removed experiment=%s keep=%s bytes=%d", id, keep, freed)
+
+    def _run(self) -> None:
+        # A loop of our own: it has no last try, and `stop` must end its pauses.
+        while not self._stopping.is_set():
+            try:
+                self.tick()
+                pause = max(1.0, self._due_at - self.clock())
+            except (SQLAlchemyError, StorageError):
+                logger.exception("checkpoints cannot be removed now, trying again")
+                pause = PAUSE
+            self.asked.wait(min(pause, 3600.0))
+            self.asked.clear()

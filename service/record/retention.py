@@ -1,0 +1,146 @@
+"""Which checkpoints of experiments that are over stay, and what is left to be removed.
+
+A rule is written down before anything is removed, and `Reopening.extend` looks at it. So whoever
+dies in the middle, the next service goes on, and nobody counts on what is about to go. Runs in the
+service's process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.control import Control, lock
+from eigensweep.service.record.errors import NothingToDoError, WrongStateError
+from eigensweep.service.record.journal import emit
+from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.workers.shared.checkpoints import STRICTNESS, Keep
+from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
+
+
+@dataclass(frozen=True)
+class EndedTrial:
+    """A trial that is over, and its newest attempt: what a later one has committed is not ours."""
+
+    number: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Named:
+    """An experiment in a list of sizes."""
+
+    id: str
+    name: str
+    owner: str
+
+
+class Retention(Control):
+    """The part of the record that says which checkpoints stay."""
+
+    def prune(self, id: str, keep: Keep) -> None:
+        """Have checkpoints of an experiment that is over removed, but for those that `keep` names.
+
+        Raises:
+            ExperimentNotFoundError: if there is none of this id.
+            WrongStateError: if it is not over.
+            NothingToDoError: if MLflow has not got all of it yet.
+        """
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            self.check_prunable(experiment)
+            experiment.pruning = max(keep, experiment.pruning or keep, key=STRICTNESS.__getitem__)
+            experiment.kept = max(experiment.pruning, experiment.kept, key=STRICTNESS.__getitem__)
+            emit(session, experiment, "experiment.pruned", reason=keep)
+
+        database.write(self.url, work)
+
+    @staticmethod
+    def check_prunable(experiment: Experiment, ended_before: float | None = None) -> None:
+        """Refuse to remove checkpoints of an experiment that may need them, or is too young.
+
+        Raises:
+            WrongStateError: if it is not over.
+            NothingToDoError: if MLflow has not got all of it yet, or it ended after a time.
+        """
+        id = experiment.id
+        if experiment.state not in ENDED:
+            raise WrongStateError(id, experiment.state, "prune")
+        if not experiment.tracked:
+            raise NothingToDoError(
+                f"experiment {id} is still being delivered to MLflow; prune it after that"
+            )
+        if ended_before is not None and (experiment.finished_at or 0.0) > ended_before:
+            raise NothingToDoError(f"experiment {id} ended later than you asked for")
+
+    def list_names(self, owner: str | None = None) -> list[Named]:
+        """Return who and what each experiment is, of all users or of one."""
+        query = select(Experiment.id, Experiment.name, Experiment.owner)
+        if owner is not None:
+            query = query.where(Experiment.owner == owner)
+        return database.read(
+            self.url, lambda session: [Named(*row) for row in session.execute(query)]
+        )
+
+    def list_prunable(
+        self, keep: Keep, ended_before: float | None = None, owner: str | None = None
+    ) -> list[str]:
+        """Return the ids of experiments of which a rule has not removed yet what it would, by age.
+
+        Only those that ended before a time, in seconds since 1970, and only those of one owner.
+        """
+        milder: Sequence[Keep] = [
+            each for each in STRICTNESS if each and STRICTNESS[each] < STRICTNESS[keep]
+        ]
+        wanted: list[ColumnElement[bool]] = [
+            Experiment.state.in_(ENDED),
+            Experiment.tracked,
+            or_(
+                Experiment.kept.is_(None),
+                Experiment.kept.in_(milder),
+                Experiment.pruned_at < Experiment.finished_at,
+            ),
+        ]
+        if ended_before is not None:
+            wanted.append(Experiment.finished_at <= ended_before)
+        if owner is not None:
+            wanted.append(Experiment.owner == owner)
+        query = select(Experiment.id).where(*wanted).order_by(Experiment.finished_at, Experiment.id)
+        return database.read(self.url, lambda session: list(session.scalars(query)))
+
+    def list_pruning(self) -> list[str]:
+        """Return the ids of experiments of which checkpoints are to be removed now."""
+        query = select(Experiment.id).where(
+            Experiment.pruning.is_not(None), Experiment.state.in_(ENDED)
+        )
+        query = query.order_by(Experiment.finished_at, Experiment.id)
+        return database.read(self.url, lambda session: list(session.scalars(query)))
+
+    def list_ended_trials(self, id: str) -> list[EndedTrial]:
+        """Return the trials of an experiment that are over; none if it goes on, or is gone."""
+        query = (
+            select(Trial.number, Trial.attempt)
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .where(Trial.experiment_id == id, Trial.state.not_in(OPEN_TRIALS))
+            .where(Experiment.state.in_(ENDED))
+            .order_by(Trial.number)
+        )
+        return database.read(
+            self.url, lambda session: [EndedTrial(*row) for row in session.execute(query)]
+        )
+
+    def set_pruned(self, id: str, keep: Keep) -> None:
+        """Record that nothing is left to be removed by a rule."""
+
+        def work(session: Session) -> None:
+            experiment = session.get(Experiment, id, with_for_update=True)
+            if experiment is not None and experiment.pruning == keep:
+                experiment.pruning, experiment.pruned_at = None, time.time()
+
+        database.write(self.url, work)

@@ -1,0 +1,380 @@
+"""Which checkpoints stay of experiments that are over, half-way deaths included; disk use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orders import make_order
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.command import storage as storage_command
+from eigensweep.service.command.cli import app as command_line
+from eigensweep.service.queue.retention import DAY, Pruner, Schedule, measure_prunable
+from eigensweep.service.record.accounts import Accounts
+from eigensweep.service.record.errors import NothingToDoError, WrongStateError
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
+from eigensweep.workers.trial.attempt import Attempt
+
+STEPS = 20
+BY_HAND = Schedule(None, 30, 1)
+
+
+def train(record: Record, storage: Path, content: dict[str, Any], owner: str = "anna") -> str:
+    """Post an experiment and train trial 0 to its end; trial 1 fails after its first commit."""
+    spec = ExperimentSpec.model_validate(content)
+    id = record.add(spec, None, owner)[0].id
+    claim = record.claim(id)
+    assert claim is not None
+    ledger = RecordLedger(record.url, id, claim.generation, patience=0)
+    for number, rate in enumerate((1e-3, 1e-2)):
+        params = {"optimizer.lr": rate}
+        config = spec.trial(Point("scornn", params))
+        body = config.model_dump(mode="json")
+        ledger.open(number, "scornn", params, body, config.content_hash())
+        attempt = ledger.begin(number)
+        work = Attempt(make_attempt(id, number, attempt, body, storage), "cpu")
+        work.advance()
+        if number == 0:
+            ledger.finish(number, attempt, "completed", work.advance().result)
+        else:
+            ledger.finish(number, attempt, "failed", None, "KeyError: no")
+        ledger.set_tracked(number)
+    ledger.end("completed")
+    ledger.set_tracked(None)
+    return id
+
+
+def make_attempt(id: str, number: int, attempt: int, config: Any, storage: Path) -> Any:
+    return make_order(
+        experiment=id,
+        number=number,
+        attempt=attempt,
+        config=config,
+        rungs=(STEPS // 2, STEPS),
+        storage=str(storage),
+    )
+
+
+@pytest.fixture
+def storage(settings: Any) -> Path:
+    return Path(settings.storage_folder)
+
+
+@pytest.fixture
+def content(spec: Any) -> dict[str, Any]:
+    return spec(**{"training/steps": STEPS, "training/evaluate_every": 5})
+
+
+@pytest.fixture
+def id(record: Record, storage: Path, content: dict[str, Any]) -> str:
+    return train(record, storage, content)
+
+
+@pytest.fixture
+def make(record: Record, storage: Path) -> Callable[..., Pruner]:
+    """Return what a service that is started now has."""
+
+    def make(schedule: Schedule = BY_HAND, **more: Any) -> Pruner:
+        return Pruner(record, Store(storage), schedule, threading.Lock(), **more)
+
+    return make
+
+
+def files(storage: Path, id: str, number: int) -> list[str]:
+    folder = storage / replicate_key(id, number, 0)
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".pt")
+
+
+class TestRules:
+    @pytest.mark.parametrize(
+        ("keep", "completed", "failed"),
+        [
+            ("last", ["best.pt", "step-000000020-2.pt"], ["step-000000010-1.pt"]),
+            ("best", ["best.pt"], ["step-000000010-1.pt"]),
+            ("none", [], []),
+        ],
+    )
+    def test_each_leaves_what_it_names(self, record, storage, id, make, keep, completed, failed):
+        curves = [Store(storage).points(replicate_key(id, number, 0)) for number in (0, 1)]
+        expected = measure_prunable(record, Store(storage), id, keep)
+        before = sum(f.stat().st_size for f in storage.rglob("*.pt"))
+        record.prune(id, keep)
+        make().tick()
+        assert (files(storage, id, 0), files(storage, id, 1)) == (completed, failed)
+        freed = before - sum(f.stat().st_size for f in storage.rglob("*.pt"))
+        assert freed == expected > 0
+        assert [Store(storage).points(replicate_key(id, n, 0)) for n in (0, 1)] == curves
+        row = record.row(id)
+        assert (row.kept, row.pruning) == (keep, None)
+        assert record.experiment(id).best.trial.number == 0
+
+    def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(self, record, storage, id, make):
+        newest = storage / replicate_key(id, 0, 0) / "step-000000020-2.pt"
+        newest.write_bytes(b"damaged")
+        record.prune(id, "last")
+        make().tick()
+        assert files(storage, id, 0) == ["best.pt", "step-000000010-1.pt"]
+        assert Store(storage).newest(replicate_key(id, 0, 0)).step == 10
+
+    def test_what_goes_on_or_is_being_delivered_is_left_alone(self, record, storage, content):
+        running = record.add(ExperimentSpec.model_validate(content))[0].id
+        with pytest.raises(WrongStateError, match="nothing to prune"):
+            record.prune(running, "none")
+        claim = record.claim(running)
+        RecordLedger(record.url, running, claim.generation).end("completed")
+        with pytest.raises(NothingToDoError, match="delivered to MLflow"):
+            record.prune(running, "none")
+
+
+class TestDeaths:
+    def test_a_service_that_dies_half_way_has_the_next_one_go_on(
+        self, record, storage, id, make, monkeypatch
+    ):
+        record.prune(id, "none")
+        whole = Path.unlink
+
+        def die(path: Path, missing_ok: bool = False) -> None:
+            whole(path, missing_ok)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", die)
+            with pytest.raises(KeyboardInterrupt):
+                make().tick()
+        key = replicate_key(id, 0, 0)
+        assert Store(storage).newest(key) is None  # the store is whole: its head names no file
+        assert len(Store(storage).points(key)) > 0
+        assert record.row(id).pruning == "none"
+        make().tick()
+        assert files(storage, id, 0) == files(storage, id, 1) == []
+        assert record.row(id).pruning is None
+
+    def test_a_trial_that_is_tried_again_meanwhile_keeps_its_new_commits(
+        self, record, storage, id, make
+    ):
+        record.prune(id, "none")
+        trials = record.list_ended_trials(id)
+        record.retry(id)
+        work = Attempt(make_attempt(id, 1, 2, record.trial(id, 1).trial.config, storage), "cpu")
+        work.advance()
+        freed = [
+            Store(storage).thin_out(trial_key(id, t.number), "none", t.attempt) for t in trials
+        ]
+        assert freed[0] > 0
+        assert freed[1] == 0
+        assert work.advance().outcome == "completed"
+        make().tick()  # it is queued now, so nothing of it is touched
+        assert len(files(storage, id, 1)) == 3
+
+
+class TestGoingOn:
+    def test_a_longer_budget_is_refused_where_the_checkpoints_are_gone(
+        self, client, record, id, content
+    ):
+        longer = {**content, "training": {**content["training"], "steps": 2 * STEPS}}
+        record.prune(id, "last")
+        record.prune(id, "best")
+        record.prune(id, "last")
+        assert record.row(id).kept == "best"
+        answer = client.post(f"/v1/experiments/{id}/extend", json=longer)
+        assert answer.status_code == 409
+        assert f"eigensweep fork {id}" in answer.json()["detail"]
+        assert record.row(id).state == "completed"
+
+    def test_with_the_last_ones_it_goes_on_and_more_trials_always_do(
+        self, client, record, id, storage, content, make
+    ):
+        record.prune(id, "last")
+        make().tick()
+        longer = {**content, "training": {**content["training"], "steps": 2 * STEPS}}
+        assert client.post(f"/v1/experiments/{id}/extend", json=longer).status_code == 202
+        config = record.trial(id, 0).trial.config
+        work = Attempt(make_attempt(id, 0, 2, config, storage), "cpu")
+        assert work.reached_step == STEPS
+
+    def test_after_none_a_retry_says_that_it_begins_anew_and_its_curve_has_no_gap(
+        self, client, record, id, storage, make
+    ):
+        key = replicate_key(id, 1, 0)
+        record.prune(id, "none")
+        make().tick()
+        assert client.post(f"/v1/experiments/{id}/retry").status_code == 202
+        assert "from the start" in record.events(id)[-1].data["reason"]
+        before = Store(storage).points(key)
+        work = Attempt(make_attempt(id, 1, 2, record.trial(id, 1).trial.config, storage), "cpu")
+        assert work.reached_step == 0
+        work.advance()
+        work.advance()
+        points = Store(storage).points(key)
+        assert points[: len(before)] == before
+        steps = [point.step for point in points]
+        assert steps == sorted(set(steps))
+        assert steps[-1] == STEPS
+
+    @pytest.mark.parametrize(
+        ("keep", "options", "words"),
+        [
+            ("best", {"weights": "last"}, "weights=best"),
+            ("best", {"weights": "best"}, None),
+            ("none", {"weights": "best"}, "holds no checkpoint"),
+        ],
+    )
+    def test_analyses_use_what_is_left_or_say_what_would_work(
+        self, client, record, id, make, keep, options, words
+    ):
+        record.prune(id, keep)
+        make().tick()
+        body = {"name": "hidden_states", "experiment": id, "trial": 0, "options": options}
+        answer = client.post("/v1/analyses", json=body)
+        assert answer.status_code == (409 if words else 201), answer.text
+        assert words is None or words in answer.json()["detail"]
+
+
+class TestSchedule:
+    def test_it_prunes_what_is_old_enough_once_and_again_what_was_taken_up(
+        self, record, storage, id, make
+    ):
+        ended = record.row(id).finished_at
+        now = [ended + 9 * DAY]
+        pruner = make(Schedule("best", 10, 24), clock=lambda: now[0])
+        pruner.tick()
+        assert record.row(id).kept is None
+        now[0] = ended + 10 * DAY
+        pruner.tick()
+        assert (record.row(id).kept, files(storage, id, 0)) == ("best", ["best.pt"])
+        assert record.list_prunable("best") == []
+        assert record.list_prunable("none") == [id]
+
+    def test_by_default_nothing_goes(self, record, storage, id, make, settings):
+        assert settings.keep is None
+        make(Schedule(settings.keep, 0, 1)).tick()
+        assert record.row(id).kept is None
+        assert len(files(storage, id, 0)) == 3
+
+
+class TestRoute:
+    @pytest.fixture
+    def of(self, client: TestClient, record: Record) -> Callable[..., TestClient]:
+        accounts = Accounts(record.url)
+
+        def make_client(user: str, scope: Any = "submit") -> TestClient:
+            made = TestClient(client.app, base_url="http://localhost:8642")
+            token = accounts.create_token(user, scope, 3600).token
+            made.headers["Authorization"] = f"Bearer {token}"
+            return made
+
+        return make_client
+
+    def test_first_it_is_only_told_and_then_done(self, client, record, id, make, storage):
+        told = client.post("/v1/storage/prune", json={"keep": "none"}).json()
+        assert (told["dry_run"], [item["id"] for item in told["items"]]) == (True, [id])
+        assert record.row(id).kept is None
+        done = client.post("/v1/storage/prune", json={"keep": "none", "dry_run": False})
+        assert done.status_code == 202
+        assert done.json()["bytes"] == told["bytes"] > 0
+        assert client.app.state.service.prunings.is_set()
+        before = sum(f.stat().st_size for f in storage.rglob("*.pt"))
+        make().tick()
+        assert before - sum(f.stat().st_size for f in storage.rglob("*.pt")) == told["bytes"]
+        assert client.get(f"/v1/experiments/{id}").json()["kept"] == "none"
+        assert client.post("/v1/storage/prune", json={"keep": "none"}).json()["items"] == []
+
+    def test_a_user_prunes_what_is_the_users_own(self, of, record, id):
+        anna, bob, boss = of("anna"), of("bob"), of("boss", "admin")
+        assert bob.post("/v1/storage/prune", json={"keep": "last"}).json()["items"] == []
+        body = {"keep": "last", "experiments": [id, "nothing"], "dry_run": False}
+        first, second = bob.post("/v1/storage/prune", json=body).json()["items"]
+        assert "belongs to user 'anna'" in first["problem"]
+        assert "no experiment 'nothing'" in second["problem"]
+        assert record.row(id).kept is None
+        for client in (anna, boss):
+            (item,) = client.post("/v1/storage/prune", json={"keep": "last"}).json()["items"]
+            assert (item["id"], item["problem"]) == (id, None)
+        assert of("carl", "read").post("/v1/storage/prune", json=body).status_code == 403
+
+    def test_what_ended_lately_is_left_alone(self, client, id):
+        body = {"keep": "last", "older_than_days": 1}
+        assert client.post("/v1/storage/prune", json=body).json()["items"] == []
+        body["experiments"] = [id]
+        (item,) = client.post("/v1/storage/prune", json=body).json()["items"]
+        assert "ended later" in item["problem"]
+
+
+class TestDiskUse:
+    def test_parts_users_and_experiments_are_told_and_others_see_their_own(
+        self, client, record, id, storage, content, settings
+    ):
+        other = train(record, storage, content, "bob")
+        (settings.home / "eigensweep.db").write_bytes(b"x" * 5000)
+        (settings.home / "eigensweep.db-wal").write_bytes(b"x" * 600)
+        found = client.get("/v1/storage").json()
+        parts = {part["name"]: part["bytes"] for part in found["parts"]}
+        checkpoints = sum(f.stat().st_size for f in storage.rglob("step-*.pt"))
+        assert parts["checkpoints"] == checkpoints
+        assert parts["weights"] == sum(f.stat().st_size for f in storage.rglob("best.pt"))
+        assert parts["record"] == 5600
+        assert found["total"] == sum(parts.values())
+        assert {each["user"] for each in found["users"]} == {"anna", "bob"}
+        assert {each["id"] for each in found["experiments"]} == {id, other}
+        assert sum(each["checkpoints"] for each in found["experiments"]) == checkpoints
+        page = client.get("/storage")
+        assert page.status_code == 200
+        assert f'href="/experiments/{other}"' in page.text
+        token = Accounts(record.url).create_token("bob", "read", 3600).token
+        bob = TestClient(client.app, base_url="http://localhost:8642")
+        bob.headers["Authorization"] = f"Bearer {token}"
+        seen = bob.get("/v1/storage").json()
+        assert [each["id"] for each in seen["experiments"]] == [other]
+        assert [each["user"] for each in seen["users"]] == ["bob"]
+        assert {part["place"] for part in seen["parts"]} == {None}
+        assert str(storage) not in bob.get("/storage").text
+
+
+class TestCommands:
+    @pytest.fixture
+    def cli(self, client: TestClient, monkeypatch: Any) -> Callable[..., Any]:
+        """The command line, whose client asks the application without a server."""
+        from contextlib import contextmanager
+
+        from eigensweep.service.client import Client
+
+        class Near(Client):
+            def get(self, path: str, **query: Any) -> Any:
+                return client.get(path, params=query).json()
+
+            def post(self, path: str, body: Any = None, headers: Any = None) -> Any:
+                return client.post(path, json=body, headers=headers).json()
+
+        @contextmanager
+        def near(url: Any, as_json: bool = False) -> Any:
+            yield Near("http://localhost:8642")
+
+        monkeypatch.setattr(storage_command, "connect", near)
+        return lambda *words: CliRunner().invoke(command_line, words)
+
+    def test_prune_is_confirmed_and_du_shows_it(self, cli, record, id, make):
+        asked = cli("prune", "--keep", "best")
+        assert asked.exit_code == 2
+        assert "--dry-run" in asked.output
+        told = cli("prune", "--keep", "best", "--dry-run", "--experiment", id)
+        assert told.exit_code == 0
+        assert f"{id} " in told.output
+        assert "would free" in told.output
+        assert record.row(id).kept is None
+        assert cli("prune", "--keep", "best", "--yes").exit_code == 0
+        make().tick()
+        assert record.row(id).kept == "best"
+        assert cli("prune", "--older-than", "soon", "--dry-run").exit_code == 2
+        shown = cli("du")
+        assert shown.exit_code == 0
+        assert id in shown.output
+        assert "checkpoints" in shown.output

@@ -1,0 +1,69 @@
+"""How much of the disk folders and experiments take."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StoreUse:
+    """Bytes that the store holds of one experiment."""
+
+    checkpoints: int = 0
+    weights: int = 0
+    """Weights of best evaluations."""
+    curves: int = 0
+    """Curves, spectra, and the files of the report."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.checkpoints + self.weights + self.curves
+
+
+def measure(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder; 0 if there is none.
+
+    Links are not followed, and what vanishes meanwhile does not count.
+    """
+    return sum(size for _, size in _walk(path))
+
+
+def measure_store(storage: Path) -> dict[str, StoreUse]:
+    """Return what each experiment in the store takes, by its id."""
+    found: dict[str, StoreUse] = {}
+    with suppress(FileNotFoundError):
+        for folder in sorted(storage.iterdir()):
+            if folder.is_dir() and not folder.name.startswith("."):
+                found[folder.name] = _measure_experiment(folder)
+    return found
+
+
+def _measure_experiment(folder: Path) -> StoreUse:
+    checkpoints = weights = curves = 0
+    for name, size in _walk(folder):
+        if name.startswith("step-"):
+            checkpoints += size
+        elif name == "best.pt":
+            weights += size
+        else:
+            curves += size
+    return StoreUse(checkpoints, weights, curves)
+
+
+def _walk(path: Path) -> list[tuple[str, int]]:
+    """Return name and size of each file at or below a path."""
+    places = [(path.name, str(path))]
+    for place, _, files in os.walk(path):
+        places += [(name, os.path.join(place, name)) for name in files]
+    found = []
+    for name, place in places:
+        with suppress(OSError):
+            seen = os.lstat(place)
+            if stat.S_ISREG(seen.st_mode):
+                found.append((name, seen.st_size))
+    return found
