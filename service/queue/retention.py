@@ -18,12 +18,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.retention import DAY
 from eigensweep.workers.shared.checkpoints import Keep, Store, trial_key
 from eigensweep.workers.shared.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 
-DAY: Final = 86_400.0
 PAUSE: Final = 30.0
 """Seconds before the next try where the disk or the database did not work."""
 
@@ -38,18 +38,6 @@ class Schedule:
     """Days after the end of an experiment."""
     every_hours: float
     """Hours between two looks."""
-
-
-def measure_prunable(record: Record, store: Store, id: str, keep: Keep) -> int:
-    """Return how many bytes a rule would free of an experiment that is over.
-
-    Raises:
-        StorageError: if the store cannot be read.
-    """
-    return sum(
-        store.thin_out(trial_key(id, each.number), keep, each.attempt, only_measure=True)
-        for each in record.list_ended_trials(id)
-    )
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
@@ -19,8 +20,11 @@ from eigensweep.service.record.control import Control, lock
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.journal import emit
 from eigensweep.service.record.tables import Experiment, Trial
-from eigensweep.workers.shared.checkpoints import STRICTNESS, Keep
+from eigensweep.workers.shared.checkpoints import STRICTNESS, Keep, Store, stricter, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
+
+DAY: Final = 86_400.0
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Retention(Control):
         def work(session: Session) -> None:
             experiment = lock(session, id)
             self.check_prunable(experiment)
-            experiment.pruning = max(keep, experiment.pruning or keep, key=STRICTNESS.__getitem__)
-            experiment.kept = max(experiment.pruning, experiment.kept, key=STRICTNESS.__getitem__)
+            experiment.pruning = stricter(keep, experiment.pruning)
+            experiment.kept = stricter(keep, experiment.kept)
             emit(session, experiment, "experiment.pruned", reason=keep)
 
         database.write(self.url, work)
@@ -100,7 +104,7 @@ class Retention(Control):
         ]
         wanted: list[ColumnElement[bool]] = [
             Experiment.state.in_(ENDED),
-            Experiment.tracked,
+            Experiment.tracked.is_(True),
             or_(
                 Experiment.kept.is_(None),
                 Experiment.kept.in_(milder),
@@ -133,6 +137,17 @@ class Retention(Control):
         )
         return database.read(
             self.url, lambda session: [EndedTrial(*row) for row in session.execute(query)]
+        )
+
+    def measure_prunable(self, store: Store, id: str, keep: Keep) -> int:
+        """Return how many bytes a rule would free of an experiment that is over.
+
+        Raises:
+            StorageError: if the store cannot be read.
+        """
+        return sum(
+            store.thin_out(trial_key(id, each.number), keep, each.attempt, only_measure=True)
+            for each in self.list_ended_trials(id)
         )
 
     def set_pruned(self, id: str, keep: Keep) -> None:

@@ -16,11 +16,12 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.command import storage as storage_command
 from eigensweep.service.command.cli import app as command_line
-from eigensweep.service.queue.retention import DAY, Pruner, Schedule, measure_prunable
+from eigensweep.service.queue.retention import Pruner, Schedule
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.retention import DAY
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -105,7 +106,7 @@ class TestRules:
     )
     def test_each_leaves_what_it_names(self, record, storage, id, make, keep, completed, failed):
         curves = [Store(storage).points(replicate_key(id, number, 0)) for number in (0, 1)]
-        expected = measure_prunable(record, Store(storage), id, keep)
+        expected = record.measure_prunable(Store(storage), id, keep)
         before = sum(f.stat().st_size for f in storage.rglob("*.pt"))
         record.prune(id, keep)
         make().tick()

@@ -46,6 +46,16 @@ Keep = Literal["last", "best", "none"]
 STRICTNESS: Final[dict[Keep | None, int]] = {None: 0, "last": 1, "best": 2, "none": 3}
 """How much a rule removes, compared with others; None stands for no rule."""
 
+
+def stricter(rule: Keep, other: Keep | None) -> Keep:
+    """Return the rule that removes more.
+
+    >>> stricter("best", "last"), stricter("last", None)
+    ('best', 'last')
+    """
+    return rule if other is None or STRICTNESS[rule] >= STRICTNESS[other] else other
+
+
 KEPT = 2
 """Checkpoints kept for each key: the newest, and one to fall back to if the disk damages it."""
 

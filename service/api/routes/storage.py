@@ -16,8 +16,8 @@ from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer
-from eigensweep.service.queue.retention import DAY, measure_prunable
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
+from eigensweep.service.record.retention import DAY
 from eigensweep.workers.shared.checkpoints import Keep, Store
 
 router = APIRouter(tags=["storage"])
@@ -193,7 +193,7 @@ def _prune(
         row = service.record.row(id)
         caller.require_owner(row.owner, f"experiment {id}")
         service.record.check_prunable(row, ended_before)
-        size = measure_prunable(service.record, store, id, asked.keep)
+        size = service.record.measure_prunable(store, id, asked.keep)
         if not asked.dry_run:
             service.record.prune(id, asked.keep)
     except (NotFoundError, ConflictError, NotAllowedError) as error:
