@@ -11,11 +11,11 @@ REGISTRY: Final = CollectorRegistry(auto_describe=True)
 
 RESTARTS: Final = Counter(
     "eigensweep_restarts",
-    "Starts of a part that had run before: Ray, MLflow's server, the driver of an experiment.",
+    "Starts of a part that had run before: Ray, MLflow's server, guard, driver of an experiment.",
     ["part"],
     registry=REGISTRY,
 )
-for _part in ("ray", "mlflow", "driver"):
+for _part in ("ray", "mlflow", "guard", "driver"):
     RESTARTS.labels(_part)
 
 HTTP_SECONDS: Final = Histogram(

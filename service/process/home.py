@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from eigensweep.private_folders import UnsafeFolderError, make_private, require_own
+from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import guard
 from eigensweep.service.settings import StartError
 
@@ -32,11 +34,43 @@ class HomeUnusableError(StartError):
     """The home folder cannot be written, or another user could change what is in it."""
 
 
-@contextmanager
-def hold(home: Path) -> Iterator[str]:
-    """Hold the home folder for this process, with a guard over all that the process starts.
+@dataclass
+class Watcher:
+    """Keeps a guard over all that this process starts."""
 
-    Yields the mark of what the process starts.
+    mark: str
+    """What the processes that this one starts carry in their environment."""
+    _guard: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._start()
+
+    def restart_if_ended(self) -> None:
+        """Start another guard if the one that was there has ended; call it regularly."""
+        if self._guard.poll() is None:
+            return
+        logger.warning("the guard ended, starting it again status=%s", self._guard.returncode)
+        RESTARTS.labels("guard").inc()
+        self._guard.communicate()
+        self._start()
+
+    def stop(self) -> None:
+        """Let the guard end what this process has started, and wait for it."""
+        self._guard.communicate()
+
+    def _start(self) -> None:
+        # Its pipe is closed by the end of this process, or by `stop`.
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", guard.__file__, self.mark],
+            stdin=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != guard.VARIABLE},
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def hold(home: Path) -> Iterator[Watcher]:
+    """Hold the home folder for this process, with a guard over all that the process starts.
 
     If an earlier service and its guard were both killed, what they left running is ended first.
 
@@ -69,15 +103,13 @@ def hold(home: Path) -> Iterator[str]:
         mark = guard.new_mark(home)
         if count := guard.kill(guard.of_home(home, but=mark)):
             logger.warning("ended what an earlier service left running processes=%d", count)
-        command = [sys.executable, "-I", guard.__file__, mark]
-        # Its pipe is closed by the end of this process, or below.
-        watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        watcher = Watcher(mark)
         os.environ.update(guard.environment(mark))  # processes started from here on inherit it
         try:
-            yield mark
+            yield watcher
         finally:
             del os.environ[guard.VARIABLE]
-            watcher.communicate()
+            watcher.stop()
     finally:
         lock.release()
 

@@ -19,6 +19,8 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from eigensweep.workers.shared.parents import end_with_parent
+
 TOKEN: Final = "EIGENSWEEP_MLFLOW_TOKEN"
 QUIET: Final = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # thirteen processes without use here
@@ -160,6 +162,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=5000)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--with-parent", action="store_true", help="end when its starter has gone")
     parser.add_argument("--artifacts", type=Path, required=True, help="folder of the artifacts")
     settings = parser.parse_args()
     if not os.environ.get(TOKEN):
@@ -168,6 +171,8 @@ def main() -> None:
     if not store:
         parser.error("set MLFLOW_BACKEND_STORE_URI to the database of MLflow")
     os.environ.update(QUIET)
+    if settings.with_parent:
+        end_with_parent()
 
     import uvicorn
     from mlflow.server import constants

@@ -49,7 +49,7 @@ class MlflowServer:
         """Start the server; it answers some seconds later."""
         command = [
             *(sys.executable, "-m", mlflow_app.__name__, "--host", HOST, "--port", str(self._port)),
-            *("--artifacts", str(self._folder / "artifacts")),
+            *("--artifacts", str(self._folder / "artifacts"), "--with-parent"),
         ]
         own = {
             mlflow_app.TOKEN: self.token,

@@ -99,7 +99,7 @@ def serve(settings: Settings) -> None:
     with (
         suppress(_StoppedEarly),
         _signals() as stopping,
-        home.hold(settings.home) as mark,
+        home.hold(settings.home) as watcher,
         ExitStack() as stack,
     ):
         # Ray's workers import from the current folder, so it must be one that only we can change.
@@ -121,7 +121,7 @@ def serve(settings: Settings) -> None:
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
             *(url, url, place.pages, settings.home),
         )
-        cluster = stack.enter_context(_run_cluster(settings, mark))
+        cluster = stack.enter_context(_run_cluster(settings, watcher.mark))
         dispatcher.start(cluster, _make_driver_options(settings, place))
         analyses.start()
         stack.callback(analyses.stop)
@@ -138,6 +138,7 @@ def serve(settings: Settings) -> None:
         logger.info("ready for experiments at_once=%d", settings.max_experiments)
         stopping.is_starting = False
         while not stopping.wait(1.0):
+            watcher.restart_if_ended()
             if mlflow is not None:
                 mlflow.restart_if_ended()
             cluster.watch()

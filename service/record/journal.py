@@ -217,7 +217,8 @@ def spent_seconds(experiment: Experiment, now: float) -> float:
     """Return how long an experiment has been at work, without the time it was paused or over."""
     if experiment.started_at is None:
         return 0.0
-    return (experiment.left_at or now) - experiment.started_at - experiment.idle_seconds
+    spent = (experiment.left_at or now) - experiment.started_at - experiment.idle_seconds
+    return max(0.0, spent)  # a clock may have been set back
 
 
 def _last_line(error: str | None) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -98,12 +100,19 @@ class SlowConfig(ToyConfig):
 
 
 class Slow(Toy):
-    """The toy cell with a sleep in each forward pass, so that kills find it at work."""
+    """The toy cell with a sleep in each forward pass, so that kills find it at work.
+
+    It writes a line for each step of training into the folder that `TOY_STEPS` names, if any, in a
+    file for each shade.
+    """
 
     Config = SlowConfig
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         assert isinstance(self.config, SlowConfig)
+        if torch.is_grad_enabled() and (folder := os.environ.get("TOY_STEPS")):
+            with (Path(folder) / str(self.config.shade)).open("a") as file:
+                file.write(f"{os.getpid()}\n")
         time.sleep(self.config.seconds)
         return super().forward(x, state)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import glob
-import os
 import shutil
-import subprocess
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from postgresql import PostgresqlServer, run_postgresql
 from starlette.testclient import TestClient
 
 from eigensweep.service.api.app import create_app
@@ -133,47 +130,13 @@ def spec() -> Callable[..., dict[str, Any]]:
     return change_spec
 
 
-class PostgresqlServer:
-    """A PostgreSQL server of our own in a folder of its own, reached by a socket there."""
-
-    def __init__(self, programs: Path, folder: Path) -> None:
-        self.url = f"postgresql://me@/postgres?host={folder}"
-        self._programs, self._folder = programs, folder
-        self._user: list[str] = []
-        if os.geteuid() == 0:  # PostgreSQL refuses to be root
-            self._user = ["runuser", "-u", "postgres", "--"]
-            shutil.chown(folder, "postgres")
-        made = ("-U", "me", "-A", "trust", "--no-sync", "-E", "UTF8")
-        self._run("initdb", "-D", str(folder / "data"), *made)
-
-    def start(self) -> None:
-        options = f"-k {self._folder} -c listen_addresses='' -c fsync=off"
-        self._control("-o", options, "-l", str(self._folder / "log"), "start")
-
-    def stop(self) -> None:
-        self._control("-m", "immediate", "stop")
-
-    def _control(self, *words: str) -> None:
-        self._run("pg_ctl", "-D", str(self._folder / "data"), "-w", *words)
-
-    def _run(self, program: str, *words: str) -> None:
-        command = [*self._user, str(self._programs / program), *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self._folder)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[PostgresqlServer]:
     """Return a running PostgreSQL; where none is installed, the test is skipped."""
-    installed = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"), reverse=True)
-    found = shutil.which("initdb") or next(iter(installed), None)
-    if found is None:
-        pytest.skip("install PostgreSQL (initdb on PATH or in /usr/lib/postgresql) to run this")
-    with tempfile.TemporaryDirectory(prefix="pg-") as folder:
-        server = PostgresqlServer(Path(os.path.realpath(found)).parent, Path(folder))
-        server.start()
+    with run_postgresql() as server:
+        if server is None:
+            pytest.skip("install PostgreSQL (initdb on PATH or in /usr/lib/postgresql) to run this")
         yield server
-        server.stop()
 
 
 @pytest.fixture(params=["url", "postgresql_url"], ids=["sqlite", "postgresql"])
@@ -193,16 +156,9 @@ def postgresql_url(bare_postgresql_url: str) -> str:
 @pytest.fixture
 def bare_postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
     """A database in PostgreSQL without any table."""
-    server = postgresql_server.url
-    name = f"record_{uuid.uuid4().hex}"
-    with database.engine(server).connect() as connection:
-        connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(
-            f"CREATE DATABASE {name}"
-        )
-    made = server.replace("/postgres?", f"/{name}?")
+    made = postgresql_server.create_database(f"record_{uuid.uuid4().hex}")
     yield made
     database.engine(made).dispose()
-    database.engine(server).dispose()
 
 
 @pytest.fixture

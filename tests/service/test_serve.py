@@ -299,6 +299,18 @@ class TestHome:
         with home.hold(tmp_path):
             assert str(os.getpid()) in (tmp_path / "service.lock").read_text()
 
+    def test_a_guard_that_was_killed_is_replaced_by_one_that_does_its_work(self, tmp_path):
+        with home.hold(tmp_path) as watcher:
+            first = watcher._guard
+            watcher.restart_if_ended()
+            assert watcher._guard is first
+            first.kill()
+            first.wait()
+            child = subprocess.Popen(["sleep", "3600"])
+            watcher.restart_if_ended()
+            assert watcher._guard is not first
+        assert child.wait(PATIENCE) == -signal.SIGKILL
+
     def test_a_folder_that_others_can_change_is_refused_in_words(self, tmp_path):
         (tmp_path / "home").mkdir()
         (tmp_path / "home").chmod(0o777)

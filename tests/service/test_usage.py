@@ -12,9 +12,10 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes.metrics import _about_record
 from eigensweep.service.record import database
 from eigensweep.service.record.counts import count_all
+from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.service.record.usage import UserUsage, devices_of, sum_by_user
 from eigensweep.workers.shared.messages import Place, Result
 
@@ -136,3 +137,9 @@ def test_wall_time_and_device_hours_stand_in_the_api_and_on_the_pages(client, re
     ]
     for page in (f"/experiments/{posted}", f"/experiments/{posted}/trials/0"):
         assert "of CPU cores" in client.get(page).text
+
+
+def test_no_time_is_spent_by_a_clock_that_was_set_back():
+    experiment = Experiment(started_at=5000.0, idle_seconds=0.0)
+    assert spent_seconds(experiment, now=5060.0) == 60
+    assert spent_seconds(experiment, now=1400.0) == 0

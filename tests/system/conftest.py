@@ -43,9 +43,13 @@ class RunningService:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "service.log"
+        self.steps = folder / "steps"
+        """Folder in which toys write down each step of training."""
+        self.steps.mkdir()
         self.env = {
             **os.environ,
             "EIGENSWEEP_TEST_MARK": self.mark,
+            "TOY_STEPS": str(self.steps),
             "EIGENSWEEP_HOME": str(folder / "home"),
             "EIGENSWEEP_PORT": str(self.port),
             "EIGENSWEEP_MLFLOW_PORT": str(free_port()),
@@ -114,6 +118,17 @@ class RunningService:
         """Return the experiment once it is so."""
         wait_until(lambda: is_so(self.experiment(id)), lambda: self.experiment(id)["progress"], 0.3)
         return self.experiment(id)
+
+    @property
+    def database_url(self) -> str:
+        """URL of the record."""
+        given = self.env.get("EIGENSWEEP_DATABASE_URL")
+        return given or f"sqlite:///{self.folder / 'home/eigensweep.db'}"
+
+    @property
+    def storage(self) -> Path:
+        """Folder of checkpoints and curves."""
+        return Path(self.env.get("EIGENSWEEP_STORAGE") or self.folder / "home/storage")
 
     def mlflow_uri(self) -> str:
         """Return the address of MLflow through the service."""

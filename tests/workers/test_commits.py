@@ -77,3 +77,15 @@ class TestCommits:
 
     def test_however_dear_they_are_one_is_made_when_the_interval_has_passed(self, tmp_path):
         assert commit_steps(tmp_path, 25, cost=100, checkpoint_seconds=10) == [2, 12, 22, 25]
+
+    def test_one_is_due_when_the_next_look_would_be_too_late(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(attempt, "GLANCE_SECONDS", 1.0)
+        clock, store = Clock(), Store(tmp_path)
+        order = make_order(storage=str(tmp_path), checkpoint_seconds=10)
+        training = Training(trial(training={"steps": 9, "evaluate_every": 1000}), 0)
+        replicate = Replicate(training, order, store, lambda: False, lambda: False, clock)
+        replicate._cost = 100.0
+        clock.now = 8.5
+        assert not replicate.is_due()
+        clock.now = 9.0
+        assert replicate.is_due()

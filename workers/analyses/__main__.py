@@ -31,6 +31,7 @@ from eigensweep.workers.analyses.messages import (
     Outcome,
 )
 from eigensweep.workers.shared.durable_files import StorageError, write_whole
+from eigensweep.workers.shared.parents import end_with_parent
 
 
 def main(folder: Path, text: str) -> None:
@@ -88,6 +89,7 @@ def _deliver(order: AnalysisOrder, folder: Path) -> Outcome:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     with suppress(OSError):
         os.nice(10)  # trials come first
     main(Path(sys.argv[1]), sys.stdin.read())

@@ -114,7 +114,7 @@ class ExperimentDriver:
             standing=standing,
         )
         limit = spec.limits.wall_seconds
-        deadline = None if limit is None else time.time() + limit - standing.spent_seconds
+        deadline = None if limit is None else time.monotonic() + limit - standing.spent_seconds
         self.why_stop = StopReason(experiment, ledger, options.storage, limit, deadline)
         lanes = spec.resources.lanes
         self.share = share_of(spec.resources, spec.replicates, 1 if lanes == "auto" else lanes)

@@ -26,7 +26,7 @@ class StopReason:
         wall_seconds: float | None = None,
         deadline: float | None = None,
     ) -> None:
-        """Take the limit `wall_seconds`, and the `time.time()` at which it is over."""
+        """Take the limit `wall_seconds`, and the `time.monotonic()` at which it is over."""
         self._ledger, self._wall_seconds, self._deadline = ledger, wall_seconds, deadline
         self._cancel_mark = cancel_mark(storage, experiment)
         self._pause_mark = pause_mark(storage, experiment)
@@ -61,6 +61,6 @@ class StopReason:
         intent = self._ledger.intent()
         if intent == "cancel":
             return "cancelled on request"
-        if self._deadline is not None and time.time() > self._deadline:
+        if self._deadline is not None and time.monotonic() > self._deadline:
             return f"limits.wall_seconds: {self._wall_seconds:g} seconds are over"
         return PAUSED if intent == "pause" else None

@@ -29,6 +29,7 @@ from eigensweep.workers.reports.messages import (
 )
 from eigensweep.workers.reports.report import ReportContent, make_report
 from eigensweep.workers.shared.durable_files import write_whole
+from eigensweep.workers.shared.parents import end_with_parent
 
 
 def main(folder: Path, text: str) -> None:
@@ -87,6 +88,7 @@ def _deliver(order: ReportOrder, folder: Path) -> str | None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     with suppress(OSError):
         os.nice(10)  # trials come first
     main(Path(sys.argv[1]), sys.stdin.read())

@@ -270,9 +270,13 @@ class Replicate:
         return self.training.step > self.taken_step
 
     def is_due(self, sharing: int = 1) -> bool:
-        """Tell whether it is time for a commit, where `sharing` trainings commit in turn."""
+        """Tell whether it is time for a commit, where `sharing` trainings commit in turn.
+
+        It is asked every `GLANCE_SECONDS`, and the next time would be too late.
+        """
         pause = max(LIVELY_SECONDS, sharing * self._cost / COMMIT_SHARE)
-        return self._clock() - self._committed_at >= min(pause, self._checkpoint_seconds)
+        latest = self._checkpoint_seconds - GLANCE_SECONDS
+        return self._clock() - self._committed_at >= min(pause, latest)
 
     def glance(self, update: Callable[[], None] | None = None) -> None:
         """Commit if it is time for that; `update` makes the training's tensors current.

@@ -1,0 +1,194 @@
+"""A killer with a seed ends processes of a real service, two at once at times, while a grid runs.
+
+The long form kills for half an hour; `KILLER_SECONDS` sets another time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+import urllib.error
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import pytest
+from grids import CHECKPOINT_SECONDS, Grid
+from postgresql import PostgresqlServer, run_postgresql
+from waiting import wait_until
+
+from eigensweep.workers.shared.states import ENDED
+
+logger = logging.getLogger(__name__)
+
+SECONDS = float(os.environ.get("KILLER_SECONDS", "1800"))
+ORPHAN_SECONDS = 60.0
+"""How long a process may live when the service that started it is gone."""
+
+WORDS = {
+    "guard": "process/guard.py",
+    "driver": "ray::Driver",
+    "trial": "ray::Trial",
+    "raylet": "raylet/raylet ",
+    "gcs": "gcs_server ",
+    "connection to ray": "workers.cluster.served ",
+    "mlflow": "process.mlflow_app ",
+}
+"""What the command line of each part holds."""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What ends at one moment."""
+
+    pause: float
+    """Seconds before it."""
+    kinds: tuple[str, ...]
+    down: float
+    """Seconds until service and database are started again. The other parts come back alone."""
+
+
+class Killer:
+    """Ends parts of a running service, and starts again what nobody else would start."""
+
+    def __init__(self, service: Any, database: PostgresqlServer | None, seed: int) -> None:
+        self.service, self.database = service, database
+        self.dice = random.Random(seed)
+        self.kinds = ["service", *WORDS, *(["postgresql"] if database else [])]
+        self.struck: Counter[str] = Counter()
+        self.story = [f"killer with seed {seed}"]
+        self.began = time.monotonic()
+        self.orphans_lived = 0.0
+
+    def deal(self, pauses: tuple[float, float], downs: tuple[float, ...]) -> Iterator[Blow]:
+        """Yield blows that end every kind once, in an order of chance."""
+        deck = self.dice.sample(self.kinds, len(self.kinds))
+        while deck:
+            kinds = tuple(deck.pop() for _ in range(min(len(deck), self.dice.choice((1, 2)))))
+            yield Blow(self.dice.uniform(*pauses), kinds, self.dice.choice(downs))
+
+    def kill_in(self, id: str, blows: Iterable[Blow]) -> None:
+        """Strike again and again while the experiment is not over."""
+        for blow in blows:
+            time.sleep(blow.pause)
+            self._wait_for_victims(id, blow)
+            if self._is_over(id):
+                return
+            self.strike(blow)
+
+    def strike(self, blow: Blow) -> None:
+        """End one process of each kind, all at once; return when service and database are back."""
+        self._tell(f"{', '.join(blow.kinds)}; down {blow.down:g} s")
+        family, began = set(self.service.family()), time.monotonic()
+        for process in self._find_victims(blow):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.struck.update(blow.kinds)
+        if "service" in blow.kinds:
+            self.service.process.wait()
+        if not {"service", "postgresql"} & set(blow.kinds):
+            return
+        was_alone_at = None
+        while time.monotonic() < began + blow.down:
+            if was_alone_at is None and not family & set(self.service.family()):
+                was_alone_at = time.monotonic()
+            time.sleep(0.2)
+        if "postgresql" in blow.kinds:
+            assert self.database is not None
+            self.database.start()
+        if "service" in blow.kinds:
+            self.service.start()
+            wait_until(lambda: not family & set(self.service.family()), lambda: family)
+            lived = (was_alone_at or time.monotonic()) - began
+            self.orphans_lived = max(self.orphans_lived, lived)
+
+    def _tell(self, words: str) -> None:
+        self.story.append(f"{time.monotonic() - self.began:6.1f} s: {words}")
+        logger.info("%s", self.story[-1])
+
+    def _wait_for_victims(self, id: str, blow: Blow) -> None:
+        """Wait until there is a process of each kind, or none will come any more."""
+
+        def is_time() -> bool:
+            found = all(self._find(kind) for kind in blow.kinds)
+            return found or self._is_over(id)
+
+        wait_until(is_time, lambda: f"{blow}; {self.service.log.read_text()[-4000:]}")
+
+    def _find_victims(self, blow: Blow) -> list[psutil.Process]:
+        """Return the processes that a blow ends: one of each kind, and all of PostgreSQL's."""
+        victims = []
+        for kind in blow.kinds:
+            found = self._find(kind)
+            victims += found if kind == "postgresql" or not found else [self.dice.choice(found)]
+        return victims
+
+    def _find(self, kind: str) -> list[psutil.Process]:
+        if kind == "service":
+            return [psutil.Process(self.service.process.pid)]
+        if kind == "postgresql":
+            assert self.database is not None
+            return self.database.processes()
+        return self.service.find_named(WORDS[kind])
+
+    def _is_over(self, id: str) -> bool:
+        try:
+            return self.service.experiment(id)["state"] in ENDED
+        except urllib.error.URLError:  # the database is coming back
+            return False
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[PostgresqlServer | None]:
+    """PostgreSQL where it is installed; without it the record is in SQLite and less is killed."""
+    with run_postgresql() as server:
+        yield server
+
+
+@pytest.mark.timeout(3600)
+class TestWhateverIsKilled:
+    """Each point of a grid is finished exactly once, every curve is whole, and nothing is left."""
+
+    def kill(self, killer: Killer, grid: Grid, blows: Iterable[Blow]) -> None:
+        service, database = killer.service, killer.database
+        service.env["EIGENSWEEP_CHECKPOINT_SECONDS"] = str(CHECKPOINT_SECONDS)
+        if database is not None:
+            for variable in ("EIGENSWEEP_DATABASE_URL", "EIGENSWEEP_OPTUNA_URL"):
+                service.env[variable] = database.create_database(f"killed_{uuid4().hex}")
+        service.start()
+        id = service.post(grid.spec())["id"]
+        try:
+            killer.kill_in(id, blows)
+            assert set(killer.struck) == set(killer.kinds)
+            assert killer.orphans_lived < ORPHAN_SECONDS
+            grid.check(service, id)
+        except BaseException as error:
+            error.add_note("\n".join(killer.story))
+            raise
+        service.stop()
+        service.wait_until_alone()
+
+    def test_in_short(self, service, database):
+        service.env |= {"EIGENSWEEP_CPUS": "2"}
+        killer = Killer(service, database, seed=7)
+        blows = killer.deal(pauses=(0.0, 1.0), downs=(0.0,))
+        self.kill(killer, Grid(trials=6, steps=50), blows)
+
+    @pytest.mark.slow
+    def test_for_half_an_hour(self, service, database):
+        service.env |= {"EIGENSWEEP_CPUS": "4", "EIGENSWEEP_RETRIES": "100"}
+        killer = Killer(service, database, seed=11)
+
+        def strike_on() -> Iterator[Blow]:
+            end = time.monotonic() + SECONDS
+            while time.monotonic() < end:
+                yield from killer.deal(pauses=(1.0, 8.0), downs=(0.0, 20.0, 60.0))
+
+        steps = max(2, round(SECONDS / 150)) * 25  # an eighth of the time, if nothing were killed
+        self.kill(killer, Grid(trials=60, steps=steps), strike_on())

@@ -1,0 +1,23 @@
+"""When a driver finds that its experiment's time is over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from file_ledger import FileLedger
+from sweeps import COPYING, SCORNN
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.shared.messages import DriverOptions
+
+
+def test_a_clock_that_is_set_back_makes_the_limit_no_longer(tmp_path: Path, monkeypatch):
+    options = DriverOptions(storage=str(tmp_path / "store"), optuna=str(tmp_path / "optuna"))
+    content = {"task": COPYING, "model": SCORNN, "limits": {"wall_seconds": 1e-6}}
+    spec = ExperimentSpec.model_validate(content | {"training": {"steps": 5}})
+    driver = ExperimentDriver("e1", spec, FileLedger(tmp_path / "ledger.json"), options)
+    before = time.time()
+    monkeypatch.setattr(time, "time", lambda: before - 3600)
+    assert driver.why_stop() == "limits.wall_seconds: 1e-06 seconds are over"
