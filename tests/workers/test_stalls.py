@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,7 @@ from engines import Clock
 from orders import make_order
 from ray.tune.experiment import Trial
 from sweeps import Bench, spec
+from waiting import wait_until
 
 from eigensweep.workers.driver.searcher import LIVE, Recorder
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
@@ -161,3 +167,36 @@ def test_an_experiment_of_which_all_trials_stalled_has_failed(tmp_path: Path):
 
 def test_a_stalled_trial_is_no_result_for_a_later_search():
     assert "stalled" in OUTCOMES - RANKED - INSTRUCTIVE
+
+
+HANGING = """
+import json, sys
+from eigensweep.workers.shared.messages import Order
+from eigensweep.workers.trial.attempt import Attempt
+
+Attempt(Order.from_dict(json.loads(sys.argv[1])), "cpu").advance()
+"""
+
+
+def test_a_process_that_hangs_in_native_code_is_found_by_what_it_does_not_commit(tmp_path):
+    job = Bench(tmp_path, spec({"space": {"optimizer.lr": [0.1]}})).ask()
+    assert job is not None
+    store, model = Store(tmp_path / "store"), {"name": "toy_hang", "hidden_size": 4, "hangs": True}
+    config = {**job.entry.config, "model": model}
+    order = make_order(number=0, config=config, storage=str(store.root)).to_dict()
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, json.dumps(order)],
+        env=os.environ | {"PYTHONPATH": f"{root}:{root / 'tests/plugins'}"},
+    )
+    entry = replace(job.entry, state="running", attempt=1)
+    watch = StallWatch(
+        lambda entry: (store.progress("e1/00000/0"),), 1.0, 0.0, clock=time.monotonic
+    )
+    try:
+        (stall,) = wait_until(lambda: process.poll() is not None or watch.look(lambda: [entry]))
+        assert process.poll() is None, "it lives and does not come on"
+        assert "limits.stall_seconds" in stall.words
+    finally:
+        process.kill()
+        process.wait()
