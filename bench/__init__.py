@@ -1,8 +1,9 @@
 """Measurements of speed, memory and overhead. Run them from the folder of the repository.
 
-`make bench` runs the first three; each prints what it measures with `--help`.
+`make bench` runs `overhead`, `models` and `drawing`; each prints what it measures with `--help`.
 
 - `python -m bench.overhead`: trials a second, start of a driver, answers of the API.
+- `python -m bench.delivery`: ended trials a second that reach MLflow.
 - `python -m bench.models`: time and memory of a training step, beside plain loops and `nn.LSTM`.
 - `python -m bench.drawing`: time to draw a batch, beside the training step that uses it.
 - `python -m bench.learning`: which models learn two short tasks; it needs a running service.

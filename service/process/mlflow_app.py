@@ -44,6 +44,7 @@ ASKED: Final = re.compile(
 """What may be read: no gateway to other servers, no assistant with a shell, no jobs."""
 SENT: Final = re.compile(
     r"((experiments|runs)/(?!create-promptlab)|mlflow-artifacts/artifacts/|upload-artifact$|graphql$"
+    r"|eigensweep/runs$"
     r"|[a-z-]+/search$|traces/(metrics|batchGetInfos|calculate-filter-correlation)$)"
 )
 """What may be written, and what is asked for with a body."""
@@ -150,10 +151,15 @@ def make_app() -> ASGIApp:
     from mlflow import server
     from mlflow.server.constants import ARTIFACTS_DESTINATION_ENV_VAR
     from mlflow.server.fastapi_app import app
+    from mlflow.server.handlers import _get_tracking_store
 
-    confine_artifacts(Path(os.environ[ARTIFACTS_DESTINATION_ENV_VAR]))
+    from eigensweep.service.process.mlflow_writer import Writer
+
+    artifacts = Path(os.environ[ARTIFACTS_DESTINATION_ENV_VAR])
+    confine_artifacts(artifacts)
     page = Path(server.__file__).parent / "js" / "build" / "index.html"
-    return Lock(FirstPage(app, page.read_text()), os.environ[TOKEN])
+    pages: ASGIApp = FirstPage(app, page.read_text())
+    return Lock(Writer(pages, _get_tracking_store(), artifacts), os.environ[TOKEN])
 
 
 def main() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
@@ -325,6 +325,24 @@ class RecordLedger:
         def work(session: Session, experiment: Experiment) -> None:
             holder = experiment if number is None else self._trial(session, number)
             holder.tracked = True
+
+        self._write(work)
+
+    def set_delivered(
+        self, runs: Mapping[int, str], project_id: str, whole: Collection[int]
+    ) -> None:
+        mine = Trial.experiment_id == self.experiment_id
+        # Over the primary key, and without reading: a trial's row holds its whole result.
+        tell = update(Trial).where(mine, Trial.number == bindparam("trial"))
+
+        def work(session: Session, experiment: Experiment) -> None:
+            connection = session.connection()
+            if runs:
+                told = [{"trial": number, "run": run} for number, run in runs.items()]
+                values = {"run_id": bindparam("run"), "run_project": project_id}
+                connection.execute(tell.values(values), told)
+            if whole:
+                connection.execute(tell.values(tracked=True), [{"trial": n} for n in whole])
 
         self._write(work)
 

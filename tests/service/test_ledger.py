@@ -178,6 +178,14 @@ class TestEveryLedger:
         assert (found.result.value, found.result.replicates) == (3.5, 2)
         assert found.result.parameters == ParameterCount(free=5, stored=7)
 
+    def test_what_mlflow_holds_of_many_trials_is_recorded_at_once(self, ledger):
+        for number in range(3):
+            ledger.open(number, "scornn", {}, CONFIG, f"hash {number}")
+            ledger.begin(number)
+        ledger.set_delivered({0: "run a", 1: "run b"}, "7", [0, 2])
+        told = [(entry.run_id, entry.tracked) for entry in ledger.load()]
+        assert told == [("run a", True), ("run b", False), (None, True)]
+
     def complete_three_seeds(self, ledger: Any) -> Result:
         ledger.open(0, "scornn", {}, THREE, "abc")
         result = summarise([self.seed(seed) for seed in (3, 4, 5)])

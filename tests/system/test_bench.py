@@ -81,3 +81,16 @@ def test_the_sweep_in_lanes_runs_through_the_service_on_a_cpu(tmp_path):
     measured = json.loads(numbers.read_text())
     assert measured["trials_an_hour"] > 0
     assert 0 <= measured["idle_though_wanted_percent"] <= 100
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_delivery_brings_every_trial_to_mlflow(tmp_path):
+    numbers = tmp_path / "numbers.json"
+    subprocess.run(
+        [sys.executable, "-m", "bench.delivery", "--trials=5", f"--json={numbers}"],
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
+    measured = json.loads(numbers.read_text())
+    assert measured["trials"] == 5
+    assert 0 < measured["trials_a_second"] < inf

@@ -6,7 +6,7 @@ import fcntl
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -223,6 +223,15 @@ class FileLedger:
         with self._change() as content:
             holder = content if number is None else content["trials"][str(number)]
             holder["tracked"] = True
+
+    def set_delivered(
+        self, runs: Mapping[int, str], project_id: str, whole: Collection[int]
+    ) -> None:
+        with self._change() as content:
+            for number, run_id in runs.items():
+                content["trials"][str(number)]["run_id"] = run_id
+            for number in whole:
+                content["trials"][str(number)]["tracked"] = True
 
     def set_total(self, trials: int | None) -> None:
         with self._change() as content:

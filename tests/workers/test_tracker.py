@@ -7,6 +7,7 @@ import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any, ClassVar
 
 import pytest
@@ -38,6 +39,8 @@ SPEC = {
 class RunsInMemory:
     """The runs of an experiment as MLflow would hold them; may be away for a number of calls."""
 
+    at_once = 1
+
     def __init__(self) -> None:
         self.points: dict[str, list[CurvePoint]] = {}
         self.params: dict[str, dict[str, Any]] = {}
@@ -66,6 +69,9 @@ class RunsInMemory:
 
     def known_params(self, run_id: str) -> dict[str, str]:
         return {name: str(value) for name, value in self.params.get(run_id, {}).items()}
+
+    def flush(self) -> dict[str, str]:
+        return {}
 
     def keep_view(self, view: str) -> None:
         self.view = view
@@ -99,7 +105,7 @@ class RunsInMemory:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> RunsInMemory:
     made = RunsInMemory()
-    monkeypatch.setattr(tracking, "Runs", lambda *_: made)
+    monkeypatch.setattr(tracking, "open_runs", lambda *_: made)
     monkeypatch.setattr(tracking, "PASS_SECONDS", 0.01)
     return made
 
@@ -258,6 +264,58 @@ class TestCurves:
         assert runs.ended == {"run-4-None": "FINISHED", "run-None-None": "FINISHED"}
         assert runs.tags["run-None-None"]["eigensweep.best_trial"] == "4"
         assert FileLedger(tmp_path / "ledger.json").read("tracked") is True
+
+
+class TestManyTrials:
+    def make(self, folder: Path, count: int) -> tuple[FileLedger, Tracker]:
+        """Return a tracker that has seen so many ended trials."""
+        result = Result(value=0.1, step=1)
+        entries = [make_entry(number=n, state="completed", result=result) for n in range(count)]
+        for entry in entries:
+            ledger = record_trial(folder, entry)
+        tracker = make_tracker(folder, ledger=ledger)
+        for entry in entries:
+            tracker.see(entry)
+        return ledger, tracker
+
+    def test_threads_share_them_where_each_run_is_written_alone(self, tmp_path, runs):
+        runs.at_once, meeting = 2, Barrier(2, timeout=60)
+        end = runs.end
+
+        def meet(run_id: str, status: str) -> None:
+            meeting.wait()  # a single thread would wait here for ever
+            end(run_id, status)
+
+        runs.end = meet
+        ledger, tracker = self.make(tmp_path, 4)
+        tracker._pass()
+        assert [entry.tracked for entry in ledger.load()] == [True] * 4
+
+    def test_what_a_batch_refuses_is_given_up_alone(self, tmp_path, runs, caplog):
+        runs.flush = lambda: {"run-1-None": "a word"}
+        tracker = self.make(tmp_path, 3)[1]
+        tracker._parent = "run-None-None"
+        tracker._pass()
+        assert "MLflow refuses trial 1, given up: a word" in caplog.text
+        assert "trial 0" not in caplog.text
+        told = FileLedger(tmp_path / "ledger.json").load()
+        assert [each.run_id for each in told] == ["run-0-None", None, "run-2-None"]
+        assert all(each.tracked for each in told)
+
+    def test_none_is_recorded_before_its_batch_has_arrived(self, tmp_path, runs):
+        ledger, tracker = self.make(tmp_path, 3)
+        tracker._parent, flush = "run-None-None", runs.flush
+
+        def fail() -> None:
+            raise AwayError("MLflow is away")
+
+        runs.flush = fail
+        with pytest.raises(AwayError):
+            tracker._pass()
+        assert not any(entry.tracked or entry.run_id for entry in ledger.load())
+        runs.flush = flush
+        tracker._pass()
+        assert all(entry.tracked and entry.run_id for entry in ledger.load())
 
 
 class TestFirstClick:

@@ -8,7 +8,7 @@ with `StaleWriteError`, so that a process that was cut off cannot write over its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
@@ -23,6 +23,7 @@ from eigensweep.workers.shared.messages import (
     Takeover,
 )
 from eigensweep.workers.shared.states import (
+    OPEN_TRIALS,
     OUTCOMES,
     ExperimentEnd,
     Intent,
@@ -90,6 +91,11 @@ class TrialEntry:
     def reached(self) -> int:
         """Step of the last rung that it has reported, or that it was brought to."""
         return max([*self.reports, *(each.step for each in self.lineage)], default=0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and was not opened again."""
+        return self.state not in OPEN_TRIALS
 
     @property
     def added_seeds(self) -> int:
@@ -241,6 +247,14 @@ class Ledger(Protocol):
 
     def set_tracked(self, number: int | None) -> None:
         """Record that MLflow holds all of a trial (or, number None, all of the experiment)."""
+
+    def set_delivered(
+        self, runs: Mapping[int, str], project_id: str, whole: Collection[int]
+    ) -> None:
+        """Record the MLflow runs of trials, and the trials of which MLflow holds all: in one write.
+
+        It is what `set_run` and `set_tracked` record of one trial.
+        """
 
     def set_total(self, trials: int | None) -> None:
         """Record how many trials the experiment will have, None while that is unknown."""

@@ -6,15 +6,18 @@ Every error of MLflow becomes one of two: `AwayError` if the same request may su
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from eigensweep.workers.shared.checkpoints import CurvePoint
 from eigensweep.workers.shared.messages import Json
@@ -84,24 +87,49 @@ class Content:
     tags: dict[str, str] = field(default_factory=dict)
 
 
+class Answer(NamedTuple):
+    """A server's answer to a request of ours: its status, and the JSON or the words of its body."""
+
+    status: int
+    content: Any
+
+
 class Runs:
-    """The runs of one experiment. For one thread."""
+    """The runs of one experiment, written one after the other. Threads may share it."""
+
+    at_once = 4
+    """How many threads may write at once; more of them only wait for the server."""
 
     def __init__(self, uri: str, project: str, experiment: str) -> None:
         """Connect, and send nothing yet. The caller tries again, so MLflow's client does not."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        # Else each end of a run asks for the run first, to print where it can be seen.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
-        self._project, self._experiment = project, experiment
+        self._uri, self._project, self._experiment = uri, project, experiment
         self._project_id: str | None = None
         self._known: dict[tuple[int | None, int | None], str] = {}
+        self._deleted: Counter[tuple[int | None, int | None]] = Counter()
         self._start_times: dict[str, int] = {}
         self._over: set[str] = set()
         self._params: dict[str, Mapping[str, str]] = {}
         self._sure = False
+        self._finding = threading.Lock()
+
+    def artifacts(self) -> str:
+        """Return where the artifacts of the experiment's runs are kept."""
+        if self._project_id is None:
+            self._project_id = self._project_by_name()
+        project = self._project_id
+        return _ask(lambda: self._client.get_experiment(project)).artifact_location
+
+    def flush(self) -> dict[str, str]:
+        """Send what is waiting: nothing, since each request is sent at once."""
+        return {}
 
     def get(
         self,
@@ -112,8 +140,9 @@ class Runs:
         parent: str | None = None,
     ) -> str:
         """Return the run of a replicate, a trial (seed None) or the experiment, made once."""
-        if not self._sure:
-            self._find()
+        with self._finding:
+            if not self._sure:
+                self._find()
         known = self._known.get((number, seed))
         if known is not None:
             return known
@@ -125,15 +154,7 @@ class Runs:
             tags |= {SEED: str(seed), KIND: "replicate"}
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
-        self._sure = False  # if the answer is lost, the run may exist all the same
-        run = _ask(
-            lambda: self._client.create_run(
-                self._project_id or "", int(time.time() * 1000), dict(tags), name[:LONGEST_NAME]
-            )
-        )
-        self._sure = True
-        self._remember(run)
-        return run.info.run_id
+        return self._make((number, seed), tags, name)
 
     def list_seeds(self, number: int) -> dict[int, str]:
         """Return the runs of a trial's replicates by seed, as far as they are known."""
@@ -224,18 +245,50 @@ class Runs:
         for path in paths:
             _ask(partial(self._client.log_artifact, run_id, str(path), folder))
 
+    def _make(self, key: tuple[int | None, int | None], tags: Mapping[str, str], name: str) -> str:
+        """Make the run of a trial and a seed, which is not there; return its id."""
+        now = int(time.time() * 1000)
+        try:
+            run = _ask(
+                lambda: self._client.create_run(
+                    self.project_id, now, dict(tags), name[:LONGEST_NAME]
+                )
+            )
+        except BaseException:
+            self._sure = False  # if only the answer was lost, the run exists all the same
+            raise
+        self._remember(run)
+        return run.info.run_id
+
+    def _post(self, path: str, content: Json) -> Answer:
+        """Send a request that MLflow's client does not know, as that client sends its own."""
+        from mlflow.utils.credentials import get_default_host_creds
+        from mlflow.utils.rest_utils import http_request
+
+        server = get_default_host_creds(self._uri)
+        headers = {"Content-Type": "application/json"}
+        body = json.dumps(content)
+        answer = _ask(lambda: http_request(server, path, "POST", extra_headers=headers, data=body))
+        try:
+            return Answer(answer.status_code, answer.json())
+        except ValueError:
+            return Answer(answer.status_code, answer.text[:LONGEST_PARAM])
+
     def _log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
         _ask(lambda: self._client.log_batch(run_id, metrics, params, tags, synchronous=True))
 
     def _find(self) -> None:
         """Find the project, made if need be, and every run of the experiment that is there."""
+        from mlflow.entities import ViewType
+
+        self._deleted.clear()
         if self._project_id is None:
             self._project_id = self._project_by_name()
         project, page = self._project_id, None
         wanted = f"tags.`{EXPERIMENT}` = '{self._experiment}'"
         while not self._sure:
             search = partial(self._client.search_runs, max_results=1000, page_token=page)
-            runs = _ask(lambda: search([project], wanted))  # noqa: B023  (called at once)
+            runs = _ask(lambda: search([project], wanted, ViewType.ALL))  # noqa: B023  (called at once)
             for run in runs:
                 self._remember(run)
             page = runs.token
@@ -267,6 +320,9 @@ class Runs:
         tags = run.data.tags
         number, seed = tags.get(TRIAL), tags.get(SEED)
         key = (None if number is None else int(number), None if seed is None else int(seed))
+        if run.info.lifecycle_stage == "deleted":
+            self._deleted[key] += 1
+            return
         self._known.setdefault(key, run.info.run_id)
         self._start_times[run.info.run_id] = run.info.start_time
         self._params[run.info.run_id] = run.data.params

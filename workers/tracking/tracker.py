@@ -10,7 +10,9 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +23,8 @@ from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_k
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, Measures, Metrics, Result, Source
-from eigensweep.workers.shared.states import OPEN_TRIALS, ExperimentEnd
+from eigensweep.workers.shared.states import ExperimentEnd
+from eigensweep.workers.tracking.batched_runs import open_runs
 from eigensweep.workers.tracking.mlflow_runs import (
     ERROR,
     LONGEST_PARAM,
@@ -38,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 PASS_SECONDS = 1.0
 """Pause between two looks at what is new."""
+
+AT_ONCE = 50
+"""Trials that are delivered together: then the ledger learns of them."""
 
 LOOK_SECONDS = 5.0
 """Pause between two looks whether another driver has taken over."""
@@ -89,6 +95,8 @@ class _Held:
     mean: _Mean
     attempt: int = 0
     """0 before anything was sent."""
+    is_told: bool = False
+    """Whether the ledger knows the trial's run."""
 
 
 class Tracker:
@@ -180,13 +188,15 @@ class Tracker:
     def _pass(self) -> bool:
         """Deliver what is new; tell whether that was the last of it."""
         end = self._end
-        runs = self._runs = self._runs or Runs(self._uri, self._subject.project, self._subject.id)
         try:
+            runs = self._runs = self._runs or open_runs(
+                self._uri, self._subject.project, self._subject.id
+            )
             parent = self._parent = self._parent or self._parent_run(runs)
             with self._lock:
                 news = list(self._news.values())
-            for entry in news:
-                self._deliver(runs, parent, entry)
+            for first in range(0, len(news), AT_ONCE):
+                self._deliver(runs, parent, news[first : first + AT_ONCE])
             if end is None:
                 return False
             self._end_experiment(runs, parent, *end)
@@ -217,24 +227,64 @@ class Tracker:
         runs.send(parent, content)
         runs.keep_text(parent, self._subject.spec, "spec.yaml")
         runs.keep_view(make_view(self._subject))
+        _flush_experiment(runs)
         if self._ledger.experiment_run() != parent:
             self._ledger.set_run(None, parent, runs.project_id)
         return parent
 
-    def _deliver(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
-        """Deliver what is new of a trial; with its end, that is all of it."""
+    def _deliver(self, runs: Runs, parent: str, entries: Sequence[TrialEntry]) -> None:
+        """Deliver what is new of some trials, and record it; with a trial's end, that is all of it.
+
+        Raises:
+            AwayError: if MLflow went away; what it had taken of other trials is recorded.
+            StorageError: the same, where a curve cannot be read.
+        """
+        with ThreadPoolExecutor(runs.at_once, "delivery") as pool:
+            problems = list(pool.map(partial(self._try_trial, runs, parent), entries))
+        refused = runs.flush()
+        taken, whole = [], []
+        for entry, problem in zip(entries, problems, strict=True):
+            held = self._held.get(entry.number)
+            for line in held.lines if held else ():
+                if line.run_id in refused:
+                    problem = problem or RefusedError(refused[line.run_id])
+            if isinstance(problem, RefusedError):
+                with logs.about(self._subject.id, entry.number):
+                    logger.error("MLflow refuses trial %d, given up: %s", entry.number, problem)
+            elif problem is None:
+                taken.append(entry)
+            if isinstance(problem, RefusedError) or (not problem and entry.is_over):
+                whole.append(entry)
+        self._record(runs, taken, whole)
+        for problem in problems:
+            if problem is not None and not isinstance(problem, RefusedError):
+                raise problem
+
+    def _try_trial(self, runs: Runs, parent: str, entry: TrialEntry) -> Exception | None:
+        """Send what is new of a trial; return why it could not be sent."""
         try:
             self._trial(runs, parent, entry)
-            if entry.state in OPEN_TRIALS:
-                return
-        except RefusedError as error:
-            with logs.about(self._subject.id, entry.number):
-                logger.error("MLflow refuses trial %d, given up: %s", entry.number, error)
+        except (AwayError, RefusedError, StorageError) as problem:
+            return problem
+        return None
+
+    def _record(self, runs: Runs, taken: Sequence[TrialEntry], whole: Sequence[TrialEntry]) -> None:
+        """Record the runs of trials that MLflow has taken, and the trials that it holds whole."""
+        made = {}
+        for entry in taken:
+            held = self._held[entry.number]
+            if not held.is_told and entry.run_id != held.lines[0].run_id:
+                made[entry.number] = held.lines[0].run_id
+            held.is_told = True
         with self._lock:
-            if self._news[entry.number] is entry:  # else it was opened again meanwhile
-                self._ledger.set_tracked(entry.number)
-                del self._news[entry.number]
-        self._held.pop(entry.number, None)
+            # One that was opened again meanwhile is not whole.
+            ended = [each.number for each in whole if self._news[each.number] is each]
+            if made or ended:
+                self._ledger.set_delivered(made, runs.project_id, ended)
+            for number in ended:
+                del self._news[number]
+        for entry in whole:
+            self._held.pop(entry.number, None)
 
     def _trial(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
         held = self._held.get(entry.number)
@@ -249,19 +299,19 @@ class Tracker:
                 content.tags["eigensweep.attempt"] = str(entry.attempt)
             content.points += self._fresh(held, line, entry.number)
             fresh = list(content.points)
-            if entry.state not in OPEN_TRIALS:
+            if entry.is_over:
                 added = entry.config["replicates"] - len(self._shared_seeds(entry))
                 _add_end(content, entry, line, runs.start_time(line.run_id), added)
             runs.send(line.run_id, content)
             line.sent += len(fresh)
             if line.seed is not None and len(held.lines) > 1:
                 held.mean.add(line.seed, fresh)
-            if entry.lineage and line is held.lines[0] and entry.state not in OPEN_TRIALS:
+            if entry.lineage and line is held.lines[0] and entry.is_over:
                 lineage = [taken.to_dict() for taken in entry.lineage]
                 runs.keep_text(line.run_id, json.dumps(lineage, indent=2), "lineage.json")
-            if entry.state not in OPEN_TRIALS:
+            if entry.is_over:
                 runs.end(line.run_id, STATUS.get(entry.state, "FINISHED"))
-        if entry.state not in OPEN_TRIALS:
+        if entry.is_over:
             self._end_others(runs, entry)
         held.attempt = entry.attempt
 
@@ -314,8 +364,6 @@ class Tracker:
         name = self._subject.name_trial(entry.arm, entry.params)
         run_id = runs.get(entry.number, None, name, tags, parent)
         runs.keep_text(run_id, json.dumps(entry.config, indent=2), "config.json")
-        if entry.run_id != run_id:
-            self._ledger.set_run(entry.number, run_id, runs.project_id)
         return run_id
 
     def _end_experiment(
@@ -341,6 +389,7 @@ class Tracker:
             runs.keep_file(parent, path, "report")
         runs.send(parent, content)
         runs.end(parent, STATUS.get(state, "FINISHED"))
+        _flush_experiment(runs)
 
     def _weights(self, best: TrialEntry) -> Path:
         """Return where the weights of a trial's best replicate lie."""
@@ -351,6 +400,16 @@ class Tracker:
         seed = min(values)[1] if values else best.config["seed"]
         folder = replicate_key(source.experiment, source.number, seed)
         return self._store.root / folder / "best.pt"
+
+
+def _flush_experiment(runs: Runs) -> None:
+    """Send what waits for the experiment's own run.
+
+    Raises:
+        RefusedError: if MLflow will not take it.
+    """
+    for words in runs.flush().values():
+        raise RefusedError(words)
 
 
 def _add_end(

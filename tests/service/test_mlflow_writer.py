@@ -1,0 +1,250 @@
+"""Many runs of MLflow in one request: a real server, started as the service starts it."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from waiting import wait_until
+
+from eigensweep.service.process.mlflow_server import MlflowServer
+from eigensweep.workers.shared.checkpoints import CurvePoint
+from eigensweep.workers.tracking import run_writes
+from eigensweep.workers.tracking.batched_runs import BatchedRuns, open_runs
+from eigensweep.workers.tracking.mlflow_runs import AwayError, Content, Runs
+from eigensweep.workers.tracking.run_writes import PATH, RunWrite, next_request
+
+POINTS = [
+    CurvePoint(1, {"valid/loss": 0.5, "rate": 0.1}, 1000),
+    CurvePoint(2, {"valid/loss": 0.25}, 2000),
+    CurvePoint(2, {"valid/loss": 0.25}, 2000),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), port)
+    server.start()
+
+    def answers() -> bool:
+        with suppress(OSError):
+            return urllib.request.urlopen(f"{server.url}/health").status == 200
+        return False
+
+    wait_until(answers, server.log.read_text)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", server.token)
+    return MlflowClient(server.url)
+
+
+Connect = Callable[..., BatchedRuns]
+
+
+@pytest.fixture
+def connect(server: MlflowServer, client: MlflowClient) -> Connect:
+    def connect(experiment: str) -> BatchedRuns:
+        runs = open_runs(server.url, "a project", experiment)
+        assert isinstance(runs, BatchedRuns)
+        return runs
+
+    return connect
+
+
+def write_trial(runs: Runs, number: int, status: str | None = "FINISHED") -> str:
+    """Write a whole trial, as a tracker does."""
+    run = runs.get(number, None, "lstm lr=0.1", {"own": "tag"}, parent="a" * 32)
+    content = Content(POINTS, {"optimizer.lr": 0.1}, {"eigensweep.outcome": "completed"})
+    runs.send(run, content)
+    runs.keep_text(run, "{}", "config.json")
+    if status is not None:
+        runs.end(run, status)
+    return run
+
+
+def describe(client: MlflowClient, run: str) -> dict[str, Any]:
+    """Return what MLflow tells of a run, without ids and times of its own."""
+    found, names = client.get_run(run), ("valid/loss", "rate")
+    tags = {k: v for k, v in found.data.tags.items() if k != "eigensweep.experiment"}
+    info = found.info
+    return {
+        "data": [tags, found.data.params, found.data.metrics],
+        "info": [info.run_name, info.status, info.user_id, info.lifecycle_stage],
+        "place": [info.experiment_id, info.artifact_uri.replace(run, "RUN")],
+        "ended": info.end_time is not None,
+        "history": [[dict(m) for m in client.get_metric_history(run, name)] for name in names],
+        "files": [each.path for each in client.list_artifacts(run)],
+    }
+
+
+def test_a_run_of_a_batch_is_what_mlflows_own_requests_make(server, client, connect):
+    runs = connect("batched")
+    first, second = write_trial(runs, 0), write_trial(runs, 1, None)
+    assert runs.flush() == {}
+    alone = Runs(server.url, "a project", "alone")
+    made = describe(client, write_trial(alone, 0))
+    told = describe(client, first)
+    assert {name: (told[name], made[name]) for name in told if told[name] != made[name]} == {}
+    assert told["data"][2] == {"valid/loss": 0.25, "rate": 0.1}
+    assert client.get_run(second).info.status == "RUNNING"
+    assert len(client.search_runs([runs.project_id], "tags.own = 'tag'")) == 3
+
+
+def test_drivers_that_do_not_know_of_each_other_write_one_run(client, connect):
+    first, second = connect("twice"), connect("twice")
+    found = [write_trial(runs, 0) for runs in (first, second)]
+    assert first.flush() == second.flush() == first.flush() == {}
+    wanted = "tags.`eigensweep.experiment` = 'twice'"
+    (run,) = client.search_runs([first.project_id], wanted)
+    assert found == [run.info.run_id] * 2
+    assert len(client.get_metric_history(run.info.run_id, "valid/loss")) == 2
+
+
+def test_a_run_that_is_there_goes_on_where_it_was(client, connect):
+    write_trial(runs := connect("later"), 0)
+    runs.flush()
+    later = connect("later")
+    run = later.get(0, None, "lstm lr=0.1", {})
+    assert later.is_over(run)
+    later.begin_again(run)
+    assert client.get_run(run).info.status == "RUNNING"
+    later.send(run, Content([CurvePoint(3, {"valid/loss": 0.75}, 3000)]))
+    later.end(run, "KILLED")
+    assert later.flush() == {}
+    found = client.get_run(run)
+    assert (found.info.status, found.data.metrics["valid/loss"]) == ("KILLED", 0.75)
+    assert len(client.get_metric_history(run, "valid/loss")) == 3
+
+
+def test_a_run_that_is_refused_stops_no_other(client, connect):
+    write_trial(runs := connect("refused"), 0)
+    runs.flush()
+    first = runs.get(0, None, "", {})
+    runs.send(first, Content(params={"optimizer.lr": 0.2}))
+    second = write_trial(runs, 1)
+    refused = runs.flush()
+    assert list(refused) == [first]
+    assert "Changing param values is not allowed" in refused[first]
+    assert client.get_run(second).info.status == "FINISHED"
+    assert runs.flush() == {}
+
+
+def test_a_trial_whose_run_a_person_deleted_gets_another(client, connect):
+    run = write_trial(runs := connect("deleted"), 0)
+    runs.flush()
+    client.delete_run(run)
+    again = write_trial(runs := connect("deleted"), 0)
+    assert runs.flush() == {}
+    assert again != run
+    assert client.get_run(again).info.lifecycle_stage == "active"
+
+
+def test_a_text_stays_in_its_runs_folder(server, connect):
+    runs = connect("texts")
+    run = runs.get(0, None, "a trial", {})
+    for name in ("../../outside", "/tmp/outside", "a/../../../b"):
+        runs.keep_text(run, "words", name)
+        assert list(runs.flush()) == [run]
+        runs._waiting[run] = RunWrite(run, "a trial", 0)
+    below = [path.name for path in server.log.parent.rglob("*") if "outside" in path.name]
+    assert below == []
+
+
+def test_a_curve_that_is_too_long_for_one_request_arrives_whole(client, connect, monkeypatch):
+    monkeypatch.setattr(run_writes, "MOST_POINTS", 100)
+    runs = connect("long")
+    run = runs.get(0, None, "a trial", {})
+    runs.send(run, Content([CurvePoint(s, {"loss": 1 / s}, s) for s in range(1, 251)]))
+    runs.end(run, "FINISHED")
+    assert runs.flush() == {}
+    assert len(client.get_metric_history(run, "loss")) == 250
+    assert client.get_run(run).info.status == "FINISHED"
+
+
+def test_what_a_lost_server_did_not_take_waits(client, connect, monkeypatch):
+    runs = connect("lost")
+    run = write_trial(runs, 0)
+    there = runs._uri
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(runs, "_uri", nobody)
+    with pytest.raises(AwayError):
+        runs.flush()
+    monkeypatch.setattr(runs, "_uri", there)
+    assert runs.flush() == {}
+    assert client.get_run(run).info.status == "FINISHED"
+
+
+def test_nobody_without_the_secret_writes(server, client):
+    request = urllib.request.Request(server.url + PATH, b'{"project": null, "runs": []}')
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request)
+
+
+@pytest.mark.parametrize("body", [b"[", b"{}", b'{"project": "0", "runs": [{"run_id": 1}]}'])
+def test_what_is_no_list_of_runs_is_refused_with_words(server, client, body):
+    headers = {"Authorization": f"Bearer {server.token}"}
+    request = urllib.request.Request(server.url + PATH, body, headers)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 400
+    assert b"not a list of runs" in refused.value.read()
+
+
+class OtherServer(BaseHTTPRequestHandler):
+    """An MLflow server of somebody else's, as far as it is asked here."""
+
+    def do_GET(self) -> None:
+        self.answer(200, b'{"experiment": {"experiment_id": "7", "lifecycle_stage": "active", '
+                    b'"artifact_location": "mlflow-artifacts:/7", "tags": ['
+                    b'{"key": "mlflow.experimentKind", "value": "x"}]}}')  # fmt: skip
+
+    def do_POST(self) -> None:
+        self.answer(404, b"Not Found")
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_server_of_somebody_elses_gets_one_run_after_the_other(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OtherServer) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        runs = open_runs(f"http://127.0.0.1:{other.server_address[1]}", "a project", "e1")
+        other.shutdown()
+    assert type(runs) is Runs
+
+
+class TestRequests:
+    def test_many_runs_come_in_several(self):
+        writes = [RunWrite(str(number), "a trial", 0) for number in range(run_writes.MOST_RUNS + 1)]
+        assert next_request(writes) == writes[:-1]
+
+    def test_a_part_says_nothing_of_the_end(self):
+        write = RunWrite(
+            "1", "a", 0, points=[("loss", 1.0, 0, s) for s in range(3)], status="KILLED"
+        )
+        part = write.cut(2)
+        assert (len(part.points), part.status) == (2, None)
+        assert not write.drop(part)
+        assert (len(write.points), write.status) == (1, "KILLED")
+        assert write.drop(write.cut(2))
