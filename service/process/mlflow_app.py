@@ -159,7 +159,8 @@ def make_app() -> ASGIApp:
     confine_artifacts(artifacts)
     page = Path(server.__file__).parent / "js" / "build" / "index.html"
     pages: ASGIApp = FirstPage(app, page.read_text())
-    return Lock(Writer(pages, _get_tracking_store(), artifacts), os.environ[TOKEN])
+    store: Any = _get_tracking_store()
+    return Lock(Writer(pages, store, artifacts), os.environ[TOKEN])
 
 
 def main() -> None:

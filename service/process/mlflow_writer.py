@@ -31,8 +31,7 @@ from mlflow.store.tracking.dbmodels.models import (
     SqlTag,
 )
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from mlflow.utils.uri import append_to_uri_path
-from mlflow.utils.validation import _validate_batch_log_data, _validate_run_id
+from mlflow.utils import uri, validation
 from sqlalchemy import insert, select
 from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
@@ -54,11 +53,17 @@ TRANSIENT: Final = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}
 """Errors that say nothing about a run: the whole request is to be sent again."""
 
 
+check_id: Any = validation._validate_run_id
+check_content: Any = validation._validate_batch_log_data
+join_uri: Any = uri.append_to_uri_path
+
+
 class Writer:
     """Takes the requests of `BatchedRuns`, and hands all others on."""
 
     def __init__(self, app: ASGIApp, store: SqlAlchemyStore, artifacts: Path) -> None:
-        self._app, self._store, self._artifacts = app, store, artifacts.resolve()
+        self._app, self._artifacts = app, artifacts.resolve()
+        self._store: Any = store
         self._turn = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,9 +125,9 @@ class Writer:
         return refused
 
     def _find(self, run_ids: Sequence[str]) -> set[str]:
-        query = select(SqlRun.run_uuid).where(SqlRun.run_uuid.in_(run_ids))
+        query: Any = select(SqlRun.run_uuid).where(SqlRun.run_uuid.in_(run_ids))
         with self._store.ManagedSessionMaker(read_only=True) as session:
-            return set(session.scalars(query))
+            return {run.run_uuid for run in session.execute(query)}
 
     def _add(self, write: RunWrite) -> None:
         """Write to a run that is there."""
@@ -130,9 +135,8 @@ class Writer:
         while metrics or params or tags:
             now = metrics[:MOST_METRICS], params[:MOST_PARAMS], tags[:MOST_PARAMS]
             self._store.log_batch(write.run_id, *now)
-            metrics, params, tags = (
-                rest[len(part) :] for rest, part in zip((metrics, params, tags), now, strict=True)
-            )
+            metrics, params = metrics[MOST_METRICS:], params[MOST_PARAMS:]
+            tags = tags[MOST_PARAMS:]
         if write.status is not None:
             status = RunStatus.from_string(write.status)
             self._store.update_run_info(write.run_id, status, write.end_time, None)
@@ -141,7 +145,7 @@ class Writer:
         for name, text in write.texts.items():
             if not location.startswith(PROXIED) or not NAME.fullmatch(name):
                 raise MlflowException(f"no text can be kept at {name}", INVALID_PARAMETER_VALUE)
-            _validate_run_id(write.run_id)
+            check_id(write.run_id)
             below = location.removeprefix(PROXIED).lstrip("/")
             path = self._artifacts / below / write.run_id / "artifacts" / name
             if not path.resolve().is_relative_to(self._artifacts):
@@ -153,14 +157,14 @@ class Writer:
         self, project: str, location: str, write: RunWrite
     ) -> Iterable[tuple[type, list[Json]]]:
         """Return the rows of a run that is not there, by MLflow's tables."""
-        _validate_run_id(write.run_id)
+        check_id(write.run_id)
         if not write.name:
             raise MlflowException(f"Run with id={write.run_id} not found", RESOURCE_DOES_NOT_EXIST)
         metrics, params, tags = _entities(write)
         mine = {"run_uuid": write.run_id}
         run = {
             "name": write.name,
-            "artifact_uri": append_to_uri_path(location, write.run_id, "artifacts"),
+            "artifact_uri": join_uri(location, write.run_id, "artifacts"),
             "experiment_id": int(project),
             "user_id": write.tags.get("mlflow.user", "unknown"),
             "status": write.status or RunStatus.to_string(RunStatus.RUNNING),
@@ -198,14 +202,14 @@ class Writer:
 
 def _problem(code: int, words: str) -> JSONResponse:
     """Return an answer as MLflow words its own problems."""
-    error = MlflowException(words, code)
+    error: Any = MlflowException(words, code)
     content = {"error_code": error.error_code, "message": error.message}
     return JSONResponse(content, error.get_http_status_code())
 
 
 def _entities(write: RunWrite) -> tuple[list[Metric], list[Param], list[RunTag]]:
     """Return the content as MLflow's own, checked by its rules."""
-    metrics, params, tags = _validate_batch_log_data(
+    metrics, params, tags = check_content(
         [Metric(*point) for point in write.points],
         [Param(*pair) for pair in write.params.items()],
         [RunTag(*pair) for pair in write.tags.items()],
