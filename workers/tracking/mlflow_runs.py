@@ -262,13 +262,14 @@ class Runs:
 
     def _post(self, path: str, content: Json) -> Answer:
         """Send a request that MLflow's client does not know, as that client sends its own."""
-        from mlflow.utils.credentials import get_default_host_creds
-        from mlflow.utils.rest_utils import http_request
+        from mlflow.utils import credentials, rest_utils
 
-        server = get_default_host_creds(self._uri)
+        read_server: Any = credentials.get_default_host_creds
+        request: Any = rest_utils.http_request
+        server = read_server(self._uri)
         headers = {"Content-Type": "application/json"}
         body = json.dumps(content)
-        answer = _ask(lambda: http_request(server, path, "POST", extra_headers=headers, data=body))
+        answer = _ask(lambda: request(server, path, "POST", extra_headers=headers, data=body))
         try:
             return Answer(answer.status_code, answer.json())
         except ValueError:
