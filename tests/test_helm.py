@@ -1,0 +1,368 @@
+"""deploy/helm: what Helm makes of the chart fits Kubernetes' schemas, Compose and the code.
+
+The tests read what Helm made before (tests/charts.py). Where `helm` is on PATH, they compare. No
+package has KubeRay's schema, so the keys of a RayCluster are listed here, and its pods are held to
+Kubernetes' own schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from charts import CASES, CHART, ROOT, digest, kept, parse, render
+from jsonschema import Draft7Validator
+
+from eigensweep.service.settings import Settings
+
+OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
+GROUP = {"rayStartParams", "template"}
+KNOWN_KEYS = {
+    "spec": {
+        *("rayVersion", "enableInTreeAutoscaling", "autoscalerOptions"),
+        *("headGroupSpec", "workerGroupSpecs"),
+    },
+    "autoscalerOptions": {
+        *("resources", "image", "imagePullPolicy", "env", "envFrom", "volumeMounts"),
+        *("securityContext", "idleTimeoutSeconds", "upscalingMode"),
+    },
+    "headGroupSpec": GROUP | {"serviceType", "headService", "enableIngress"},
+    "workerGroupSpecs": GROUP
+    | {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "scaleStrategy"},
+}
+"""Source: ray-operator/apis/ray/v1/raycluster_types.go of KubeRay."""
+WITH_HELM = pytest.mark.skipif(shutil.which("helm") is None, reason="install helm to run this")
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def objects(case: str) -> list[dict[str, Any]]:
+    return kept(case)[1]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in objects if each["kind"] == kind]
+
+
+def pods_of(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each pod's template with the name of what makes it."""
+    for each in objects:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            yield f"{each['kind']} {each['metadata']['name']}", each["spec"]["template"]
+        if each["kind"] == "RayCluster":
+            yield "head", each["spec"]["headGroupSpec"]["template"]
+            for group in each["spec"]["workerGroupSpecs"]:
+                yield f"workers {group['groupName']}", group["template"]
+
+
+def container_of(objects: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return the first container with a name."""
+    return next(
+        container
+        for _, pod in pods_of(objects)
+        for container in pod["spec"]["containers"]
+        if container["name"] == name
+    )
+
+
+def names_of(container: dict[str, Any]) -> set[str]:
+    return {variable["name"] for variable in container["env"]}
+
+
+COMPOSE = yaml.safe_load(
+    re.sub(r"\$\{(\w+)[^}]*\}", "x", (ROOT / "docker-compose.yml").read_text())
+)["services"]
+COMPOSE_PORTS = dict(
+    re.findall(r"--([a-z-]+-port)=(\d+)", COMPOSE["ray-head"]["environment"]["NODE_PORTS"])
+)
+
+
+class TestWhatHelmMakes:
+    def test_it_was_made_from_this_chart(self, case: str) -> None:
+        assert kept(case)[0] == digest(case), "run `python tests/charts.py` where helm is installed"
+
+    @WITH_HELM
+    def test_it_is_what_helm_makes_now(self, case: str, objects: list[dict[str, Any]]) -> None:
+        def place(each: dict[str, Any]) -> tuple[str, str]:
+            return each["kind"], each["metadata"]["name"]
+
+        assert sorted(parse(render(case)), key=place) == sorted(objects, key=place)
+
+    @WITH_HELM
+    def test_helm_s_lint_has_nothing_to_say(self) -> None:
+        done = subprocess.run(["helm", "lint", "--strict", str(CHART)], capture_output=True)
+        assert done.returncode == 0, done.stdout.decode()
+
+    @pytest.mark.parametrize("version", [OLDEST, NEWEST])
+    def test_kubernetes_knows_every_field(
+        self, objects: list[dict[str, Any]], version: str
+    ) -> None:
+        assert len(objects) > 6
+        for each in objects:
+            if each["kind"] != "RayCluster":
+                kubernetes_validate.validate(each, version, strict=True)
+        for name, pod in pods_of(objects):
+            whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **pod}
+            whole["metadata"] = {"name": "x", **pod["metadata"]}
+            kubernetes_validate.validate(whole, version, strict=True)
+            assert name
+
+    def test_kuberay_knows_every_field(self, objects: list[dict[str, Any]]) -> None:
+        (cluster,) = of_kind(objects, "RayCluster")
+        spec = cluster["spec"]
+
+        assert cluster["apiVersion"] == "ray.io/v1"
+        assert set(spec) == KNOWN_KEYS["spec"]
+        assert set(spec["autoscalerOptions"]) <= KNOWN_KEYS["autoscalerOptions"]
+        assert set(spec["headGroupSpec"]) <= KNOWN_KEYS["headGroupSpec"]
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            assert {type(value) for value in group["rayStartParams"].values()} == {str}
+        for group in spec["workerGroupSpecs"]:
+            assert set(group) <= KNOWN_KEYS["workerGroupSpecs"]
+            assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert spec["autoscalerOptions"]["upscalingMode"] in ("Default", "Aggressive")
+
+    def test_names_are_unique_and_selectors_find_their_pods(
+        self, objects: list[dict[str, Any]]
+    ) -> None:
+        names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+        assert len(names) == len(set(names))
+        for each in [*of_kind(objects, "Deployment"), *of_kind(objects, "StatefulSet")]:
+            selector = each["spec"]["selector"]["matchLabels"]
+            assert selector.items() <= each["spec"]["template"]["metadata"]["labels"].items()
+        labels = [pod["metadata"]["labels"] for _, pod in pods_of(objects)]
+        for each in of_kind(objects, "Service"):
+            selector = each["spec"]["selector"].items()
+            assert sum(selector <= found.items() for found in labels) == 1
+
+    def test_every_mount_has_its_volume(self, objects: list[dict[str, Any]]) -> None:
+        claims = {each["metadata"]["name"] for each in of_kind(objects, "PersistentVolumeClaim")}
+        for name, pod in pods_of(objects):
+            volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+            if name.startswith("StatefulSet"):
+                volumes["databases"] = {}
+            for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
+                assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes), name
+            for volume in volumes.values():
+                claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+                assert claim in claims | {None, "shared", "corpora"}
+
+
+class TestItIsWhatComposeStarts:
+    def test_the_service_has_the_same_settings(self, objects: list[dict[str, Any]]) -> None:
+        found = {n for n in names_of(container_of(objects, "service")) if n.startswith("EIGEN")}
+
+        assert found <= {f"EIGENSWEEP_{name.upper()}" for name in Settings.model_fields}
+        of_compose = {n for n in COMPOSE["service"]["environment"] if n.startswith("EIGEN")}
+        assert found - of_compose <= {"EIGENSWEEP_MAX_EXPERIMENTS"}, "those of the values"
+        assert of_compose <= found
+
+    def test_a_worker_has_the_same_variables(self, objects: list[dict[str, Any]]) -> None:
+        of_compose = set(COMPOSE["ray-worker"]["environment"])
+
+        assert names_of(container_of(objects, "ray-worker")) == of_compose - {
+            *("NODE_PORTS", "WORKER_CPUS", "WORKER_GIB"),
+        }
+        assert names_of(container_of(objects, "ray-head")) == names_of(
+            container_of(objects, "ray-worker")
+        ) - {"EIGENSWEEP_DATA_ROOT"}
+
+    def test_all_nodes_have_its_ports_and_the_policy_lets_them_through(
+        self, objects: list[dict[str, Any]]
+    ) -> None:
+        (cluster,) = of_kind(objects, "RayCluster")
+        command = " ".join(container_of(objects, "service")["command"])
+        assert dict(re.findall(r"--([a-z-]+-port)=(\d+)", command)) == COMPOSE_PORTS
+        groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+        for group in groups:
+            given = group["rayStartParams"]
+            assert {n: v for n, v in given.items() if n.endswith("-port")} == COMPOSE_PORTS
+        assert groups[0]["rayStartParams"]["port"] == "6379"
+        policy = next(
+            each
+            for each in of_kind(objects, "NetworkPolicy")
+            if each["metadata"]["name"].endswith("-ray")
+        )
+        (rule,) = policy["spec"]["ingress"]
+        assert [(each["port"], each["endPort"]) for each in rule["ports"]] == [
+            (6379, max(int(v) for n, v in COMPOSE_PORTS.items() if "worker" not in n)),
+            (int(COMPOSE_PORTS["min-worker-port"]), int(COMPOSE_PORTS["max-worker-port"])),
+        ]
+
+    def test_the_service_joins_the_cluster_and_serves(self, objects: list[dict[str, Any]]) -> None:
+        words = shlex.split(container_of(objects, "service")["command"][-1])
+
+        assert words[:3] == ["ray", "start", "--address=$EIGENSWEEP_RAY_ADDRESS"]
+        assert {"--num-cpus=0", "--num-gpus=0"} <= set(words)
+        assert words[-4:] == ["&&", "exec", "eigensweep", "serve"]
+
+    def test_mlflow_is_started_in_the_same_way(self) -> None:
+        objects = kept("default")[1]
+        ours, compose = container_of(objects, "mlflow"), COMPOSE["mlflow"]
+
+        assert ours["command"][:-1] == compose["command"][:-1]
+        assert ours["command"][-1].startswith(compose["command"][-1])
+        assert names_of(ours) - {"POSTGRES_PASSWORD"} == set(compose["environment"])
+        (hosts,) = (v["value"] for v in ours["env"] if v["name"] == "MLFLOW_SERVER_ALLOWED_HOSTS")
+        uri = next(
+            v["value"]
+            for v in container_of(objects, "service")["env"]
+            if v["name"] == "EIGENSWEEP_MLFLOW_URI"
+        )
+        assert uri.removeprefix("http://") in hosts.split(",")
+
+    def test_ray_offers_what_a_worker_was_given(self, objects: list[dict[str, Any]]) -> None:
+        (cluster,) = of_kind(objects, "RayCluster")
+        for group in cluster["spec"]["workerGroupSpecs"]:
+            (container,) = group["template"]["spec"]["containers"]
+            limits, told = container["resources"]["limits"], group["rayStartParams"]
+            assert container["resources"]["requests"] == limits
+            assert told["num-cpus"] == limits["cpu"]
+            assert told["num-gpus"] == limits.get("nvidia.com/gpu", "0")
+            gib = int(limits["memory"].removesuffix("Gi"))
+            assert int(told["memory"]) == (gib - 1) * 2**30
+        assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+class TestItIsLocked:
+    def test_no_container_is_root_or_writes_elsewhere(self, objects: list[dict[str, Any]]) -> None:
+        for name, pod in pods_of(objects):
+            spec = pod["spec"]
+            assert spec["securityContext"]["runAsNonRoot"] is True, name
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert spec["enableServiceLinks"] is False, "they would set EIGENSWEEP_MLFLOW_PORT"
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
+                locked = container["securityContext"]
+                assert locked["readOnlyRootFilesystem"] is True
+                assert locked["allowPrivilegeEscalation"] is False
+                assert locked["capabilities"] == {"drop": ["ALL"]}
+                assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
+            if name != "head":  # its autoscaler asks Kubernetes for pods
+                assert spec["automountServiceAccountToken"] is False
+
+    def test_every_container_is_watched(self, objects: list[dict[str, Any]]) -> None:
+        for name, pod in pods_of(objects):
+            for container in pod["spec"]["containers"]:
+                assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), name
+        service = container_of(objects, "service")
+        paths = {service[f"{kind}Probe"]["httpGet"]["path"] for kind in ("liveness", "readiness")}
+        assert paths == {"/healthz", "/readyz"}
+        assert "/readyz" in COMPOSE["service"]["healthcheck"]["test"][-1]
+        test = COMPOSE["ray-worker"]["healthcheck"]["test"][1:]
+        command = container_of(objects, "ray-worker")["readinessProbe"]["exec"]["command"]
+        assert [re.sub(r"--address=.*:", "--address=:", word) for word in command] == [
+            re.sub(r"--address=.*:", "--address=:", word) for word in test
+        ]
+
+    def test_secrets_come_from_the_secret_alone(self, objects: list[dict[str, Any]]) -> None:
+        for name, pod in pods_of(objects):
+            for container in pod["spec"]["containers"]:
+                for variable in container["env"]:
+                    is_secret = variable["name"].endswith(("TOKEN", "PASSWORD"))
+                    assert is_secret <= ("secretKeyRef" in variable.get("valueFrom", {})), name
+                    for password in re.findall(r"://\w+:([^@]*)@", variable.get("value", "")):
+                        assert password == "$(POSTGRES_PASSWORD)"
+
+    def test_every_pod_has_a_policy_and_the_databases_let_only_the_service_in(self) -> None:
+        objects = kept("default")[1]
+        policies = of_kind(objects, "NetworkPolicy")
+
+        assert len(policies) == 4
+        inside = {
+            each["metadata"]["name"]: each["spec"]["ingress"][0].get("from") for each in policies
+        }
+        assert inside["sweep-eigensweep-service"] is None
+        for name in ("mlflow", "postgresql", "ray"):
+            for peer in inside[f"sweep-eigensweep-{name}"]:
+                assert list(peer) == ["podSelector"], "pods of this namespace only"
+
+    def test_folders_that_code_is_loaded_from_are_private(self, tmp_path: Path) -> None:
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        scratch.chmod(0o777)  # as an empty volume is
+        (_, pod) = next(pods_of(kept("default")[1]))
+        (maker,) = pod["spec"]["initContainers"]
+
+        command = [word.replace("/scratch", str(scratch)) for word in maker["command"]]
+        for _ in range(2):  # the container may be started again
+            subprocess.run(command, check=True)
+
+        modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in scratch.iterdir()}
+        assert modes == {"home": 0o700, "tmp": 0o1777}
+
+
+class TestValues:
+    @pytest.fixture
+    def schema(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+        return found
+
+    @pytest.fixture
+    def values(self) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+        return found
+
+    def test_the_defaults_fit_and_all_of_them_are_there(
+        self, schema: dict[str, Any], values: dict[str, Any]
+    ) -> None:
+        Draft7Validator.check_schema(schema)
+        assert [str(error) for error in Draft7Validator(schema).iter_errors(values)] == []
+        assert set(schema["properties"]) - {"global"} == set(values)
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("replicas", 3),
+            ("service/replicas", 2),
+            ("service/settings", {"PORT": "1"}),
+            ("mlflow/builtIn", False),
+            ("persistence/storage/size", "lots"),
+            ("ray/workerGroups", []),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(
+        self, schema: dict[str, Any], values: dict[str, Any], path: str, value: Any
+    ) -> None:
+        *sections, name = path.split("/")
+        inner = values
+        for section in sections:
+            inner = inner[section]
+        inner[name] = value
+
+        assert list(Draft7Validator(schema).iter_errors(values))
+
+    def test_the_versions_are_ours(self, values: dict[str, Any]) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+        constraints = (ROOT / "constraints.txt").read_text()
+
+        assert chart["version"] == chart["appVersion"] == project["version"]
+        assert f"\nray=={values['ray']['version']}\n" in constraints
+        tags = {
+            name: image["tag"]
+            for name, image in values["images"].items()
+            if name != "pull" and isinstance(image, dict)
+        }
+        assert tags == {"service": "", "worker": "", "postgresql": "17"}
+        assert COMPOSE["postgres"]["image"] == "postgres:17"
+
+    def test_the_page_explains_every_section(self, values: dict[str, Any]) -> None:
+        page = (CHART / "README.md").read_text()
+
+        assert [name for name in values if f"| `{name}" not in page] == []
