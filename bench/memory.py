@@ -47,19 +47,27 @@ def peak_mb(workload: Workload, model: str, kind: Kind) -> float | None:
     if built is None:
         return None
     built.on(whole.cut(WARM_UP_STEPS))()
-    _reset_peak()
-    before, step = _resident_peak(), built.on(whole)
+    reset_peak()
+    before, step = resident_peak(), built.on(whole)
     step()
     step()
-    return (_resident_peak() - before) / 1e6
+    return (resident_peak() - before) / 1e6
 
 
-def _resident_peak() -> int:
-    """Return the high-water mark of this process's resident memory, in bytes."""
+def resident_peak() -> int:
+    """Return the high-water mark of this process's resident memory, in bytes.
+
+    Linux counts what was there before `exec` into `ru_maxrss`, so its own file is read there.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
+    """Set the high-water mark to the memory in use, where the system allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from bench.overhead import long_one
 from bench.report import add_json, new_parser, write
+from eigensweep.search_spaces.lanes import count_aboard
 from eigensweep.service.client import Client
 from eigensweep.service.command.quickstart import running_service
-from eigensweep.workers.engine.shares import count_aboard
 
 MEGABYTE = 1e6
 

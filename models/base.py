@@ -79,6 +79,9 @@ class ModelConfig(PlainNumbers):
     """Other fields in which the networks of a stack may differ, too: those that only set initial
     values, buffers, or options of a parameter group."""
 
+    saved_values: ClassVar[int] = 8
+    """Numbers of each hidden unit that a training step keeps of each time step, for previews."""
+
     name: str
     hidden_size: int | None = Field(
         None, ge=1, le=65_536, description="Number n of hidden units; or give `parameters`"

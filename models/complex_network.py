@@ -24,6 +24,8 @@ from eigensweep.models.recurrence.complex_reference import complex_states
 class ComplexConfig(NetworkConfig):
     """What a search may vary."""
 
+    saved_values = 8
+
     encoder_init: Initial = Field("glorot_uniform", description="Initial U")
 
     @property

@@ -21,6 +21,8 @@ from eigensweep.models.network import Network, NetworkConfig
 class EUNNConfig(NetworkConfig):
     """What a search may vary of the rotations. n is even, or a power of two with `style: fft`."""
 
+    saved_values = 8
+
     style: Literal["tunable", "fft"] = Field(
         "tunable",
         description="Which units each layer rotates in pairs. `tunable`: neighbours, in "

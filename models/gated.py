@@ -18,6 +18,7 @@ class GatedConfig(NetworkConfig):
     """What a search may vary on every gated network."""
 
     gates: ClassVar[int]
+    saved_values = 8
     encoder_init: ClassVar[None] = None  # type: ignore[misc]  # not a field: see `recurrent_init`
 
     recurrent_init: Literal["glorot_uniform", "glorot_normal"] = Field(

@@ -24,6 +24,7 @@ from eigensweep.models.recurrence.ungated import recur
 class NetworkConfig(ModelConfig):
     """What a search may vary on every network: its encoder, and how encoder and readout start."""
 
+    saved_values = 2
     lane_fields = frozenset(
         {
             "embedding_init",

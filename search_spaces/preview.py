@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.memory import estimate_arms, limit_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.race_words import count_extra_trainings
 from eigensweep.search_spaces.search_words import explain_search
@@ -80,8 +81,20 @@ class Estimate(_Answer):
     seconds_a_trial_high: float
     core_hours_low: float = Field(description="All trials one after another on one CPU core")
     core_hours_high: float = Field(description="The same, with all that a race may add")
-    memory_mb: float = Field(description="Tensors of the largest trial")
     words: str
+
+
+class ArmMemory(_Answer):
+    """What the largest trial of an arm takes; a guess computed from sizes."""
+
+    host_bytes: int = Field(
+        description="Main memory, or `resources.memory` where the spec gives it. With `lanes`, of "
+        "all trials that share an engine"
+    )
+    device_bytes: int = Field(description="Memory of the GPU; 0 on CPUs")
+    limit_bytes: int | None = Field(
+        description="Main memory with more of which a trial is ended alone; null with `lanes`"
+    )
 
 
 class SidePreview(_Answer):
@@ -130,6 +143,7 @@ class Preview(_Answer):
     arms: list[ArmPreview]
     first: list[TrialPreview]
     estimate: Estimate | None
+    memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
     side_by_side: SidePreview
 
 
@@ -162,6 +176,7 @@ def preview(
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
         first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
         estimate=_estimate(configs, trials, spec.replicates, count_extra_trainings(spec)),
+        memory=describe_memory(spec),
         side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
     )
 
@@ -274,19 +289,23 @@ def _estimate(
         seconds_a_trial_high=_two_digits(max(seconds) * MARGIN),
         core_hours_low=_two_digits(hours / MARGIN),
         core_hours_high=_two_digits((hours + racing_hours) * MARGIN),
-        memory_mb=_two_digits(max(map(_megabytes, every))),
         words="An order of magnitude for one CPU core, computed from sizes at an assumed speed. "
         "Evaluation, early stopping, schedulers and GPUs are left out. The speed of the first "
         "trial is a better guide.",
     )
 
 
-def _megabytes(config: TrialConfig) -> float:
-    """Return the tensors of one replicate: parameters four times over, states and logits twice."""
-    shapes, n = config.task.shapes, config.model.hidden_size or 1
-    wide = n * 4 + shapes.input_size + shapes.output_size
-    activations = 2 * config.task.sequence_length * config.task.batch_size * wide
-    return 4 * (4 * (_parameters(config) + n * n) + activations) / 1e6
+def describe_memory(spec: ExperimentSpec) -> dict[str, ArmMemory]:
+    """Return for each arm what its largest trial takes; of `lanes: auto`, one lane."""
+    given = spec.resources.memory
+    return {
+        arm: ArmMemory(
+            host_bytes=given or guess.host,
+            device_bytes=guess.device,
+            limit_bytes=None if spec.resources.lanes else given or limit_of(guess),
+        )
+        for arm, guess in estimate_arms(spec).items()
+    }
 
 
 def _two_digits(number: float) -> float:

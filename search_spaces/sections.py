@@ -252,6 +252,33 @@ def _check_lanes(lanes: Any) -> Any:
     raise ValueError(f"should be 'auto' or a whole number from 1 to {MOST_LANES}")
 
 
+BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+"""Units in which an amount of memory may be written."""
+LEAST_MEMORY, MOST_MEMORY = 10**6, 2**50
+MEMORY_TEXT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?(MB|GB|MiB|GiB)")
+
+
+def _read_memory(memory: Any) -> Any:
+    """Return an amount of memory in bytes, or say how one is written."""
+    if memory is None:
+        return None
+    if isinstance(memory, str) and (found := MEMORY_TEXT.fullmatch(memory.strip())):
+        memory = int(float(found[1]) * BYTES[found[2]])
+    is_number = isinstance(memory, int) and not isinstance(memory, bool)
+    if is_number and LEAST_MEMORY <= memory <= MOST_MEMORY:
+        return memory
+    raise ValueError(
+        f"should be bytes, a whole number from {LEAST_MEMORY:,} to {MOST_MEMORY:,}, or a text with "
+        f"one of the units {', '.join(BYTES)}, such as '4 GB'"
+    )
+
+
+LABEL_KEY = r"^([A-Za-z0-9][A-Za-z0-9.-]{0,251}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
+
+
 class ResourcesConfig(Strict):
     """What one trial occupies, or with `lanes` all trials that train side by side."""
 
@@ -267,6 +294,31 @@ class ResourcesConfig(Strict):
         le=1,
         description="GPU of one trial, 0 or 1; with a fraction, trials share a GPU as processes of "
         "their own. With `lanes`: 1, which all that train side by side share, or 0",
+    )
+    memory: Annotated[
+        int | None,
+        BeforeValidator(
+            _read_memory,
+            json_schema_input_type=Annotated[int, Field(ge=LEAST_MEMORY, le=MOST_MEMORY)]
+            | Annotated[str, Field(pattern=rf"^{MEMORY_TEXT.pattern}$")]
+            | None,
+        ),
+    ] = Field(
+        None,
+        description="Main memory of one trial, in bytes or as `4 GB`; with `lanes`, of all that "
+        "train side by side. The node has so much free for it, and a trial that takes more is "
+        "ended alone. Default: a guess from sizes, and a trial is ended that takes more than twice "
+        "that and 1 GB",
+    )
+    accelerator_type: LabelValue | None = Field(
+        None,
+        description="Kind of GPU, as Ray names it: `H100`, `A100`, `L4`; trials go to nodes with "
+        "this kind only",
+    )
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] = Field(
+        {},
+        description="Labels that a node must have, each with its value: those that `ray start "
+        "--labels` gave it",
     )
     lanes: Annotated[
         Annotated[int, Field(ge=1, le=MOST_LANES)] | Literal["auto"] | None,
@@ -288,6 +340,15 @@ class ResourcesConfig(Strict):
                 "GPUs, trials run side by side, at least one on each"
             )
         return gpus
+
+    @model_validator(mode="after")
+    def _asks_for_the_gpu_that_it_names(self) -> Self:
+        if self.accelerator_type is not None and not self.gpus:
+            raise ValueError(
+                f"'accelerator_type' is a kind of GPU, and 'gpus' is 0; give 'gpus': 1 to train on "
+                f"{self.accelerator_type}, or leave 'accelerator_type' out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_one_device_with_lanes(self) -> Self:

@@ -177,6 +177,11 @@ class TaskConfig(PlainNumbers):
         raise NotImplementedError
 
     @property
+    def corpus_bytes(self) -> int:
+        """Main memory that the corpus takes in a process, about, for previews. Default: none."""
+        return 0
+
+    @property
     def has_unequal_batches(self) -> bool:
         """Whether training batches differ in shape. Default: no.
 

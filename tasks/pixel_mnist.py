@@ -83,6 +83,10 @@ class PixelMnistConfig(TaskConfig):
         return PIXELS
 
     @property
+    def corpus_bytes(self) -> int:
+        return sum(mnist.NUMBERS.values()) * (PIXELS + 1)
+
+    @property
     def has_unequal_batches(self) -> bool:
         """Whether the last batch of an epoch has fewer images."""
         return self.train_size % self.batch_size != 0

@@ -97,6 +97,10 @@ class PtbCharsConfig(TaskConfig):
         return self.bptt
 
     @property
+    def corpus_bytes(self) -> int:
+        return 2 * sum(treebank.COUNTS[self.reading].values())
+
+    @property
     def has_unequal_batches(self) -> bool:
         """Whether the last piece of an epoch is shorter, or lines differ in length.
 

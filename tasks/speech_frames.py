@@ -47,6 +47,8 @@ LOSSES: dict[Normalisation, Metric] = {
 }
 LONGEST = {"timit": frame_count(8 * RATE), "fsdd": 146}
 """Frames of the longest training recording; for TIMIT an upper bound."""
+READ_BYTES = {"timit": 1_200 * 10**6, "fsdd": 80 * 10**6}
+"""Memory of all recordings and of their frames, about 8 bytes for each sample."""
 FSDD_FRAMES = {"valid": 9_297, "longest": 86}
 """Frames of the validation recordings of the spoken digits: of all together, and of the longest."""
 FSDD_BASELINE: dict[Mask, float] = {"lengths": 195.151492, "lengths-1": 191.444943}
@@ -139,6 +141,10 @@ class SpeechFramesConfig(TaskConfig):
     def sequence_length(self) -> int:
         """Frames of the longest training recording, or an upper bound if that needs the corpus."""
         return LONGEST.get(self.corpus, frame_count(LONGEST_SECONDS * RATE))
+
+    @property
+    def corpus_bytes(self) -> int:
+        return READ_BYTES.get(self.corpus, READ_BYTES["timit"])
 
     @property
     def has_unequal_batches(self) -> bool:

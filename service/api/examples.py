@@ -181,6 +181,9 @@ EXPERIMENT: Final[Json] = {
         },
     },
 }
+MEMORY: Final[Json] = {
+    "scornn": {"host_bytes": 394_000_000, "device_bytes": 0, "limit_bytes": 1_788_000_000}
+}
 
 ANALYSES: Final[dict[str, Example]] = {
     "trial": {

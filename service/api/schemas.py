@@ -13,7 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.direction import Better
 from eigensweep.search_spaces.parameters import Scalar
-from eigensweep.service.api.examples import EXPERIMENT, EXPERIMENT_SUMMARY, TRIAL, TRIAL_SUMMARY
+from eigensweep.search_spaces.preview import ArmMemory
+from eigensweep.service.api.examples import (
+    EXPERIMENT,
+    EXPERIMENT_SUMMARY,
+    MEMORY,
+    TRIAL,
+    TRIAL_SUMMARY,
+)
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
@@ -307,6 +314,14 @@ class ExperimentNow(ExperimentSummary):
     best: TrialNow | None = Field(description="The first in the ranking so far, in full")
     spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
     links: ExperimentLinks
+
+
+class PostedExperiment(ExperimentNow):
+    """An experiment that was posted, with the memory that its trials will take."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**EXPERIMENT, "memory": MEMORY}]})
+
+    memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
 
 
 class Views:

@@ -102,9 +102,11 @@ def format_preview(content: JsonObject) -> str:
         lines += [
             "",
             f"{low:g} to {high:g} seconds a trial, {cost['core_hours_low']:g} to "
-            f"{cost['core_hours_high']:g} core hours in all, {cost['memory_mb']:g} MB a trial",
+            f"{cost['core_hours_high']:g} core hours in all",
             cost["words"],
         ]
+    if memory := content.get("memory"):
+        lines += ["", *(_format_memory(arm, each) for arm, each in memory.items())]
     search = content["search"]
     come = [
         f"{_count(count, 'trial')} of experiment {id} {'tells' if count == 1 else 'tell'} the "
@@ -170,6 +172,14 @@ def _format_interval(summary: JsonObject) -> str:
 
 def _format_goal(name: str, value: float) -> str:
     return f"{value:.0f}" if name == "parameters" else format_cell(name, value)
+
+
+def _format_memory(arm: str, memory: JsonObject) -> str:
+    """Return what the largest trial of an arm takes."""
+    gpu = f", {memory['device_bytes'] / 1e6:.0f} MB of a GPU" if memory["device_bytes"] else ""
+    limit = memory["limit_bytes"]
+    end = "" if limit is None else f"; a trial that takes more than {limit / 1e6:.0f} MB is ended"
+    return f"{arm}: about {memory['host_bytes'] / 1e6:.0f} MB of memory a trial{gpu}{end}"
 
 
 def _format_side_by_side(side: JsonObject) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Final, Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.search_spaces.memory import reserve_memory
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.counters import RESTARTS
@@ -131,7 +132,7 @@ class Dispatcher:
         if self.launcher is None or self.launcher.problem is not None:
             return None
         try:
-            return self.launcher.look_for_room(spec.resources, spec.replicates)
+            return self.launcher.look_for_room(reserve_memory(spec), spec.replicates)
         except LauncherAwayError:
             return None
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from eigensweep.search_spaces.lanes import count_aboard
 from eigensweep.service.record import database
 from eigensweep.service.record.tables import Attempt, Experiment, Trial
-from eigensweep.workers.engine.shares import count_aboard
 from eigensweep.workers.shared.messages import SpecJson
 
 

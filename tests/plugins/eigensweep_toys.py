@@ -136,3 +136,21 @@ class Hang(Toy):
         if self.config.hangs and self.calls == 3:
             ctypes.PyDLL(None).pause()
         return super().forward(x, state)
+
+
+class HoardConfig(ToyConfig):
+    """A model that may take memory without end."""
+
+    name: Literal["toy_hoard"] = "toy_hoard"
+    megabytes: int = Field(0, ge=0, description="Memory that each forward pass takes and keeps")
+
+
+class Hoard(Toy):
+    """Keeps memory with each forward pass."""
+
+    Config = HoardConfig
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        assert isinstance(self.config, HoardConfig)
+        self.hoard = [*getattr(self, "hoard", []), torch.ones(self.config.megabytes, 250_000)]
+        return super().forward(x, state)

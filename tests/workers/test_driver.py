@@ -396,6 +396,34 @@ def test_a_trial_that_hangs_is_ended_as_stalled_and_its_place_is_free(experiment
 
 
 @pytest.mark.slow
+def test_a_trial_that_takes_memory_without_end_fails_alone_and_once(experiment):
+    e = experiment(
+        {
+            "model": {"name": "toy_hoard", "hidden_size": 4},
+            "search": {"space": {"model.megabytes": [100, 0]}},
+            "training": {"steps": 40, "evaluate_every": 40, "log_every": 5},
+            "resources": {"memory": "900 MB"},
+        }
+    )
+    e.finish(e.launch())
+    greedy, modest = e.ledger.load()
+    assert (greedy.state, greedy.attempt) == ("failed", 1)
+    assert greedy.error.startswith("MemoryLimitError: trial 0 held ")
+    assert "its limit was 0.90 GB" in greedy.error
+    assert (modest.state, modest.attempt) == ("completed", 1)
+    assert e.ledger.read("end") == ["completed", None]
+    assert e.runs()[0].info.status == "FAILED"
+
+
+def test_a_trial_that_needs_more_memory_than_any_node_has_is_refused_with_words(experiment):
+    e = experiment({"model": SCORNN, "training": {"steps": 1}, "resources": {"memory": "9000 GB"}})
+    e.run_here()
+    state, error = e.ledger.read("end")
+    assert state == "failed"
+    assert "a trial needs 1 CPU, 9000.00 GB memory, and no node has that" in error
+
+
+@pytest.mark.slow
 def test_on_a_disk_that_is_nearly_full_trials_wait_and_begin_later(experiment):
     e = experiment({"model": SCORNN, "training": {"steps": 4}})
     handle = e.launch(least_free_bytes=10**18)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from eigensweep.search_spaces.lanes import count_aboard
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.engine.shares import UNITS, count_aboard, share_of
+from eigensweep.workers.engine.shares import UNITS, share_of
 
 
 def share(replicates=1, lanes=None, **resources):
@@ -48,6 +49,19 @@ def test_the_trials_of_an_engine_fit_on_its_device_with_some_to_spare(lanes, rep
     assert found.count_slots({"CPU": 8.0, "GPU": 1.0}) == found.trials
     assert found.count_slots({"CPU": 8.0, "GPU": 3.0}) == 3 * found.trials
     assert found.count_slots({"CPU": 8.0}) == 0
+
+
+def test_memory_and_labels_count():
+    found = share(memory="2 GB", labels={"zone": "a"})
+    here, zone = {"CPU": 8.0, "memory": 5e9}, {"zone": "a", "other": "b"}
+    assert found.count_slots(here, zone) == 2
+    assert found.count_slots(here, {"zone": "b"}) == found.count_slots(here) == 0
+    assert found.count_slots({"CPU": 8.0, "memory": 1e9}, zone) == 0
+    shared = share(lanes=4, memory="2 GB")
+    assert shared.engine.memory == 2 * 10**9
+    assert shared.resources["memory"] == 2 * 10**9 // shared.trials
+    gpu = share(gpus=1, accelerator_type="H100")
+    assert gpu.labels == {"ray.io/accelerator-type": "H100"}
 
 
 def test_an_engine_on_cpus_has_the_cores_of_the_spec():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import ray
 
 from eigensweep.search_spaces.sections import ResourcesConfig
@@ -11,12 +13,12 @@ from eigensweep.workers.shared.messages import Json
 
 def count_slots(share: Share) -> int:
     """Return how many such trials the nodes of this cluster hold at once."""
-    return sum(share.count_slots(node) for node in _nodes())
+    return sum(_count_on(node, share) for node in _living_nodes())
 
 
 def count_nodes(share: Share) -> int:
     """Return how many nodes of this cluster hold at least one such trial."""
-    return sum(share.count_slots(node) > 0 for node in _nodes())
+    return sum(_count_on(node, share) > 0 for node in _living_nodes())
 
 
 def look_for_room(resources: ResourcesConfig, replicates: int, *, may_change: bool = True) -> Room:
@@ -36,16 +38,48 @@ def explain_no_slot(share: Share) -> str:
     need, who = share.resources, "a trial needs"
     if share.engine is not None:
         need, who = share.engine.resources, "the trials that share lanes need"
-    wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in need.items())
-    nodes = _nodes()
-    there = "; ".join(", ".join(f"{n.get(kind, 0):g} {kind}" for kind in need) for n in nodes)
+    nodes = _living_nodes()
+    wanted = _describe(need, share.labels)
+    there = "; ".join(_describe_node(node, need, share.labels) for node in nodes)
     words = f"{who} {wanted}, and no node has that; there are {there or 'no nodes'}"
-    if need.get("GPU") and not any(node.get("GPU") for node in nodes):
-        words += ". Leave 'gpus' out to train on CPUs"
+    if need.get("GPU") and not any(node["Resources"].get("GPU") for node in nodes):
+        return words + ". Leave 'gpus' out to train on CPUs"
+    most = max((node["Resources"].get("memory", 0) for node in nodes), default=0)
+    if nodes and need.get("memory", 0) > most:
+        less = (
+            "fewer lanes" if share.engine else "a smaller batch, shorter sequences or fewer units"
+        )
+        words += (
+            f". Less memory is taken by {less}; if the guess is wrong, give 'resources.memory' in "
+            "bytes"
+        )
     return words
 
 
-def _nodes() -> list[dict[str, float]]:
-    """Return what each living node has."""
+def _count_on(node: Json, share: Share) -> int:
+    return share.count_slots(node["Resources"], node.get("Labels") or {})
+
+
+def _describe_node(node: Json, need: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    has, tags = node["Resources"], node.get("Labels") or {}
+    here = {key: tags[key] for key in labels if key in tags}
+    return _describe({kind: has.get(kind, 0) for kind in need}, here)
+
+
+def _describe(amounts: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    """Return resources and labels in words.
+
+    >>> _describe({"CPU": 2.0, "memory": 4e9}, {"zone": "a"})
+    '2 CPU, 4.00 GB memory, label zone=a'
+    """
+    words = [
+        f"{amount / 1e9:.2f} GB memory" if kind == "memory" else f"{amount:g} {kind}"
+        for kind, amount in amounts.items()
+    ]
+    return ", ".join([*words, *(f"label {key}={value}" for key, value in labels.items())])
+
+
+def _living_nodes() -> list[Json]:
+    """Return what Ray tells of each living node."""
     nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"] for node in nodes if node["Alive"]]
+    return [node for node in nodes if node["Alive"]]

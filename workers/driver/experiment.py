@@ -19,6 +19,7 @@ import optuna
 from ray import tune
 from ray.tune.experiment import Trial
 
+from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -117,7 +118,8 @@ class ExperimentDriver:
         deadline = None if limit is None else time.monotonic() + limit - standing.spent_seconds
         self.why_stop = StopReason(experiment, ledger, options.storage, limit, deadline)
         lanes = spec.resources.lanes
-        self.share = share_of(spec.resources, spec.replicates, 1 if lanes == "auto" else lanes)
+        lanes = 1 if lanes == "auto" else lanes
+        self.share = share_of(reserve_memory(spec), spec.replicates, lanes)
         """What one trial asks Ray for; with `lanes: auto` it is set again once they are chosen."""
         self._stalls = StallWatch(
             partial(read_progress, store, experiment),
@@ -272,7 +274,8 @@ class ExperimentDriver:
         """Measure how many lanes are best where the trials will run, if the spec leaves it open."""
         if self.spec.resources.lanes == "auto":
             lanes = choose_lanes(self.spec, self.options, self.why_stop)
-            self.share = share_of(self.spec.resources, self.spec.replicates, lanes)
+            reserved = reserve_memory(self.spec, lanes)
+            self.share = share_of(reserved, self.spec.replicates, lanes)
             self._looked_at = -math.inf
 
     def _run_tune(self) -> None:
@@ -410,6 +413,8 @@ def make_order(
         takeover=entry.lineage[-1] if entry.lineage else None,
         stall_seconds=spec.limits.stall_seconds,
         nonce=nonce,
+        memory_limit=limit_memory(spec, TrialConfig.from_dict(config)),
+        labels=share.labels,
     )
 
 

@@ -11,7 +11,7 @@ import ray
 import ray.exceptions
 import torch
 
-from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -40,7 +40,7 @@ def choose_lanes(
     free for so long, a log line says so, and a fixed number is taken.
     """
     device = "cuda" if spec.resources.gpus else "cpu"
-    config = _find_largest(spec)
+    config = max((config for _, config in list_extremes(spec)), key=seconds_of)
     task = ray.remote(
         num_cpus=spec.resources.cpus,
         num_gpus=spec.resources.gpus,
@@ -68,18 +68,6 @@ def choose_lanes(
         return lanes
     logger.info("lanes measured device=%s lanes=%d why=%s", device, measured, why)
     return int(measured)
-
-
-def _find_largest(spec: ExperimentSpec) -> TrialConfig:
-    """Return the configuration, of all arms' extreme points, whose training costs most."""
-    space, found = spec.space(), []
-    for arm in space.arms:
-        for point in space.corners(arm):
-            try:
-                found.append(spec.trial(point))
-            except InvalidPointError:
-                continue
-    return max(found, key=seconds_of)
 
 
 def _measure(

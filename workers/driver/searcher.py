@@ -20,6 +20,7 @@ from ray.tune.stopper import Stopper
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.engine.trainable import REPORT
 from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.trial.memory_limit import read_last_words
 
 LONGEST_CAUSE = 1500
 """Characters of Ray's account of a lost process that are kept."""
@@ -143,8 +144,15 @@ class Recorder(tune.Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
-        """Record that the process was lost; the trainable itself never raises for a bug."""
+        """Record that the process was lost; the trainable itself never raises for a bug.
+
+        A process that ended itself, because its trial held too much memory, has failed: another
+        attempt would need as much.
+        """
         order = Order.from_dict(trial.config)
+        if (words := read_last_words(order)) is not None:
+            self._sweep.end(order.number, "failed", error=words)
+            return
         self._sweep.lose(order.number, order.attempt, _cause(trial))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **context: Any) -> None:

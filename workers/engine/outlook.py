@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from eigensweep.search_spaces.errors import InvalidPointError
-from eigensweep.search_spaces.space import Space
+from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.engine.group import explain_alone
 
@@ -13,17 +12,9 @@ def explain_arms_alone(spec: ExperimentSpec) -> dict[str, str]:
 
     Of each arm the extreme points are looked at.
     """
-    space = spec.space()
-    found = {arm: _explain_arm(spec, space, arm) for arm in space.arms}
-    return {arm: why for arm, why in found.items() if why is not None}
-
-
-def _explain_arm(spec: ExperimentSpec, space: Space, arm: str) -> str | None:
-    for point in space.corners(arm):
-        try:
-            why = explain_alone(spec.trial(point))
-        except InvalidPointError:
-            continue
+    found: dict[str, str] = {}
+    for arm, config in list_extremes(spec):
+        why = None if arm in found else explain_alone(config)
         if why is not None:
-            return why
-    return None
+            found[arm] = why
+    return found

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 
+from eigensweep.search_spaces.lanes import count_aboard
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.shared.messages import EngineNeed
+
+NO_LABELS: Mapping[str, str] = {}
 
 UNITS = 10_000
 """Ray counts a resource in whole ten-thousandths."""
 
-SPARE_SHARE = 8
-"""For so many lanes one more trial waits aboard, so that a lane that becomes free is refilled."""
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+"""Ray's own label of the kind of GPU that a node has."""
 
 
 def to_units(amount: float) -> int:
@@ -34,34 +38,26 @@ def count_fitting(room: float, amount: float) -> int:
     return round(room * UNITS) // to_units(amount)
 
 
-def count_aboard(lanes: int, replicates: int) -> int:
-    """Return how many trials share an engine: those that train, and the spare ones that wait.
-
-    Each replicate of a trial takes a lane.
-
-    >>> count_aboard(32, 1), count_aboard(4, 1), count_aboard(8, 3), count_aboard(2, 5)
-    (36, 5, 3, 2)
-    """
-    training = max(1, lanes // replicates)
-    return training + -(-training // SPARE_SHARE)
-
-
 @dataclass(frozen=True)
 class Share:
     """What one trial asks Ray for, and the engine that it shares with others, if any."""
 
     resources: dict[str, float]
-    """What one trial occupies, in Ray's words: `CPU`, and perhaps `GPU`."""
+    """What one trial occupies, in Ray's words: `CPU`, and perhaps `GPU` and `memory` in bytes."""
     engine: EngineNeed | None = None
     """None: the trial has its process to itself."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What a node must have, in Ray's words."""
 
     @property
     def trials(self) -> int:
         """How many trials share an engine; 1 without one."""
         return 1 if self.engine is None else self.engine.trials
 
-    def count_slots(self, node: dict[str, float]) -> int:
-        """Return how many trials a node with these resources holds at once."""
+    def count_slots(self, node: Mapping[str, float], labels: Mapping[str, str] = NO_LABELS) -> int:
+        """Return how many trials a node with these resources and labels holds at once."""
+        if any(labels.get(key) != value for key, value in self.labels.items()):
+            return 0
         if self.engine is None:
             return _count_whole(node, self.resources)
         return self.trials * _count_whole(node, self.engine.resources)
@@ -81,13 +77,21 @@ class Room:
 
 def share_of(resources: ResourcesConfig, replicates: int, lanes: int | None) -> Share:
     """Return what one trial asks for; `lanes` is the number where the spec says `auto`."""
-    whole = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
+    whole = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory or 0}
+    whole = {kind: amount for kind, amount in whole.items() if amount}
+    labels = dict(resources.labels)
+    if resources.accelerator_type is not None:
+        labels[ACCELERATOR_LABEL] = resources.accelerator_type
     if lanes is None:
-        return Share({kind: to_units(amount) / UNITS for kind, amount in whole.items()})
+        alone = {kind: to_units(amount) / UNITS for kind, amount in whole.items()}
+        return Share(alone, labels=labels)
     trials = count_aboard(lanes, replicates)
     part = {kind: max(1, to_units(amount) // trials) / UNITS for kind, amount in whole.items()}
-    return Share(part, EngineNeed(lanes, trials, resources.cpus, resources.gpus))
+    if "memory" in part:
+        part["memory"] = float(int(part["memory"]))  # Ray takes whole bytes
+    need = EngineNeed(lanes, trials, resources.cpus, resources.gpus, resources.memory or 0)
+    return Share(part, need, labels)
 
 
-def _count_whole(node: dict[str, float], need: dict[str, float]) -> int:
+def _count_whole(node: Mapping[str, float], need: Mapping[str, float]) -> int:
     return min(count_fitting(node.get(kind, 0), amount) for kind, amount in need.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import traceback
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,8 @@ from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Place, Report
+from eigensweep.workers.trial import memory_limit
+from eigensweep.workers.trial.memory_limit import MemoryWatch
 
 if TYPE_CHECKING:
     from eigensweep.workers.trial.attempt import Attempt
@@ -47,15 +50,17 @@ class TrialTrainable(tune.Trainable):
     attempt: Attempt | Seat | None = None
     span: traces.OpenSpan | None = None
     """Of the attempt."""
+    memory: MemoryWatch | None = None
+    """Over this process, while it trains."""
 
     @classmethod
     def default_resource_request(cls, config: Json) -> tune.PlacementGroupFactory:
         order = Order.from_dict(config)
-        elsewhere: Json = {}
+        labels = dict(order.labels)
         if order.avoid:
-            label = {NODE_ID_LABEL_KEY: f"!in({','.join(order.avoid)})"}
-            elsewhere["bundle_label_selector"] = [label]
-        return tune.PlacementGroupFactory([order.resources], **elsewhere)
+            labels[NODE_ID_LABEL_KEY] = f"!in({','.join(order.avoid)})"
+        where: Json = {"bundle_label_selector": [labels]} if labels else {}
+        return tune.PlacementGroupFactory([order.resources], **where)
 
     def setup(self, config: Json) -> None:
         """Import what trains, which takes seconds: they belong to the process, not to a trial.
@@ -75,6 +80,7 @@ class TrialTrainable(tune.Trainable):
 
     def cleanup(self) -> None:
         attempt, self.attempt = self.attempt, None
+        self._stop_watch()
         if isinstance(attempt, Seat):
             attempt.leave()
         self._end_span(outcome="stopped")
@@ -90,7 +96,9 @@ class TrialTrainable(tune.Trainable):
                 self.span = begin_span(Order.from_dict(self.config))
             with self.span.within():
                 if self.attempt is None:
-                    self.attempt = open_attempt(Order.from_dict(self.config), device)
+                    order = Order.from_dict(self.config)
+                    self.memory = self.memory or memory_limit.watch(order)
+                    self.attempt = open_attempt(order, device)
                 report = self.attempt.advance()
         except StaleWriteError:
             raise  # not this trial's failure: it has a later attempt
@@ -103,15 +111,21 @@ class TrialTrainable(tune.Trainable):
             elif is_of_the_node(error):
                 report = Report(step, lost=words, lost_by="node", node_id=find_node())
             else:
-                report = Report(step, outcome="failed", error=traceback.format_exc())
+                report = Report(step, outcome="failed", error=describe_failure(error))
         here = Place(platform.node(), os.getpid(), device)
         report = replace(report, place=report.place or here)
         lost = report.lost is not None
         done = lost or report.outcome is not None
         if done:
+            self._stop_watch()
             self._end_span(outcome=report.outcome or "lost", step=report.step)
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: report.to_dict(), **told, **report.metrics}
+
+    def _stop_watch(self) -> None:
+        watch, self.memory = self.memory, None
+        if watch is not None:
+            watch.stop()
 
     def _end_span(self, **attributes: str | int) -> None:
         """End the span of the attempt, if it is open."""
@@ -151,8 +165,29 @@ def open_attempt(order: Order, device: str) -> Attempt | Seat:
     if order.engine is not None:
         return Seat(order)
     from eigensweep.workers.engine import replicates
+    from eigensweep.workers.trial.memory import limit_device
 
+    limit_device(device, order.resources.get("GPU", 1.0))
     return replicates.open_attempt(order, device)
+
+
+def describe_failure(error: Exception) -> str:
+    """Return the traceback of a trial's error; where memory was lacking, with what would help."""
+    words = traceback.format_exc()
+    if "torch" in sys.modules and is_of_memory(error):
+        words += (
+            f"{memory_limit.KIND}: there was not enough memory for it. A smaller task.batch_size, "
+            "shorter sequences or fewer hidden units take less; a larger resources.gpus leaves "
+            "more of a GPU to each trial\n"
+        )
+    return words
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Tell whether the device, or the machine, had no memory left."""
+    from eigensweep.workers.engine.errors import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def is_of_the_node(error: Exception) -> bool:

@@ -138,11 +138,14 @@ class EngineNeed(Flat):
     """CPU cores of the engine."""
     gpus: float
     """1, or 0 for an engine on the CPU."""
+    memory: int = 0
+    """Bytes of main memory of the engine and of its trials' processes; 0: they were not counted."""
 
     @property
     def resources(self) -> dict[str, float]:
         """What all trials of the engine occupy together, in Ray's words."""
-        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+        whole = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory}
+        return {kind: amount for kind, amount in whole.items() if amount}
 
 
 @dataclass(frozen=True)
@@ -380,7 +383,7 @@ class Order:
     storage: str
     """Folder of checkpoints and curves, an absolute path."""
     resources: dict[str, float]
-    """What the trial occupies, in Ray's words: `CPU`, and perhaps `GPU`."""
+    """What the trial occupies, in Ray's words: `CPU`, and perhaps `GPU` and `memory`."""
     code: Code
     """The driver's own; the trial's process must run the same."""
     donor: Source | None = None
@@ -411,6 +414,10 @@ class Order:
     """`limits.stall_seconds` of the spec."""
     nonce: str | None = None
     """What the driver left in the store, for the process to find there; None: nothing."""
+    memory_limit: int | None = None
+    """Bytes of main memory with more of which its own process is ended; None: any."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What a node must have to train it, in Ray's words."""
 
     def to_dict(self) -> Json:
         return {
@@ -436,6 +443,8 @@ class Order:
             "takeover": self.takeover and self.takeover.to_dict(),
             "stall_seconds": self.stall_seconds,
             "nonce": self.nonce,
+            "memory_limit": self.memory_limit,
+            "labels": dict(self.labels),
         }
 
     @classmethod
@@ -465,6 +474,8 @@ class Order:
             takeover=takeover and Takeover.from_dict(takeover),
             stall_seconds=content.get("stall_seconds"),
             nonce=content.get("nonce"),
+            memory_limit=content.get("memory_limit"),
+            labels=content.get("labels", {}),
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import resource
 import sys
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt`, from glibc's malloc.h."""
@@ -26,3 +28,32 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def give_back() -> None:
+    """Give all freed memory back to the system, where the C library can."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+def private_bytes() -> int | None:
+    """Return the memory of this process alone; None where the system does not say.
+
+    Resident pages, without those of files and of memory that is shared with other processes.
+    """
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return None
+    return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def limit_device(device: str, share: float) -> None:
+    """Let this process take at most a share of its GPU, so that its neighbours have theirs.
+
+    An allocation beyond that raises `torch.OutOfMemoryError` in this process alone.
+    """
+    if device != "cpu" and share < 1:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(share)

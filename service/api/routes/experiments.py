@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
-from eigensweep.search_spaces.preview import Preview, SidePreview, preview
+from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.callers import READ, Caller, Submitter, tell_audit
 from eigensweep.service.api.errors import describe_errors
@@ -25,7 +25,13 @@ from eigensweep.service.api.parts import (
     TheService,
     TheSettings,
 )
-from eigensweep.service.api.schemas import Answer, ExperimentNow, ExperimentSummary, Page
+from eigensweep.service.api.schemas import (
+    Answer,
+    ExperimentNow,
+    ExperimentSummary,
+    Page,
+    PostedExperiment,
+)
 from eigensweep.service.api.warm_start import count_observations
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.posting import scope_key
@@ -81,7 +87,7 @@ class ExperimentQuery(BaseModel):
     responses=describe_errors(400, 401, 403, 413, 415, 422, 503)
     | {
         200: {
-            "model": ExperimentNow,
+            "model": PostedExperiment,
             "description": "It was posted before with the same Idempotency-Key",
         }
     },
@@ -108,7 +114,7 @@ def post_experiment(
             description="A second post of the same user with the same key and body queues nothing",
         ),
     ] = None,
-) -> ExperimentNow:
+) -> PostedExperiment:
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
     _check_webhooks(notify, service.settings.webhook_hosts)
     check_spec(spec, service.settings.corpora)
@@ -117,7 +123,8 @@ def post_experiment(
     key = scope_key(idempotency_key, caller.user)
     experiment, is_new = service.record.add(spec, key, caller.user, notify=notify)
     service.dispatcher.wake()
-    answer = service.views.experiment(service.record.experiment(experiment.id))
+    now = service.views.experiment(service.record.experiment(experiment.id))
+    answer = PostedExperiment(**dict(now), memory=describe_memory(spec))
     response.headers["Location"] = answer.links.self
     if not is_new:
         response.status_code = 200

@@ -83,8 +83,11 @@ function show(found) {
   if (cost) {
     fact("seconds a trial, about", `${digits(cost.seconds_a_trial_low)} to ${digits(cost.seconds_a_trial_high)}`);
     fact("core hours in all, about", `${digits(cost.core_hours_low)} to ${digits(cost.core_hours_high)}`);
-    fact("memory of a trial, about", `${digits(cost.memory_mb)} MB`);
     add(result, "p", cost.words, "quiet");
+  }
+  for (const [arm, taken] of Object.entries(found.memory)) {
+    const mb = (bytes) => `${Math.round(bytes / 1e6).toLocaleString("en")} MB`;
+    fact(`memory of a trial of ${arm}, about`, mb(taken.host_bytes) + (taken.device_bytes ? `, and ${mb(taken.device_bytes)} of a GPU` : ""));
   }
   for (const words of found.side_by_side.warnings) add(result, "p", words, "problem");
   for (const [arm, why] of Object.entries(found.side_by_side.alone)) add(result, "p", `${arm} shares no lanes: ${why}`, "quiet");

@@ -1,0 +1,131 @@
+"""How much memory a trial takes, guessed from sizes before anything is built.
+
+`python -m bench.trial_memory` compares the guess with attempts that really train: twelve sizes take
+0.7 to 1.3 times the guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from eigensweep.search_spaces.errors import InvalidPointError
+from eigensweep.search_spaces.lanes import count_aboard
+from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
+
+NUMBER: Final = 4
+"""Bytes of a number in single precision."""
+PROCESS: Final = 330 * 10**6
+"""Bytes of a trial's process that has trained nothing yet: Python, Ray and PyTorch."""
+DEVICE_PROCESS: Final = 1_500 * 10**6
+"""The same of one that uses a GPU. It is assumed; only processes without one were measured."""
+THIN_PROCESS: Final = 150 * 10**6
+"""Bytes of the process of a trial that trains in a lane: about 122 MB were measured."""
+FIRST_STEP: Final = 25 * 10**6
+"""What the first step and the first commit add, whatever the size."""
+COPIES: Final = 20
+"""Numbers for each entry of a parameter: its gradient, two means of Adam, the selected weights, and
+the copies from which a commit is made."""
+EVERY_OUTPUT: Final = 3
+"""Numbers for each output that is scored: logits, their logarithms, their gradient."""
+SMALL_UNITS: Final = 64
+"""Up to so many hidden units the seeds of a trial may train side by side."""
+SPARE: Final = 10**9
+"""A trial may take this and twice the guess before it is ended."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What one trial takes, in bytes."""
+
+    host: int
+    """Main memory of the trial's process."""
+    device: int
+    """Memory of the GPU; 0 where it trains on CPUs."""
+
+
+def estimate_memory(config: TrialConfig, *, on_gpu: bool = False) -> MemoryEstimate:
+    """Return what a trial takes that has a process to itself; `config` is resolved."""
+    kept, training = _sizes(config)
+    at_once = config.replicates if (config.model.hidden_size or 1) <= SMALL_UNITS else 1
+    tensors = config.replicates * kept + at_once * training + FIRST_STEP
+    corpus = config.task.corpus_bytes
+    if on_gpu:
+        return MemoryEstimate(DEVICE_PROCESS + corpus + config.replicates * kept, tensors)
+    return MemoryEstimate(PROCESS + corpus + tensors, 0)
+
+
+def estimate_lanes(config: TrialConfig, lanes: int, *, on_gpu: bool) -> MemoryEstimate:
+    """Return what an engine takes whose lanes are full, with the processes of its trials."""
+    each = sum(_sizes(config))
+    trials = count_aboard(lanes, config.replicates)
+    around = config.task.corpus_bytes + trials * THIN_PROCESS
+    if on_gpu:
+        return MemoryEstimate(DEVICE_PROCESS + around, lanes * each + FIRST_STEP)
+    return MemoryEstimate(PROCESS + around + lanes * each + FIRST_STEP, 0)
+
+
+def list_extremes(spec: ExperimentSpec) -> Iterator[tuple[str, TrialConfig]]:
+    """Yield each arm with the resolved configurations of its extreme points."""
+    space = spec.space()
+    for arm in space.arms:
+        for point in space.corners(arm):
+            try:
+                yield arm, spec.trial(point)
+            except InvalidPointError:
+                continue
+
+
+def estimate_arms(spec: ExperimentSpec, measured: int = 1) -> dict[str, MemoryEstimate]:
+    """Return for each arm what its largest trial takes; with lanes, what their engine takes.
+
+    `measured` is the number of lanes where the spec says `auto`.
+    """
+    on_gpu, lanes = spec.resources.gpus > 0, spec.resources.lanes
+    lanes = measured if lanes == "auto" else lanes
+    found: dict[str, MemoryEstimate] = {}
+    for arm, config in list_extremes(spec):
+        if lanes is None:
+            here = estimate_memory(config, on_gpu=on_gpu)
+        else:
+            here = estimate_lanes(config, lanes, on_gpu=on_gpu)
+        before = found.get(arm, here)
+        found[arm] = MemoryEstimate(max(here.host, before.host), max(here.device, before.device))
+    return found
+
+
+def reserve_memory(spec: ExperimentSpec, measured: int = 1) -> ResourcesConfig:
+    """Return the resources with the memory that a trial reserves on its node.
+
+    It is what the spec says, or the guess for the largest trial. `measured` is the number of lanes
+    where the spec says `auto`.
+    """
+    if spec.resources.memory is not None:
+        return spec.resources
+    guesses = [each.host for each in estimate_arms(spec, measured).values()]
+    return spec.resources.model_copy(update={"memory": max(guesses, default=None)})
+
+
+def limit_memory(spec: ExperimentSpec, config: TrialConfig) -> int:
+    """Return the bytes of main memory with more of which a trial is ended."""
+    if spec.resources.memory is not None:
+        return spec.resources.memory
+    return limit_of(estimate_memory(config.resolve(), on_gpu=spec.resources.gpus > 0))
+
+
+def limit_of(guess: MemoryEstimate) -> int:
+    """Return the bytes of main memory with more of which a trial with this guess is ended."""
+    return 2 * guess.host + SPARE
+
+
+def _sizes(config: TrialConfig) -> tuple[int, int]:
+    """Return the bytes that one training keeps between steps, and those that a step adds."""
+    shapes, model, n = config.task.shapes, config.model, config.model.hidden_size or 1
+    parameters = model.free_parameters(shapes) + n * n
+    positions = config.task.sequence_length * config.task.batch_size
+    outputs = shapes.output_size if shapes.readout == "all" else 0
+    step = model.saved_values * n + EVERY_OUTPUT * outputs + shapes.input_size
+    return NUMBER * COPIES * parameters, NUMBER * positions * step

@@ -1,0 +1,111 @@
+"""A trial that holds too much memory ends alone, with words; and the guess of what trials take."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+from orders import make_order
+from waiting import PATIENCE
+
+from bench.trial_memory import make_config, measure
+from eigensweep.search_spaces.memory import PROCESS, estimate_memory
+from eigensweep.workers.trial.memory import private_bytes
+from eigensweep.workers.trial.memory_limit import EXIT_CODE, MemoryWatch, read_last_words, watch
+
+MB = 10**6
+PLUGINS = Path(__file__).parents[1] / "plugins"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+TRIAL = """
+import json, sys
+from eigensweep.workers.engine import trainable
+from eigensweep.workers.shared.code import own_code
+
+trainable.assigned_device = lambda: "cpu"
+process = object.__new__(trainable.TrialTrainable)
+process.config = {**json.loads(sys.argv[1]), "code": own_code().to_dict()}
+while not (told := process.step())["done"]:
+    pass
+print(told["report"]["outcome"])
+"""
+
+
+def train(folder: Path, number: int, megabytes: int, limit: int) -> subprocess.Popen[str]:
+    """Start a trial's process, without Ray; each forward pass keeps so many megabytes."""
+    config = {
+        "task": {"name": "copying", "delay": 4, "symbols": 2, "batch_size": 4, "valid_size": 8},
+        "model": {"name": "toy_hoard", "hidden_size": 4, "megabytes": megabytes},
+        "training": {"steps": 200, "evaluate_every": 200, "log_every": 5},
+    }
+    order = make_order(
+        number=number,
+        config=config,
+        rungs=(200,),
+        storage=str(folder),
+        memory_limit=limit,
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", TRIAL, json.dumps(order.to_dict())],
+        env=os.environ | {"PYTHONPATH": f"{PLUGINS}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_trial_that_takes_memory_without_end_ends_alone_and_its_neighbour_completes(tmp_path):
+    limit = 800 * MB
+    greedy, modest = train(tmp_path, 3, 20, limit), train(tmp_path, 4, 0, limit)
+    greedy.communicate(timeout=PATIENCE)
+    assert greedy.returncode == EXIT_CODE
+    words = read_last_words(make_order(number=3, storage=str(tmp_path)))
+    assert words.startswith("MemoryLimitError: trial 3 held 0.")
+    assert "its limit was 0.80 GB" in words
+    assert "resources.memory" in words
+    said, _ = modest.communicate(timeout=PATIENCE)
+    assert (modest.returncode, said) == (0, "completed\n")
+    assert read_last_words(make_order(number=4, storage=str(tmp_path))) is None
+
+
+def test_what_is_held_counts_and_what_was_given_back_does_not():
+    own, ended = private_bytes(), []
+    over = threading.Event()
+
+    def end(held: int) -> None:
+        ended.append(held)
+        over.set()
+
+    watching = MemoryWatch(private_bytes() + 200 * MB, end)
+    watching.start()
+    for _ in range(5):
+        bytearray(150 * MB)
+    assert not over.is_set()
+    kept = bytearray(b"x") * (400 * MB)
+    assert over.wait(PATIENCE)
+    watching.stop()
+    assert ended[0] > own + 200 * MB
+    assert len(kept) == 400 * MB
+
+
+def test_a_trial_in_a_lane_and_one_without_a_limit_are_not_watched():
+    assert watch(make_order()) is None
+
+
+@pytest.mark.parametrize(
+    "case", ["small", "wide-lstm", pytest.param("copying-gru", marks=pytest.mark.slow)]
+)
+def test_the_guess_is_within_a_factor_of_two_of_what_a_trial_takes(case):
+    config = make_config(case)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        measured, before = pool.submit(measure, config).result()
+    assert 0.5 < measured / (estimate_memory(config).host - PROCESS) < 2
+    assert 0.5 < before / PROCESS < 2
