@@ -8,14 +8,22 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
 
 from eigensweep.service.webhook_rules import check_url
-from eigensweep.workers.shared.checkpoints import Keep
+from eigensweep.workers.shared.checkpoints import Keep, is_url
 from eigensweep.workers.shared.logs import LogFormat
 
 OFF: Final = "off"
@@ -24,6 +32,30 @@ SHORTEST_SECRET: Final = 16
 
 Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """A path made absolute, so that it does not depend on the working folder."""
+
+
+def _check_storage(given: object) -> str:
+    """Return a folder made absolute, or the URL of an object store without a slash at its end."""
+    if not isinstance(given, str | Path):
+        raise ValueError("a store is a folder, or s3://bucket/prefix")
+    place = str(given)
+    if not is_url(place):
+        return str(Path(place).expanduser().absolute())
+    parts = urlsplit(place)
+    if parts.scheme not in OBJECT_STORES or not parts.netloc or parts.query or parts.fragment:
+        raise ValueError(f"a store is a folder, or s3://bucket/prefix; got {parts.scheme}://...")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "a store's address names no key: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "use a profile or the role of the machine"
+        )
+    return place.rstrip("/")
+
+
+OBJECT_STORES: Final = ("s3",)
+"""Schemes of the object stores that are tested."""
+
+Storage = Annotated[str, BeforeValidator(_check_storage)]
 
 
 class StartError(RuntimeError):
@@ -135,8 +167,12 @@ class Settings(BaseSettings):
     """Address of a running Ray cluster; None: the service starts Ray on this machine."""
     cpus: int | None = Field(default=None, ge=1)
     """Processors for the Ray that the service starts; None: all."""
-    storage: Folder | None = None
-    """Folder of checkpoints and curves, the same on every node; None: in the home folder."""
+    storage: Storage | None = None
+    """Folder of checkpoints and curves, the same on every node, or `s3://bucket/prefix`.
+
+    None: in the home folder. Keys for S3 come from the variables `AWS_*`, a profile, or the role of
+    the machine, on every node.
+    """
     optuna_url: str | None = None
     """URL of a database for Optuna's studies; None: journal files in the home folder."""
     max_experiments: int = Field(default=2, ge=1)
@@ -270,8 +306,16 @@ class Settings(BaseSettings):
 
     @property
     def storage_folder(self) -> str:
-        """Folder of checkpoints and curves."""
-        return str(self.storage or self.home / "storage")
+        """Folder of checkpoints and curves, or a URL."""
+        return self.storage or str(self.home / "storage")
+
+    @property
+    def disk_folders(self) -> dict[str, Path]:
+        """The folders whose disks fill up, by what they are."""
+        folders = {"home": self.home}
+        if not is_url(self.storage_folder):
+            folders["storage"] = Path(self.storage_folder)
+        return folders
 
     @property
     def keep(self) -> Keep | None:

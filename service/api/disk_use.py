@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from eigensweep.service.settings import Settings
@@ -22,7 +21,7 @@ SHARE: Final = 0.02
 class Measured:
     """Bytes of each part of what the service keeps, with its place, and of each experiment."""
 
-    parts: dict[str, tuple[Path, int]]
+    parts: dict[str, tuple[str, int]]
     experiments: dict[str, StoreUse]
 
 
@@ -47,7 +46,7 @@ class DiskUse:
             return self._found
 
     def _measure(self) -> Measured:
-        home, storage = self.settings.home, Path(self.settings.storage_folder)
+        home, storage = self.settings.home, self.settings.storage_folder
         experiments = measure_store(storage)
         record = [*home.glob("eigensweep.db*")]
         logs = [home / "mlflow" / "server.log"]
@@ -63,7 +62,7 @@ class DiskUse:
         }
         sizes = {name: sum(map(measure, paths)) for name, (_, paths) in places.items()}
         sizes["mlflow"] -= sizes["logs"]
-        parts = {name: (path, sizes[name]) for name, (path, _) in places.items()}
+        parts = {name: (str(path), sizes[name]) for name, (path, _) in places.items()}
         for name in ("checkpoints", "weights", "curves"):
             parts[name] = (storage, sum(getattr(each, name) for each in experiments.values()))
         return Measured(parts, experiments)

@@ -33,6 +33,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.private_folders import UnsafeFolderError, require_private
 from eigensweep.service.settings import Settings
 from eigensweep.variables import describe_unknown, find_unknown
+from eigensweep.workers.shared.checkpoints import is_url
+from eigensweep.workers.shared.durable_files import StorageError
 
 State = Literal["ok", "warning", "problem"]
 
@@ -321,9 +323,30 @@ def check_folders(patient: Patient) -> Iterator[Finding]:
     settings = patient.settings
     for name, folder in (("home", settings.home), ("compiled steps", cache_folder())):
         yield _look_at_rights(name, folder)
-    for name, folder in (("home", settings.home), ("storage", Path(settings.storage_folder))):
+    for name, folder in settings.disk_folders.items():
         yield from _look_at_place(name, folder, needs_locks=name == "home")
         yield _look_at_space(name, _nearest(folder), settings.least_free_bytes)
+    if is_url(settings.storage_folder):
+        yield _look_at_object_store(settings.storage_folder)
+
+
+def _look_at_object_store(url: str) -> Finding:
+    """Return whether what the store needs works there.
+
+    That is to write, read, list and remove, and a put that is refused where the object exists.
+    """
+    from eigensweep.workers.shared.object_store import ObjectStore
+
+    began = time.monotonic()
+    try:
+        problem = ObjectStore(url).try_out()
+    except StorageError as error:
+        advice = "see that the bucket exists, and which keys the variables AWS_* name"
+        return Finding("problem", "storage", str(error), advice)
+    if problem is not None:
+        return Finding("problem", "storage", problem, "use an object store that can do this")
+    seconds = time.monotonic() - began
+    return ok("storage", f"{url} can be written, read and fenced; that took {seconds:.1f} s")
 
 
 def _look_at_rights(name: str, folder: Path) -> Finding:

@@ -210,7 +210,7 @@ def _build(
     from eigensweep.service.queue.retention import Pruner, Schedule
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
-    from eigensweep.workers.shared.checkpoints import Store
+    from eigensweep.workers.shared.checkpoints import open_store
 
     migrate(settings.database)
     _require_a_token(settings)
@@ -231,7 +231,9 @@ def _build(
         asked=service.deletions,
     )
     schedule = Schedule(settings.keep, settings.retention_days, settings.retention_hours)
-    pruner = Pruner(record, Store(storage), schedule, files=deleter.files, asked=service.prunings)
+    pruner = Pruner(
+        record, open_store(storage), schedule, files=deleter.files, asked=service.prunings
+    )
     return app, dispatcher, runner, reproducer, deleter, pruner
 
 

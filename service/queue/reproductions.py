@@ -11,7 +11,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -45,7 +44,7 @@ from eigensweep.workers.reports.messages import (
     ReportOrder,
     ReportOutcome,
 )
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.checkpoints import open_store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
 
@@ -153,7 +152,7 @@ class Reproducer:
             request = AnalysisRequest(
                 name=analysis.name, experiment=experiment, trial=trial, options=options
             )
-            spec = complete_request(request, self.record, Path(self.storage))
+            spec = complete_request(request, self.record, self.storage)
             return Asked(label, repeat, self.analyses.add(spec)[0].id)
         except (SpecError, ConflictError, NotFoundError) as error:
             return Asked(label, repeat, None, str(error))
@@ -171,7 +170,7 @@ class Reproducer:
             return posted.id, None
         spec = make_specs(found.name, found.budget)[analysis.experiment]
         measured = Measured(
-            self._measure(found.name, analysis.experiment, spec, posted), Store(self.storage)
+            self._measure(found.name, analysis.experiment, spec, posted), open_store(self.storage)
         )
         if analysis.arm not in measured.arms:
             raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")

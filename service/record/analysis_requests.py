@@ -5,7 +5,6 @@ Runs in the service's process. A request that cannot be met is refused here.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,7 +23,7 @@ from eigensweep.workers.analyses.base import (
     TrialOptions,
     TrialSubject,
 )
-from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.checkpoints import Store, open_store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 
 TRAINED = ("completed", "pruned", "diverged", "reused")
@@ -43,7 +42,7 @@ class AnalysisRequest(BaseModel):
     options: OptionsJson = Field({}, description="Options of its kind; each has a default")
 
 
-def complete_request(request: AnalysisRequest, queries: Queries, storage: Path) -> AnalysisSpec:
+def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -> AnalysisSpec:
     """Return the whole request, with defaults filled in and its subject looked up.
 
     Raises:
@@ -68,7 +67,7 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: Path) 
         assert request.experiment is not None
         assert request.trial is not None
         trial = _find_trial(request.experiment, request.trial, queries)
-        _check_weights(trial, options, Store(storage))
+        _check_weights(trial, options, open_store(storage))
     elif analysis.of == "experiment":
         assert request.experiment is not None
         experiment = _find_experiment(request.experiment, queries)

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx2
 import pytest
+import s3
+from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
 
@@ -197,6 +199,25 @@ class TestStores:
         found = checkup.check_folders(patient(storage=tmp_path / "file" / "storage"))
         finding = only(list(found)[:-1], "storage")
         assert (finding.state, "EIGENSWEEP_STORAGE" in finding.advice) == ("problem", True)
+
+    def test_an_object_store_is_tried_out_and_a_bucket_that_is_missing_is_a_problem(self, patient):
+        with s3.serve() as bucket:
+            found = [*checkup.check_folders(patient(storage=f"{bucket}/sweeps/"))]
+            finding = only(found, "storage")
+            assert (finding.state, "written, read and fenced" in finding.detail) == ("ok", True)
+            assert "disk of storage" not in {each.what for each in found}
+            found = [*checkup.check_folders(patient(storage="s3://nowhere"))]
+        finding = only(found, "storage")
+        assert (finding.state, "bucket exists" in finding.advice) == ("problem", True)
+        assert s3.SECRET not in repr(found)
+
+    @pytest.mark.parametrize(
+        "place", ["s3://me:secret@bucket/x", "http://host/x", "s3://", "s3://bucket/x?key=secret"]
+    )
+    def test_an_address_that_is_no_store_or_names_a_key_is_refused(self, patient, place):
+        with pytest.raises(ValidationError) as error:
+            patient(storage=place)
+        assert "s3://bucket/prefix" in str(error.value) or "AWS_ACCESS_KEY_ID" in str(error.value)
 
     @pytest.mark.parametrize(
         ("kind", "home", "storage"),

@@ -26,6 +26,7 @@ from eigensweep.workers.analyses.messages import FILES, AnalysisOrder, Outcome
 from eigensweep.workers.analyses.size_study import group_arms
 from eigensweep.workers.analyses.weights import load_network, load_snapshot
 from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.trial.attempt import Attempt
 
 BASE: dict[str, Any] = {
@@ -248,11 +249,11 @@ class TestSpectra:
         assert hashes[0] == hashes[1]
 
     def test_what_was_kept_beyond_the_last_commit_does_not_count(self, enrnn, folders):
-        folder = folders.storage / enrnn.place / "0"
-        kept = spectrum_files.read(folder)
-        spectrum_files.write(folder, 999, kept[-1][1])
+        store, key = Store(folders.storage), enrnn.store_key(0)
+        kept = spectrum_files.read(store, key)
+        spectrum_files.write(store, key, 999, kept[-1][1])
         assert analyse("spectra", enrnn, folders)["steps"][-1] == 12
-        (folder / "spectra" / "000000999.json").unlink()
+        (store.root / key / "spectra" / "000000999.json").unlink()
 
     def test_a_gated_model_is_refused(self, enrnn):
         config = config_of(model={"name": "lstm", "hidden_size": 4})

@@ -112,7 +112,7 @@ class TestTheDriver:
         clock = Clock()
         left = LeftNonce(Store(tmp_path), "e1", PARTS, clock)
         assert left.keep() is None
-        assert "new trials wait: cannot write" in left.notice.words
+        assert "new trials wait: cannot read" in left.notice.words
         (tmp_path / "e1").unlink()
         clock.now += LOOK_SECONDS
         assert left.keep() is not None

@@ -51,7 +51,7 @@ def main(folder: Path, text: str) -> None:
 def _analyse(order: AnalysisOrder, folder: Path) -> None:
     analysis = ANALYSES[order.name]
     options = analysis.Options.model_validate(order.options)
-    folders = Folders(Path(order.storage), Path(order.data_root) if order.data_root else None)
+    folders = Folders(order.storage, Path(order.data_root) if order.data_root else None)
     findings = analysis.run(options, order.subject, folders)
     _write_table(folder / TABLE, findings)
     save(analysis.plot, findings.content, folder / PNG, folder / SVG)

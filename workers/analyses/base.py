@@ -117,8 +117,8 @@ class Findings(Generic[ContentT]):
 class Folders:
     """Where an analysis finds checkpoints, curves and corpora."""
 
-    storage: Path
-    """Folder of the store."""
+    storage: str
+    """Folder or URL of the store."""
     data_root: Path | None = None
     """Folder of the corpora; None if there is none."""
 

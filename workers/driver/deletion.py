@@ -7,14 +7,13 @@ may be done twice. MLflow comes first, since it may be away: then all is left as
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import optuna
 
 from eigensweep.workers.driver.study import open_storage
+from eigensweep.workers.shared.checkpoints import open_store
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 
@@ -27,13 +26,12 @@ def remove(
 
     Raises:
         AwayError: if MLflow does not answer; nothing is removed then.
-        OSError: if a folder cannot be removed.
+        StorageError: if the store's files cannot be removed.
     """
     if mlflow_uri is not None:
         Runs(mlflow_uri, project, experiment).delete_all()
     remove_studies(studies, experiment)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(Path(storage) / experiment)
+    open_store(storage).remove_all(experiment)
 
 
 def remove_studies(where: str, experiment: str) -> None:

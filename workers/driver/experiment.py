@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Set
 from functools import partial
@@ -37,7 +38,7 @@ from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.engine.trainable import TrialTrainable
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
 from eigensweep.workers.shared.durable_files import StorageError
@@ -102,7 +103,7 @@ class ExperimentDriver:
         if options.mlflow_uri is not None:
             subject = make_subject(experiment, spec, better)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
-        store, standing = Store(options.storage), ledger.standing()
+        store, standing = open_store(options.storage), ledger.standing()
         study = Study(open_storage(options.optuna, experiment), experiment, spec, standing.edition)
         self.sweep = Sweep(
             spec,
@@ -138,6 +139,7 @@ class ExperimentDriver:
         """Trials that an engine trains, which looks after them."""
         self._slots, self._looked_at = 0, -math.inf
         self._paused_at: float | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self) -> None:
         """Train every trial, record the end, and wait until MLflow holds everything.
@@ -281,7 +283,7 @@ class ExperimentDriver:
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
         os.environ.update(TUNE_SETTINGS)
-        folder = Path(self.options.storage) / self.experiment / "tune"
+        folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
         tune.Tuner(
             TrialTrainable,
@@ -306,6 +308,14 @@ class ExperimentDriver:
             ),
         ).fit()
         shutil.rmtree(folder, ignore_errors=True)
+
+    def _own_folder(self) -> Path:
+        """Return a folder for what only this driver reads: in the store, if that is a folder."""
+        if not is_url(self.options.storage):
+            return Path(self.options.storage) / self.experiment
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix=f"eigensweep-{self.experiment}-")
+        return Path(self._scratch.name)
 
     def _concurrency(self) -> int:
         """Return how many trials run at once: the least of what is allowed and what fits."""
@@ -356,7 +366,7 @@ class ExperimentDriver:
         if self.tracker is None:
             self.ledger.set_tracked(None)
         else:
-            folder = Path(self.options.storage) / self.experiment / "report"
+            folder = self._own_folder() / "report"
             files = write_report(folder, self.spec, self.sweep.entries.values(), state)
             self.tracker.close(state, error, self.sweep.best(), files)
             self.tracker.wait(self.ledger.intent)

@@ -11,11 +11,13 @@ import ray
 import ray.exceptions
 import torch
 
+from eigensweep.models.recurrence.cache import cache_folder
 from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine import sizing
+from eigensweep.workers.shared.checkpoints import is_url
 from eigensweep.workers.shared.code import check_code, own_code
 from eigensweep.workers.shared.messages import Code, ConfigJson, DriverOptions, Json
 
@@ -81,7 +83,7 @@ def _measure(
     chosen = sizing.choose_lanes(
         TrialConfig.from_dict(config),
         device,
-        folder=Path(storage) / "lanes",
+        folder=(cache_folder() if is_url(storage) else Path(storage)) / "lanes",
         data_root=data_root,
         most=max(1, min(most, sizing.MOST_LANES)),
     )

@@ -73,7 +73,7 @@ def find_lack(store: Store, order: Order, report: Report) -> str | None:
         else:
             return (
                 f"it says that step {step} of seed {seed} is committed, and the driver finds step "
-                f"{seen.step} of attempt {seen.attempt} in {store.root / key}. It writes to "
+                f"{seen.step} of attempt {seen.attempt} in {store.place}/{key}. It writes to "
                 "another store: mount the same folder at this path on every node"
             )
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from eigensweep.workers.shared.checkpoints import cancel_mark, pause_mark
 from eigensweep.workers.shared.ledger import PAUSED, Ledger
@@ -51,7 +52,8 @@ class StopReason:
         """Leave the mark that belongs to the reason, and no other one."""
         right = self._pause_mark if self.is_pause else self._cancel_mark
         if self._reason is not None:
-            right.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(right, Path):
+                right.parent.mkdir(parents=True, exist_ok=True)
             right.touch()
         for mark in (self._cancel_mark, self._pause_mark):
             if self._reason is None or mark != right:

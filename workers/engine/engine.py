@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -39,7 +38,7 @@ from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.occupancy import Occupancy, Span
 from eigensweep.workers.engine.turns import LaneError, SideBySide, Turns
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import StaleAttemptError, cancel_mark, pause_mark
+from eigensweep.workers.shared.checkpoints import Mark, StaleAttemptError, cancel_mark, pause_mark
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Report
 from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt
@@ -680,7 +679,7 @@ class Engine:
         if now - self._looked_at < GLANCE_SECONDS:
             return
         self._looked_at = now
-        marks: dict[Path, bool] = {}
+        marks: dict[Mark, bool] = {}
         for trial in self._open_trials():
             place = trial.order.storage, trial.order.experiment
             is_cancelled, is_paused = (

@@ -22,7 +22,7 @@ from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from eigensweep.workers.engine.actor import Seat, find_node
 from eigensweep.workers.shared import logs, nonces, traces
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.checkpoints import open_store
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
@@ -160,7 +160,7 @@ def open_attempt(order: Order, device: str) -> Attempt | Seat:
     logs.name_process(order.experiment, order.number)
     parts = None
     if order.nonce is not None:
-        parts = nonces.read(Store(order.storage), order.experiment, order.nonce)
+        parts = nonces.read(open_store(order.storage), order.experiment, order.nonce)
     check_code(order.code, parts)
     if order.engine is not None:
         return Seat(order)

@@ -45,7 +45,7 @@ from eigensweep.workers.reports.verdicts import (
     judge_number,
     judge_order,
 )
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, open_store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.statistics import Summary, summarize
 from eigensweep.workers.tracking.subject import git_revision, name_versions
@@ -227,7 +227,7 @@ def make_report(order: ReportOrder) -> ReportContent:
     """Return the report of a reproduction that is over."""
     suite = load_suite(order.name)
     specs = make_specs(order.name, order.budget)
-    store = Store(order.storage)
+    store = open_store(order.storage)
     measured = {each.label: Measured(each, store) for each in order.experiments}
     analyses = AnalysisNumbers(order.analyses)
     claims = [_judge(claim, order.budget, measured, analyses) for claim in suite.claims]

@@ -20,18 +20,21 @@ import json
 import logging
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from eigensweep.workers.shared.durable_files import (
     StorageError,
     StoreAwayError,
     hold_lock,
+    make_folder,
     storage_error,
+    sync_folder,
     write_from,
     write_whole,
 )
@@ -77,14 +80,35 @@ def replicate_key(experiment: str, number: int, seed: int) -> str:
     return f"{trial_key(experiment, number)}/{seed}"
 
 
-def cancel_mark(storage: str | Path, experiment: str) -> Path:
+class Mark(Protocol):
+    """A file of the store whose presence says something; a `Path` is one."""
+
+    def exists(self) -> bool:
+        """Return whether it is there."""
+
+    def touch(self) -> None:
+        """Make it."""
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove it."""
+
+
+def cancel_mark(storage: str | Path, experiment: str) -> Mark:
     """Return the file whose presence tells the trials of an experiment to stop."""
-    return Path(storage) / experiment / "cancelled"
+    return _mark(storage, experiment, "cancelled")
 
 
-def pause_mark(storage: str | Path, experiment: str) -> Path:
+def pause_mark(storage: str | Path, experiment: str) -> Mark:
     """Return the file whose presence tells the trials of an experiment to commit and to leave."""
-    return Path(storage) / experiment / "paused"
+    return _mark(storage, experiment, "paused")
+
+
+def _mark(storage: str | Path, experiment: str, name: str) -> Mark:
+    if not is_url(storage):
+        return Path(storage) / experiment / name
+    from eigensweep.workers.shared.object_store import ObjectMark
+
+    return ObjectMark(str(storage), f"{experiment}/{name}")
 
 
 class StaleAttemptError(StaleWriteError):
@@ -155,6 +179,8 @@ class Store:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
+        self.place = str(root)
+        """Where it is, for a person to read: a folder or a URL."""
         self._read: dict[str, tuple[int, int]] = {}
         self._begun: dict[str, int] = {}
         """The attempts that began here, by key."""
@@ -169,7 +195,7 @@ class Store:
         folder = self._folder(key)
         with hold_lock(folder):
             head = self._head(folder)
-            _check_attempt(key, head, attempt)
+            check_attempt(key, head, attempt)
             self._replace_head(folder, replace(head, attempt=attempt))
             self._clean(folder, head)
         self._begun[key] = attempt
@@ -205,34 +231,17 @@ class Store:
             ValueError: if the attempt never began, or a metric is not finite.
         """
         folder = self._folder(key)
-        checkpoint = _pack(state)
+        content = pack(state)
         with hold_lock(folder):
             head = self._head(folder)
-            _check_attempt(key, head, attempt)
-            if head.attempt < attempt and self._begun.get(key) == attempt:
-                raise StoreAwayError(
-                    f"{folder} was emptied since attempt {attempt} began: another store, or an "
-                    "empty folder, stands where the store was"
-                )
-            if head.attempt < attempt:
-                raise ValueError(f"attempt {attempt} of {key} commits before it began")
-            fresh = [p for p in points if p.step > head.last_step]
-            lines = "".join(json.dumps(asdict(p), allow_nan=False) + "\n" for p in fresh).encode()
+            self._check_commit(key, head, attempt)
             file = f"step-{step:09d}-{head.commits + 1}.pt"  # no name is ever used for two states
-            older = [c for c in head.checkpoints if c.step < step][: KEPT - 1]
-            after = replace(
-                head,
-                attempt=attempt,
-                commits=head.commits + 1,
-                curve_bytes=head.curve_bytes + len(lines),
-                curve_points=head.curve_points + len(fresh),
-                last_step=fresh[-1].step if fresh else head.last_step,
-                checkpoints=(_Checkpoint(file, step, zlib.crc32(checkpoint)), *older),
-            )
+            checkpoint = _Checkpoint(file, step, zlib.crc32(content))
+            after, lines = extend(head, attempt, checkpoint, points)
             try:
                 if lines:
                     write_from(folder / "curve.jsonl", head.curve_bytes, lines)
-                write_whole(folder / file, checkpoint)
+                write_whole(folder / file, content)
                 self._replace_head(folder, after)
             except StorageError:
                 self._clean(folder, head)
@@ -248,7 +257,7 @@ class Store:
         import torch
 
         folder = self._folder(key)
-        if not (folder / "head.json").exists():
+        if not self._head(folder).checkpoints:
             return None
         found = self._newest_content(folder)
         if found is None:
@@ -265,18 +274,16 @@ class Store:
         """
         import torch
 
-        path = self._folder(key) / "best.pt"
         try:
-            found: StateDict = torch.load(path, map_location="cpu", weights_only=True)
+            content = self.read_file(f"{key}/best.pt")
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise storage_error("read", path, error) from error
+        found: StateDict = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return found
 
     def has_best(self, key: str) -> bool:
         """Return whether the weights of the best evaluation were kept; reads none."""
-        return (self._folder(key) / "best.pt").exists()
+        return self._size(self._folder(key) / "best.pt") is not None
 
     def has_checkpoint(self, key: str) -> bool:
         """Return whether anything was committed at `key`; reads no checkpoint."""
@@ -291,16 +298,11 @@ class Store:
         index, offset = self._read.get(key, (0, 0))
         if since < index:
             index, offset = 0, 0
-        try:
-            with open(folder / "curve.jsonl", "rb") as file:
-                file.seek(offset)
-                lines = file.read(head.curve_bytes - offset).splitlines()
-        except OSError as error:
-            raise storage_error("read", folder / "curve.jsonl", error) from error
+        lines = self._read_curve(folder, head, offset).splitlines()
         if len(lines) != head.curve_points - index:
             raise StorageError(
-                f"{folder / 'curve.jsonl'} holds {index + len(lines)} points, "
-                f"and head.json counts {head.curve_points}"
+                f"the curve in {folder} holds {index + len(lines)} points, "
+                f"and its head counts {head.curve_points}"
             )
         self._read[key] = (head.curve_points, head.curve_bytes)
         return [CurvePoint(**json.loads(line)) for line in lines[since - index :]]
@@ -314,11 +316,7 @@ class Store:
         head = self._head(folder)
         if not head.curve_points:
             return []
-        try:
-            with open(folder / "curve.jsonl", "rb") as file:
-                lines = file.read(head.curve_bytes).splitlines()
-        except OSError as error:
-            raise storage_error("read", folder / "curve.jsonl", error) from error
+        lines = self._read_curve(folder, head, 0).splitlines()
         name = json.dumps(metric).encode() + b":"
         having = [line for line in lines if name in line]
         every = max(1, -(-(len(having) - 1) // max(1, most - 1)))
@@ -332,8 +330,8 @@ class Store:
         folder = self._folder(key)
         found = []
         for checkpoint in self._head(folder).checkpoints:
-            with suppress(FileNotFoundError):
-                size = (folder / checkpoint.file).stat().st_size
+            size = self._size(folder / checkpoint.file)
+            if size is not None:
                 found.append(StoredCheckpoint(checkpoint.file, checkpoint.step, size))
         return found
 
@@ -368,7 +366,7 @@ class Store:
         found = self._newest_content(source)
         with hold_lock(folder):
             head = self._head(folder)
-            _check_attempt(key, head, attempt)
+            check_attempt(key, head, attempt)
             after = replace(
                 head, attempt=attempt, commits=head.commits + 1, checkpoints=(), taken_over=name
             )
@@ -417,14 +415,7 @@ class Store:
         head, best = self._head(folder), folder / "best.pt"
         if head.attempt > attempt:
             return head.checkpoints, 0, []
-        kept = head.checkpoints
-        if keep == "none" or (keep == "best" and best.exists()):
-            kept = ()
-        elif not checked:
-            kept = kept[:1]
-        else:
-            whole = (c for c in kept if self._content(folder, c) is not None)
-            kept = next(((c,) for c in whole), kept)
+        kept = self._choose_kept(folder, head, keep, has_best=best.exists(), checked=checked)
         names = {checkpoint.file for checkpoint in kept}
         gone = [path for path in folder.glob("step-*.pt") if path.name not in names]
         if keep == "none" and best.exists():
@@ -434,6 +425,105 @@ class Store:
             with suppress(FileNotFoundError):
                 size += path.stat().st_size
         return kept, size, gone
+
+    def _choose_kept(
+        self, folder: Path, head: _Head, keep: Keep, *, has_best: bool, checked: bool
+    ) -> tuple[_Checkpoint, ...]:
+        """Return which checkpoints a rule leaves; with `checked` one that is undamaged."""
+        if keep == "none" or (keep == "best" and has_best):
+            return ()
+        if not checked:
+            return head.checkpoints[:1]
+        whole = (c for c in head.checkpoints if self._content(folder, c) is not None)
+        return next(((c,) for c in whole), head.checkpoints)
+
+    def read_file(self, path: str) -> bytes:
+        """Return the content of a file that is no checkpoint; `path` is relative to the store.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            StorageError: if it cannot be read.
+        """
+        try:
+            return (self.root / path).read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error("read", self.root / path, error) from error
+
+    def write_file(self, path: str, content: bytes) -> None:
+        """Write such a file whole or not at all; folders above it are made.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        place = self.root / path
+        make_folder(place.parent)
+        write_whole(place, content)
+
+    def file_names(self, folder: str) -> list[str]:
+        """Return the names of what lies in a folder, sorted; none if there is no such folder.
+
+        Raises:
+            StorageError: if it cannot be read.
+        """
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error("read", self.root / folder, error) from error
+
+    def remove_file(self, path: str) -> None:
+        """Remove such a file, if it is there.
+
+        Raises:
+            StorageError: if it cannot be removed.
+        """
+        try:
+            (self.root / path).unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error("remove", self.root / path, error) from error
+
+    def remove_all(self, folder: str) -> None:
+        """Remove a folder with all that is in it, if it is there.
+
+        Raises:
+            StorageError: if it cannot be removed.
+        """
+        try:
+            shutil.rmtree(self.root / folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error("remove", self.root / folder, error) from error
+
+    def _check_commit(self, key: str, head: _Head, attempt: int) -> None:
+        """Raise if an attempt may not commit at a key: it has a successor, or never began."""
+        check_attempt(key, head, attempt)
+        if head.attempt < attempt and self._begun.get(key) == attempt:
+            raise StoreAwayError(
+                f"{self.root / key} was emptied since attempt {attempt} began: another store, or "
+                "an empty folder, stands where the store was"
+            )
+        if head.attempt < attempt:
+            raise ValueError(f"attempt {attempt} of {key} commits before it began")
+
+    def _read_curve(self, folder: Path, head: _Head, offset: int) -> bytes:
+        """Return what is committed of a curve from byte `offset` on."""
+        try:
+            with open(folder / "curve.jsonl", "rb") as file:
+                file.seek(offset)
+                return file.read(head.curve_bytes - offset)
+        except OSError as error:
+            raise storage_error("read", folder / "curve.jsonl", error) from error
+
+    def _size(self, path: Path) -> int | None:
+        """Return the bytes of a file, None if there is none."""
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None
 
     def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
         """Return the newest undamaged checkpoint of a folder, and what is in it."""
@@ -462,6 +552,7 @@ class Store:
 
     def _replace_head(self, folder: Path, head: _Head) -> None:
         write_whole(folder / "head.json", json.dumps(asdict(head)).encode())
+        sync_folder(folder)
 
     def _content(self, folder: Path, checkpoint: _Checkpoint) -> bytes | None:
         path = folder / checkpoint.file
@@ -488,12 +579,55 @@ class Store:
                     path.unlink(missing_ok=True)
 
 
-def _check_attempt(key: str, head: _Head, attempt: int) -> None:
+def open_store(place: str | Path) -> Store:
+    """Return the store in a folder, or in an object store where `place` is a URL."""
+    if not is_url(place):
+        return Store(place)
+    from eigensweep.workers.shared.object_store import ObjectStore
+
+    return ObjectStore(str(place))
+
+
+def is_url(place: str | Path) -> bool:
+    """Tell whether a store's place is a URL, such as `s3://bucket/prefix`, and no folder.
+
+    >>> is_url("s3://lab/sweeps"), is_url("/srv/storage")
+    (True, False)
+    """
+    return "://" in str(place)
+
+
+def check_attempt(key: str, head: _Head, attempt: int) -> None:
+    """Raise StaleAttemptError if a higher attempt has begun."""
     if head.attempt > attempt:
         raise StaleAttemptError(f"attempt {attempt} of {key} has a successor, {head.attempt}")
 
 
-def _pack(state: StateDict) -> bytes:
+def extend(
+    head: _Head, attempt: int, checkpoint: _Checkpoint, points: Iterable[CurvePoint]
+) -> tuple[_Head, bytes]:
+    """Return the head after a commit, and the lines that it appends to the curve.
+
+    Raises:
+        ValueError: if a metric is not finite.
+    """
+    fresh = [p for p in points if p.step > head.last_step]
+    lines = "".join(json.dumps(asdict(p), allow_nan=False) + "\n" for p in fresh).encode()
+    older = [c for c in head.checkpoints if c.step < checkpoint.step][: KEPT - 1]
+    after = replace(
+        head,
+        attempt=attempt,
+        commits=head.commits + 1,
+        curve_bytes=head.curve_bytes + len(lines),
+        curve_points=head.curve_points + len(fresh),
+        last_step=fresh[-1].step if fresh else head.last_step,
+        checkpoints=(checkpoint, *older),
+    )
+    return after, lines
+
+
+def pack(state: StateDict) -> bytes:
+    """Return a state as the bytes of a checkpoint."""
     import torch
 
     buffer = io.BytesIO()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from eigensweep.workers.shared.checkpoints import is_url
 
 
 @dataclass(frozen=True)
@@ -33,19 +37,38 @@ def measure(path: Path) -> int:
     return sum(size for _, size in _walk(path))
 
 
-def measure_store(storage: Path) -> dict[str, StoreUse]:
-    """Return what each experiment in the store takes, by its id."""
+def measure_store(place: str | Path) -> dict[str, StoreUse]:
+    """Return what each experiment in the store takes, by its id.
+
+    Raises:
+        StorageError: if it is an object store that does not answer.
+    """
+    if is_url(place):
+        return _measure_objects(str(place))
     found: dict[str, StoreUse] = {}
+    storage = Path(place)
     with suppress(FileNotFoundError):
         for folder in sorted(storage.iterdir()):
             if folder.is_dir() and not folder.name.startswith("."):
-                found[folder.name] = _measure_experiment(folder)
+                found[folder.name] = _add_up(_walk(folder))
     return found
 
 
-def _measure_experiment(folder: Path) -> StoreUse:
+def _measure_objects(url: str) -> dict[str, StoreUse]:
+    from eigensweep.workers.shared.object_store import ObjectStore
+
+    files: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for path, size in ObjectStore(url).list_sizes():
+        experiment, slash, rest = path.partition("/")
+        if slash and not experiment.startswith("."):
+            files[experiment].append((rest.rpartition("/")[2], size))
+    return {experiment: _add_up(found) for experiment, found in sorted(files.items())}
+
+
+def _add_up(files: Iterable[tuple[str, int]]) -> StoreUse:
+    """Return what files take, given with name and size."""
     checkpoints = weights = curves = 0
-    for name, size in _walk(folder):
+    for name, size in files:
         if name.startswith("step-"):
             checkpoints += size
         elif name == "best.pt":

@@ -45,23 +45,67 @@ def hold_lock(folder: Path) -> Iterator[None]:
     The lock is the kernel's: it ends with the process that holds it, however that ends.
 
     Raises:
-        StoreAwayError: if another process holds it for a minute. On a network's file system that
-            may be one of a dead node, whose locks the server keeps for a while.
+        StoreAwayError: if another process holds it for a minute, or the file system gives no
+            lock. On a network's file system it may be held by a dead node, whose locks the server
+            keeps for a while.
         StorageError: if the folder cannot be made.
     """
     path = folder / "lock"
     lock = FileLock(path, LOCK_SECONDS, poll_interval=0.01, fallback_to_soft=False)
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise StoreAwayError(f"another process has held {path} for {LOCK_SECONDS:.0f} s") from None
-    except OSError as error:
-        raise storage_error("write", path, error) from error
+    except (OSError, NotImplementedError) as error:  # its file system has no locks, or no answer
+        raise StoreAwayError(f"cannot lock {path}: {error}") from error
     try:
         yield
     finally:
         lock.release()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably.
+
+    Raises:
+        StorageError: if it cannot be made.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error("write", folder, error) from error
+    for each in missing:
+        sync_folder(each.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make durable which files a folder has, where it is on no disk of this machine.
+
+    On a disk of its own a file system keeps the order of renames and removals, so that what is left
+    after a loss of power is whole, and at most the last commits are missing. On a network's file
+    system nothing says so.
+
+    Raises:
+        StorageError: if that fails.
+    """
+    try:
+        if has_own_disk(folder):
+            return
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # where folders cannot be synced
+            raise storage_error("write", folder, error) from error
+
+
+def has_own_disk(folder: Path) -> bool:
+    """Tell whether a folder is on a block device of this machine, as far as its number says."""
+    return os.major(folder.stat().st_dev) != 0
 
 
 def write_whole(path: Path, content: bytes) -> None:

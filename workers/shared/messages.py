@@ -52,7 +52,7 @@ class DriverOptions:
     """What the deployment tells a driver, and no spec may choose. All paths are absolute."""
 
     storage: str
-    """Folder of checkpoints and curves; on a cluster one that every node shares."""
+    """Folder of checkpoints and curves, which every node shares, or the URL of an object store."""
     optuna: str
     """Folder of Optuna's journals, or the URL of a database."""
     mlflow_uri: str | None = None
@@ -80,7 +80,7 @@ class DriverOptions:
 
     def __post_init__(self) -> None:
         for path in (self.storage, self.data_root or "/"):
-            if not Path(path).is_absolute():
+            if not (Path(path).is_absolute() or (path == self.storage and "://" in path)):
                 raise ValueError(f"a driver needs absolute paths, such as /var/lib; got '{path}'")
 
 
@@ -381,7 +381,7 @@ class Order:
     rungs: tuple[int, ...]
     """Optimizer steps at which to report; the last one is the budget."""
     storage: str
-    """Folder of checkpoints and curves, an absolute path."""
+    """Folder of checkpoints and curves, an absolute path, or a URL."""
     resources: dict[str, float]
     """What the trial occupies, in Ray's words: `CPU`, and perhaps `GPU` and `memory`."""
     code: Code

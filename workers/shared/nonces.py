@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 
 from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.durable_files import StoreAwayError, storage_error, write_whole
+from eigensweep.workers.shared.durable_files import StoreAwayError
 
 PREFIX = "nonce-"
 
@@ -30,14 +29,11 @@ def leave(store: Store, experiment: str, parts: Mapping[str, str]) -> str:
     Raises:
         StorageError: if it cannot be written.
     """
-    folder, nonce = store.root / experiment, secrets.token_hex(16)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for earlier in folder.glob(f"{PREFIX}*"):
-            earlier.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error("write", folder, error) from error
-    write_whole(_file(store, experiment, nonce), json.dumps(parts).encode())
+    nonce = secrets.token_hex(16)
+    for name in store.file_names(experiment):
+        if name.startswith(PREFIX):
+            store.remove_file(f"{experiment}/{name}")
+    store.write_file(_file(experiment, nonce), json.dumps(parts).encode())
     return nonce
 
 
@@ -48,18 +44,17 @@ def read(store: Store, experiment: str, nonce: str) -> dict[str, str]:
         StoreAwayError: if there is no such file, so the store is not the driver's.
         StorageError: if it cannot be read.
     """
-    path = _file(store, experiment, nonce)
+    path = _file(experiment, nonce)
     try:
-        return json.loads(path.read_bytes())
+        parts: dict[str, str] = json.loads(store.read_file(path))
     except FileNotFoundError:
         raise StoreAwayError(
-            f"{store.root} is not the store of the driver here: {path} is missing, which the "
+            f"{store.place} is not the store of the driver here: {path} is missing, which the "
             "driver left there. Mount the same folder at this path on every node, or set "
             "EIGENSWEEP_STORAGE to one that is shared"
         ) from None
-    except (OSError, ValueError) as error:
-        raise storage_error("read", path, error) from error
+    return parts
 
 
-def _file(store: Store, experiment: str, nonce: str) -> Path:
-    return store.root / experiment / f"{PREFIX}{nonce}.json"
+def _file(experiment: str, nonce: str) -> str:
+    return f"{experiment}/{PREFIX}{nonce}.json"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eigensweep.workers.shared.durable_files import storage_error, write_whole
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import Json
 
 if TYPE_CHECKING:
@@ -31,30 +31,30 @@ def to_json(spectra: Mapping[str, Spectrum]) -> Json:
     }
 
 
-def write(replicate: Path, step: int, content: Json) -> None:
-    """Keep the spectra of one step in a replicate's folder.
+def write(store: Store, key: str, step: int, content: Json) -> None:
+    """Keep the spectra of one step of the replicate with this key.
 
     Raises:
         StorageError: if that cannot be written.
     """
-    folder = replicate / FOLDER
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error("write", folder, error) from error
-    write_whole(folder / f"{step:09d}.json", json.dumps(content, allow_nan=False).encode())
+    content_bytes = json.dumps(content, allow_nan=False).encode()
+    store.write_file(f"{key}/{FOLDER}/{step:09d}.json", content_bytes)
 
 
-def read(replicate: Path) -> list[tuple[int, Json]]:
+def read(store: Store, key: str) -> list[tuple[int, Json]]:
     """Return the step and the spectra of every evaluation that is kept, in order.
 
     Raises:
         StorageError: if a file cannot be read.
     """
     found = []
-    for path in sorted((replicate / FOLDER).glob("*.json")):
+    for name in store.file_names(f"{key}/{FOLDER}"):
+        stem, _, kind = name.partition(".")
+        if kind != "json":
+            continue
+        path = f"{key}/{FOLDER}/{name}"
         try:
-            found.append((int(path.stem), json.loads(path.read_bytes())))
-        except (OSError, ValueError) as error:
-            raise storage_error("read", path, error) from error
+            found.append((int(stem), json.loads(store.read_file(path))))
+        except (FileNotFoundError, ValueError) as error:
+            raise StorageError(f"cannot read {store.place}/{path}: {error}") from error
     return found

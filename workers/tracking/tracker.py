@@ -19,7 +19,7 @@ from statistics import fmean
 
 from eigensweep.direction import sign
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.checkpoints import CurvePoint, open_store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, Measures, Metrics, Result, Source
@@ -104,7 +104,7 @@ class Tracker:
 
     def __init__(self, uri: str, subject: Subject, ledger: Ledger, storage: str) -> None:
         self._uri, self._subject, self._ledger = uri, subject, ledger
-        self._store = Store(storage)
+        self._store = open_store(storage)
         self._runs: Runs | None = None
         self._parent: str | None = None
         self._lock = threading.Lock()

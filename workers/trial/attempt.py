@@ -25,10 +25,10 @@ from eigensweep.workers.shared.checkpoints import (
     StateDict,
     Store,
     cancel_mark,
+    open_store,
     pause_mark,
     replicate_key,
 )
-from eigensweep.workers.shared.durable_files import write_whole
 from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -82,7 +82,7 @@ class Attempt:
             StaleAttemptError: if a later attempt has begun.
         """
         config = TrialConfig.from_dict(order.config)
-        store, place = Store(order.storage), (order.storage, order.experiment)
+        store, place = open_store(order.storage), (order.storage, order.experiment)
         self.replicates = [
             Replicate(
                 Training(config, seed, data_root=order.data_root, device=device),
@@ -323,7 +323,7 @@ class Replicate:
         """
         began = self._clock()
         for step, spectra in commit.spectra:
-            spectrum_files.write(self._store.root / self._key, step, spectra)
+            spectrum_files.write(self._store, self._key, step, spectra)
         self._store.commit(self._key, self._attempt, commit.step, commit.state, commit.points)
         self._committed_at = self._clock()
         self._cost += self._committed_at - began
@@ -385,7 +385,7 @@ class Replicate:
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
-        write_whole(self._store.root / self._key / "best.pt", buffer.getvalue())
+        self._store.write_file(f"{self._key}/best.pt", buffer.getvalue())
 
     def _evaluations_until(self, until: int) -> list[CurvePoint]:
         """Return the evaluations up to a step, but not one that only a shorter budget asked for."""

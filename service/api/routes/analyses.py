@@ -6,7 +6,6 @@ Runs in the service's process.
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path as FilePath
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Path, Query, Response
@@ -130,7 +129,7 @@ def post_analysis(
     The same request gives the same analysis. It is queued again if it failed, if MLflow does not
     have it, or if its files were removed.
     """
-    spec = complete_request(request, service.record, FilePath(service.settings.storage_folder))
+    spec = complete_request(request, service.record, service.settings.storage_folder)
     record, is_new = service.analyses.add(spec)
     answer = _make_answer(service, record)
     response.headers["Location"] = answer.links.self

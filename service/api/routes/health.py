@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import httpx2
@@ -106,7 +105,7 @@ def _packages(service: Service) -> Check:
 
 def _disk(service: Service) -> Check:
     settings = service.settings
-    for folder in (settings.home, Path(settings.storage_folder)):
+    for folder in settings.disk_folders.values():
         with suppress(OSError):  # what cannot be asked is not known to be full
             free = measure_free(folder)
             if free < settings.least_free_bytes:

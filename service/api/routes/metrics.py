@@ -126,9 +126,7 @@ def _about_parts(service: Service | None, version: str) -> Iterator[Metric]:
     if service is not None:
         for name, look in CHECKS.items():
             ready.add_metric([name], float(look(service).ready))
-        settings = service.settings
-        folders = {"home": str(settings.home), "storage": settings.storage_folder}
-        for name, folder in folders.items():
+        for name, folder in service.settings.disk_folders.items():
             try:
                 usage = shutil.disk_usage(folder)
             except OSError:

@@ -27,7 +27,7 @@ from eigensweep.service.record.overviews import (
     list_reports,
 )
 from eigensweep.service.record.tables import Experiment, Report, Trial
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, trial_key
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, open_store, trial_key
 from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import summarize
@@ -301,7 +301,7 @@ def make_published(experiment: Experiment, arms: Sequence[ArmRecord]) -> Publish
 
 
 def _store(service: Service) -> Store:
-    return Store(service.settings.storage_folder)
+    return open_store(service.settings.storage_folder)
 
 
 def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:

@@ -18,7 +18,7 @@ from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.retention import DAY
-from eigensweep.workers.shared.checkpoints import Keep, Store
+from eigensweep.workers.shared.checkpoints import Keep, Store, open_store
 
 router = APIRouter(tags=["storage"])
 
@@ -169,7 +169,7 @@ def prune_storage(
     ids = service.record.list_prunable(asked.keep, ended_before, owner)
     if asked.experiments is not None:
         ids = list(dict.fromkeys(asked.experiments))
-    store = Store(service.settings.storage_folder)
+    store = open_store(service.settings.storage_folder)
     items = [_prune(service, caller, store, id, asked, ended_before) for id in ids[:MOST]]
     freed = sum(each.bytes for each in items)
     if not asked.dry_run:

@@ -1,0 +1,37 @@
+"""An S3 server on this machine, and its address in the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import boto3
+from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
+
+SECRET = "a-key-that-no-log-shows"
+
+
+@contextmanager
+def serve(bucket: str = "lab") -> Iterator[str]:
+    """Serve one empty bucket; yield its URL. Processes that start meanwhile find it, too."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    access = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "me",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
+    S3FileSystem.clear_instance_cache()  # it keeps the address that it found first
+    try:
+        with patch.dict(os.environ, access):
+            boto3.client("s3").create_bucket(Bucket=bucket)
+            yield f"s3://{bucket}"
+    finally:
+        server.stop()
+        S3FileSystem.clear_instance_cache()

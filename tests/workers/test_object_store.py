@@ -1,0 +1,398 @@
+"""The store on an S3 server: whatever dies or comes late, one line of commits can be read."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import s3
+import torch
+from orders import make_order
+from sweeps import spec
+
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.deletion import remove
+from eigensweep.workers.shared import nonces, object_store, spectrum_files
+from eigensweep.workers.shared.checkpoints import (
+    CurvePoint,
+    StaleAttemptError,
+    Store,
+    cancel_mark,
+    open_store,
+    pause_mark,
+)
+from eigensweep.workers.shared.disk_use import measure_store
+from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
+from eigensweep.workers.shared.object_store import ObjectStore
+from eigensweep.workers.trial.attempt import Attempt
+
+KEY = "e1/00003/0"
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with s3.serve() as url:
+        yield url
+
+
+@pytest.fixture
+def url(bucket: str, tmp_path: Path) -> str:
+    return f"{bucket}/{tmp_path.name}"
+
+
+@pytest.fixture
+def store(url: str) -> ObjectStore:
+    return ObjectStore(url)
+
+
+def point(step: int) -> CurvePoint:
+    return CurvePoint(step, {"train/loss": 1 / step}, 1000 + step)
+
+
+def commit(store: Store, attempt: int, step: int, since: int | None = None) -> None:
+    """Commit a step with its points, from `since` on or the last five."""
+    points = [point(s) for s in range(step - 4 if since is None else since, step + 1)]
+    store.commit(KEY, attempt, step, {"step": step, "W": torch.full((3,), float(step))}, points)
+
+
+def steps(store: Store) -> list[int]:
+    return [p.step for p in store.points(KEY)]
+
+
+def names(store: Store) -> list[str]:
+    return store.file_names(KEY)
+
+
+class TestEveryStore:
+    """What holds in a folder holds in an object store."""
+
+    @pytest.fixture(params=["folder", "s3"])
+    def any_store(self, request, tmp_path, url) -> Store:
+        return open_store(tmp_path / "store" if request.param == "folder" else url)
+
+    def test_a_commit_is_read_back_whole_by_another_process(self, any_store):
+        any_store.begin(KEY, 1)
+        for step in (5, 10, 15):
+            commit(any_store, 1, step)
+        later = pickle.loads(pickle.dumps(any_store))
+        snapshot = later.newest(KEY)
+        assert (snapshot.step, snapshot.state["W"].tolist()) == (15, [15.0] * 3)
+        assert [p.step for p in snapshot.points] == list(range(1, 16))
+        assert [c.step for c in later.list_checkpoints(KEY)] == [15, 10]
+        assert all(c.bytes > 0 for c in later.list_checkpoints(KEY))
+        assert later.points(KEY, since=12) == [point(s) for s in (13, 14, 15)]
+        assert [p.step for p in later.sample(KEY, "train/loss", 3)] == [1, 8, 15]
+        assert (later.progress(KEY).commits, later.progress(KEY).step) == (3, 15)
+
+    def test_a_later_attempt_shuts_the_earlier_one_out(self, any_store):
+        earlier, later = any_store, pickle.loads(pickle.dumps(any_store))
+        earlier.begin(KEY, 1)
+        commit(earlier, 1, 5)
+        later.begin(KEY, 2)
+        with pytest.raises(StaleAttemptError):
+            commit(earlier, 1, 10)
+        with pytest.raises(StaleAttemptError):
+            earlier.begin(KEY, 1)
+        assert later.newest(KEY).step == 5
+
+    def test_nothing_is_known_of_a_key_without_commits(self, any_store):
+        assert any_store.newest(KEY) is None
+        assert any_store.points(KEY) == []
+        assert any_store.attempt(KEY) == 0
+        with pytest.raises(ValueError, match="before it began"):
+            commit(any_store, 1, 5)
+
+    def test_a_checkpoint_can_be_taken_over_and_adopted(self, any_store):
+        any_store.begin(KEY, 1)
+        commit(any_store, 1, 10)
+        any_store.begin("e1/00004/0", 1)
+        any_store.take_over(KEY, "e1/00004/0", 2, 10)
+        any_store.take_over(KEY, "e1/00004/0", 2, 10)
+        assert any_store.progress("e1/00004/0").commits == 1
+        assert any_store.newest("e1/00004/0").state["step"] == 10
+        any_store.begin("e2/00000/0", 1)
+        assert any_store.copy(KEY, "e2/00000/0")
+        assert any_store.points("e2/00000/0") == any_store.points(KEY)
+
+    def test_an_experiment_is_removed_and_no_other_one(self, any_store, tmp_path):
+        for experiment in ("e1", "e10"):
+            any_store.begin(f"{experiment}/00000/0", 1)
+            any_store.commit(f"{experiment}/00000/0", 1, 5, {}, [point(5)])
+        for _ in range(2):  # it may be done twice
+            remove("e1", "p", any_store.place, str(tmp_path / "optuna"), None)
+        assert not any_store.has_checkpoint("e1/00000/0")
+        assert any_store.has_checkpoint("e10/00000/0")
+
+    @pytest.mark.parametrize(
+        ("keep", "checkpoints", "best"),
+        [("last", [10], True), ("best", [], True), ("none", [], False)],
+    )
+    def test_a_rule_removes_what_it_says(self, any_store, keep, checkpoints, best):
+        any_store.begin(KEY, 1)
+        commit(any_store, 1, 5)
+        commit(any_store, 1, 10)
+        weights = io.BytesIO()
+        torch.save({"step": 5}, weights)
+        any_store.write_file(f"{KEY}/best.pt", weights.getvalue())
+        assert any_store.thin_out("e1/00003", keep, 0) == 0, "a later attempt has begun"
+        expected = any_store.thin_out("e1/00003", keep, 1, only_measure=True)
+        assert any_store.thin_out("e1/00003", keep, 1) == expected > 0
+        assert any_store.thin_out("e1/00003", keep, 1) == 0
+        assert [c.step for c in any_store.list_checkpoints(KEY)] == checkpoints
+        assert (any_store.has_best(KEY), any_store.best(KEY)) == (
+            best,
+            {"step": 5} if best else None,
+        )
+        assert steps(any_store) == list(range(1, 11))
+        use = measure_store(any_store.place)["e1"]
+        assert (use.checkpoints > 0, use.weights > 0, use.curves > 0) == (
+            bool(checkpoints),
+            best,
+            True,
+        )
+
+    def test_files_beside_the_checkpoints_are_kept(self, any_store):
+        spectrum_files.write(any_store, KEY, 5, {"W": {"eigenvalues": []}})
+        assert spectrum_files.read(any_store, KEY) == [(5, {"W": {"eigenvalues": []}})]
+        nonce = nonces.leave(any_store, "e1", {"torch": "2"})
+        assert nonces.read(any_store, "e1", nonce) == {"torch": "2"}
+        nonces.leave(any_store, "e1", {})
+        with pytest.raises(StoreAwayError, match="not the store of the driver"):
+            nonces.read(any_store, "e1", nonce)
+
+
+class TestWhoComesLate:
+    """Each stands still in the middle of a commit while its successor works."""
+
+    def after(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], Any]
+    ) -> None:
+        """Let `act` happen between the call before `name` and that call, once."""
+        original = getattr(store, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            monkeypatch.setattr(store, name, original)
+            act()
+            return original(*given, **named)
+
+        monkeypatch.setattr(store, name, call)
+
+    def succeed(self, url: str, commits: int) -> Callable[[], None]:
+        def act() -> None:
+            successor = ObjectStore(url)
+            successor.begin(KEY, 2)
+            for step in range(11, 11 + commits):
+                commit(successor, 2, step, since=step)
+
+        return act
+
+    @pytest.mark.parametrize("commits", [0, 1, 7])
+    def test_its_objects_count_for_nothing(self, store, url, monkeypatch, commits):
+        store.begin(KEY, 1)
+        commit(store, 1, 10, since=1)
+        # It has read the head and written its checkpoint; the head is not made yet. After seven
+        # commits the number that it chose is free again.
+        self.after(store, monkeypatch, "_create", self.succeed(url, commits))
+        with pytest.raises(StaleAttemptError):
+            commit(store, 1, 20, since=11)
+        reader = ObjectStore(url)
+        assert reader.newest(KEY).step == 10 + commits
+        assert steps(reader) == list(range(1, 11 + commits))
+        assert reader.attempt(KEY) == 2
+        assert not [name for name in names(reader) if name.startswith("step-000000020")]
+
+    def test_what_it_tidies_up_is_nothing_of_its_successors(self, store, url, monkeypatch):
+        store.begin(KEY, 1)
+        for step in (5, 10):
+            commit(store, 1, step)
+        self.after(store, monkeypatch, "_tidy", self.succeed(url, 9))
+        commit(store, 1, 15)  # was the newest before the successor began
+        reader = ObjectStore(url)
+        assert steps(reader) == [*range(1, 16), *range(16, 20)]
+        assert [c.step for c in reader.list_checkpoints(KEY)] == [19, 18]
+        assert reader.newest(KEY).state["step"] == 19
+
+    def test_a_reader_finds_the_curve_that_was_merged_meanwhile(self, store, url, monkeypatch):
+        store.begin(KEY, 1)
+        for step in (5, 10, 15):
+            commit(store, 1, step)
+        reader, writer = ObjectStore(url), ObjectStore(url)
+
+        def go_on() -> None:
+            for step in (20, 25, 30, 35, 40):
+                commit(writer, 1, step)
+
+        self.after(reader, monkeypatch, "_read_curve", go_on)
+        assert steps(reader) == list(range(1, 16))
+        assert steps(reader) == list(range(1, 41))
+
+    def test_an_answer_that_was_lost_doubles_nothing(self, store, monkeypatch):
+        store.begin(KEY, 1)
+        original = store._create
+        monkeypatch.setattr(store, "_create", lambda *given: original(*given) and False)
+        commit(store, 1, 5)
+        assert steps(store) == list(range(1, 6))
+        assert store.progress(KEY).commits == 1
+
+
+class KilledError(BaseException):
+    """Stands for a kill: nobody catches it."""
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_kill_at_any_request_leaves_all_of_a_commit_or_nothing(store, url, monkeypatch, moment):
+    store.begin(KEY, 1)
+    commit(store, 1, 5)
+    commit(store, 1, 10)
+    requests = 0
+
+    def guard(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*given: Any) -> Any:
+            nonlocal requests
+            if requests == moment:
+                raise KilledError
+            requests += 1
+            return original(*given)
+
+        return ask
+
+    for name in ("_put", "_create", "_remove"):
+        monkeypatch.setattr(store, name, guard(getattr(store, name)))
+
+    def commit_until_killed() -> None:
+        for step in (15, 20):
+            commit(store, 1, step)
+
+    with pytest.raises(KilledError):
+        commit_until_killed()
+    later = ObjectStore(url)
+    reached = later.newest(KEY).step
+    assert reached in (10, 15, 20)
+    assert steps(later) == list(range(1, reached + 1))
+    later.begin(KEY, 2)
+    commit(later, 2, 25, since=reached + 1)
+    assert steps(later) == list(range(1, 26))
+    commit(later, 2, 30)
+    commit(later, 2, 35)
+    assert len([n for n in names(later) if n.startswith("step-")]) <= 3, "what died was tidied up"
+
+
+def test_a_long_curve_has_few_objects(store):
+    store.begin(KEY, 1)
+    for step in range(1, 34):
+        commit(store, 1, step, since=step)
+    kinds = [name.partition("-")[0] for name in names(store)]
+    assert steps(store) == list(range(1, 34))
+    assert kinds.count("curve") <= 6
+    assert kinds.count("head") <= 3
+    assert kinds.count("step") <= 3
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(store):
+    store.begin(KEY, 1)
+    commit(store, 1, 5)
+    commit(store, 1, 10)
+    file = store.list_checkpoints(KEY)[0].file
+    store.write_file(f"{KEY}/{file}", b"damaged")
+    assert store.newest(KEY).step == 5
+
+
+def order_in(url: str, **fields: Any) -> Any:
+    parsed = ExperimentSpec.model_validate(spec({"space": {}}))
+    config = parsed.trial(Point("scornn", {}))
+    rungs = tuple(parsed.rung_steps(config))
+    content = config.model_dump(mode="json")
+    return make_order(config=content, rungs=rungs, storage=url, **fields)
+
+
+def test_a_trial_trains_and_another_attempt_goes_on_bit_for_bit(url, tmp_path):
+    order = order_in(url)
+    Attempt(order, "cpu").advance()
+    second = Attempt(replace(order, attempt=2, reported=5), "cpu")
+    assert second.reached_step == 5
+    alone = Attempt(replace(order, storage=str(tmp_path)), "cpu")
+    ends = []
+    for attempt in (second, alone):
+        while (report := attempt.advance()).outcome is None:
+            pass
+        ends.append(report.result.by_replicate[0].valid)
+    assert ends[0] == ends[1]
+    assert "best.pt" in names(ObjectStore(url))
+
+
+def test_trials_see_that_their_experiment_is_paused_or_cancelled(url, monkeypatch):
+    monkeypatch.setattr(object_store, "MARK_SECONDS", 0.0)
+    attempt = Attempt(order_in(url), "cpu")
+    pause, cancel = pause_mark(url, "e1"), cancel_mark(url, "e1")
+    pause.touch()
+    assert pause.exists()
+    assert not cancel.exists()
+    monkeypatch.setattr("eigensweep.workers.trial.attempt.GLANCE_SECONDS", 0.0)
+    assert attempt.advance().lost_by == "pause"
+    pause.unlink(missing_ok=True)
+    cancel.touch()
+    assert attempt.advance().outcome == "cancelled"
+
+
+def test_a_store_that_is_away_is_nobodys_fault_and_no_key_is_shown(caplog):
+    with s3.serve() as bucket:
+        store = ObjectStore(f"{bucket}/x")
+        store.begin(KEY, 1)
+    with caplog.at_level(logging.DEBUG), pytest.raises(StoreAwayError) as error:
+        commit(store, 1, 5)
+    assert disk_failure(error.value) is error.value
+    assert str(error.value).startswith("cannot list s3://lab/x/e1/00003/0: ")
+    assert s3.SECRET not in f"{error.value!r} {caplog.text} {pickle.dumps(store)!r}"
+
+
+class TestATrial:
+    def test_of_the_object_store_finds_all_that_is_needed_and_leaves_nothing(self, store):
+        assert store.try_out() is None
+        assert store.file_names("") == []
+
+    def test_says_that_one_writes_over_what_exists(self, store, monkeypatch):
+        def put(path: Path, content: bytes) -> bool:
+            store._put(path, content)
+            return True
+
+        monkeypatch.setattr(store, "_create", put)
+        assert "writes over an object although asked not to" in store.try_out()
+
+    def test_names_a_bucket_that_does_not_exist(self, bucket):
+        with pytest.raises(StoreAwayError, match="cannot write s3://nowhere"):
+            ObjectStore("s3://nowhere/x").try_out()
+
+
+@pytest.mark.slow
+def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_path, monkeypatch):
+    """Real processes: a driver, trials in processes and in lanes, and the store's server."""
+    from experiments import Launched
+
+    from eigensweep.workers.cluster.ray_cluster import RayCluster
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    with s3.serve() as bucket:
+        cluster = RayCluster.start(num_cpus=2)
+        try:
+            for name, resources in (("alone", {}), ("lanes", {"lanes": 2})):
+                (folder := tmp_path / name).mkdir()
+                content = spec({"space": {"optimizer.lr": [1e-2, 1e-3]}}, resources=resources)
+                e = Launched(cluster, folder, name, content, storage=f"{bucket}/sweeps").run()
+                store = ObjectStore(f"{bucket}/sweeps")
+                assert [t.state for t in e.trials()] == ["completed"] * 2
+                for number in range(2):
+                    key = f"{name}/{number:05d}/0"
+                    assert store.newest(key).step == 20
+                    assert store.points(key)[-1].step == 20
+                assert not (folder / "store").exists()
+        finally:
+            cluster.stop()
+    assert not (Path.cwd() / "lab").exists(), "nothing is written into the working folder"

@@ -1,0 +1,497 @@
+"""The store in an object store, such as S3: no locks, no renames, nothing is appended to.
+
+What lies below a key there:
+
+    head-000000012.json     the 12th head, which names the objects that count; the last head does
+    step-*.pt               checkpoints, the newest two
+    curve-*.jsonl           parts of the curve, in the order in which the head names them
+
+Each change reads the newest head, writes its objects under names that nobody else uses, and then
+makes the head with the next number, which must not exist yet (a conditional put, `If-None-Match`).
+So of two that change a key at once one succeeds, and the other begins again with the head that it
+finds then. An attempt that was cut off finds its successor in that head and is refused: what it
+wrote meanwhile is named by no head. This is all that is asked of the object store: a put with that
+condition, and lists and reads that show what was put before.
+
+Parts of the curve are merged as they come, so that there are never more than a few: each part is
+larger than the one behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from eigensweep.workers.shared.checkpoints import (
+    CurvePoint,
+    Keep,
+    Progress,
+    StaleAttemptError,
+    StateDict,
+    Store,
+    _Checkpoint,
+    _Head,
+    check_attempt,
+    extend,
+    pack,
+)
+from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
+
+logger = logging.getLogger(__name__)
+
+MOST_TRIES: Final = 50
+"""How often a change begins again because others change the same key."""
+
+MARK_SECONDS: Final = 5.0
+"""How long one relies on having seen a mark or none: each look is a request."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a curve."""
+
+    file: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _ObjectHead(_Head):
+    """A head that names the parts of the curve, too."""
+
+    number: int = 0
+    """0: there is no head yet."""
+    maker: str = ""
+    """Says who made it: after an answer that was lost, one finds that it was oneself."""
+    parts: tuple[_Part, ...] = ()
+
+
+@dataclass
+class _Change:
+    """What is to become of a key: the head without its parts, and what is written for it."""
+
+    head: _Head
+    files: dict[str, bytes] = field(default_factory=dict)
+    lines: bytes = b""
+    """To be appended to the curve."""
+
+
+class ObjectStore(Store):
+    """Checkpoints and curves below a URL such as `s3://bucket/prefix`; see `Store`.
+
+    Access comes from what the library of the object store reads: for S3 the variables `AWS_*`, its
+    configuration files, or the role of the machine.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        super().__init__(self.url)
+        self.root = Path(self.url.partition("://")[2])
+
+    @cached_property
+    def _files(self) -> Any:
+        """The file system of fsspec; made when it is first needed, by each process anew."""
+        import fsspec  # type: ignore[import-untyped]
+
+        protocol = self.url.partition("://")[0]
+        try:
+            return fsspec.filesystem(protocol, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise StoreAwayError(
+                f"cannot use EIGENSWEEP_STORAGE={self.url}: {error}. For s3:// install "
+                "eigensweep[s3] on every node"
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def begin(self, key: str, attempt: int) -> None:
+        def make(head: _Head) -> _Change:
+            check_attempt(key, head, attempt)
+            return _Change(replace(head, attempt=attempt))
+
+        self._change(key, make)
+        self._begun[key] = attempt
+
+    def progress(self, key: str, *, surely: bool = False) -> Progress:
+        return super().progress(key)  # a list shows what was put before
+
+    def commit(
+        self, key: str, attempt: int, step: int, state: StateDict, points: Iterable[CurvePoint]
+    ) -> None:
+        content, points = pack(state), list(points)
+        crc = zlib.crc32(content)
+
+        def make(head: _Head) -> _Change:
+            self._check_commit(key, head, attempt)
+            file = f"step-{step:09d}-{head.commits + 1}-{secrets.token_hex(4)}.pt"
+            after, lines = extend(head, attempt, _Checkpoint(file, step, crc), points)
+            return _Change(after, {file: content}, lines)
+
+        self._change(key, make)
+
+    def take_over(self, source_key: str, key: str, attempt: int, step: int) -> None:
+        name = f"{step} {source_key}"
+        if self._head(self._folder(key)).taken_over == name:
+            return
+        found = self._newest_content(self._folder(source_key))
+
+        def make(head: _Head) -> _Change:
+            check_attempt(key, head, attempt)
+            after = replace(
+                head, attempt=attempt, commits=head.commits + 1, checkpoints=(), taken_over=name
+            )
+            if found is None:
+                return _Change(after)
+            checkpoint, content = found
+            file = f"step-{checkpoint.step:09d}-{after.commits}-{secrets.token_hex(4)}.pt"
+            after = replace(after, checkpoints=(replace(checkpoint, file=file),))
+            return _Change(after, {file: content})
+
+        self._change(key, make)
+
+    def thin_out(self, trial: str, keep: Keep, attempt: int, *, only_measure: bool = False) -> int:
+        freed = 0
+        for name in self.file_names(trial):
+            key = f"{trial}/{name}"
+            with suppress(StaleAttemptError):
+                freed += self._thin_out_replicate(key, keep, attempt, only_measure=only_measure)
+        return freed
+
+    def _thin_out_replicate(self, key: str, keep: Keep, attempt: int, *, only_measure: bool) -> int:
+        """Do it for one replicate.
+
+        Raises:
+            StaleAttemptError: if a later attempt has begun; then it is left as it is.
+        """
+        folder = self._folder(key)
+        head, names = self._look(folder)
+        check_attempt(key, head, attempt)
+        has_best, checked = "best.pt" in names, not only_measure
+        kept = self._choose_kept(folder, head, keep, has_best=has_best, checked=checked)
+        stay = {checkpoint.file for checkpoint in kept}
+        gone = [name for name in names if name.startswith("step-") and name not in stay]
+        gone += ["best.pt"] if keep == "none" and has_best else []
+        freed = sum(self._size(folder / name) or 0 for name in gone)
+        if only_measure or not gone:
+            return freed
+
+        def make(now: _Head) -> _Change:
+            check_attempt(key, now, attempt)
+            return _Change(replace(now, checkpoints=kept))
+
+        # A head is made in any case: who is about to name one of these objects begins again.
+        self._change(key, make)
+        for name in gone:
+            self._remove(folder / name)
+        return freed
+
+    def list_sizes(self) -> Iterator[tuple[str, int]]:
+        """Yield the path in the store and the bytes of each object.
+
+        Raises:
+            StoreAwayError: if the object store does not answer.
+        """
+        try:
+            found = self._files.find(self.root.as_posix(), detail=True)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            self._give_up("list", self.root, error)
+        for path, about in found.items():
+            yield path.removeprefix(f"{self.root.as_posix()}/"), int(about["size"])
+
+    def read_file(self, path: str) -> bytes:
+        return self._get(self.root / path)
+
+    def write_file(self, path: str, content: bytes) -> None:
+        self._put(self.root / path, content)
+
+    def file_names(self, folder: str) -> list[str]:
+        return self._names(self.root / folder)
+
+    def remove_file(self, path: str) -> None:
+        self._remove(self.root / path)
+
+    def remove_all(self, folder: str) -> None:
+        try:
+            self._files.rm((self.root / folder).as_posix(), recursive=True)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            self._give_up("remove", self.root / folder, error)
+
+    def try_out(self) -> str | None:
+        """Return what the object store cannot do that this store relies on; None: it can do all.
+
+        One object is written for that, and removed.
+
+        Raises:
+            StoreAwayError: if it does not answer, or refuses.
+        """
+        folder = self.root / ".doctor"
+        path, content = folder / secrets.token_hex(8), secrets.token_bytes(32)
+        try:
+            if not self._create(path, content):
+                return f"{self._words(path)} was not there, and making it was refused"
+            if self._create(path, b""):
+                return f"{self.url} writes over an object although asked not to (If-None-Match)"
+            if self._get(path) != content or path.name not in self._names(folder):
+                return f"{self.url} does not show what was just written"
+        finally:
+            self._remove(path)
+        return f"{self.url} does not remove objects" if path.name in self._names(folder) else None
+
+    def _change(self, key: str, make: Callable[[_Head], _Change]) -> None:
+        """Bring a change about, whole or not at all; `make` is asked again if others were first.
+
+        Raises:
+            StoreAwayError: if the object store does not answer, or refuses.
+            Exception: whatever `make` raises.
+        """
+        folder = self._folder(key)
+        for _ in range(MOST_TRIES):
+            head, lying = self._look(folder)
+            change = make(head)
+            try:
+                after = self._write(folder, head, change)
+            except FileNotFoundError as error:  # a newer head has merged the curve
+                if self._head(folder).number == head.number:
+                    raise StorageError(f"a part of the curve is missing: {error}") from error
+                continue
+            path = folder / _head_name(after.number)
+            is_made = self._create(path, json.dumps(asdict(after)).encode())
+            # Whoever was away for long may make a head whose number was used and cleaned up.
+            newest, _ = self._look(folder)
+            if newest.maker == after.maker:
+                self._tidy(folder, [*lying, *_names_of(head)], keep=[head, after])
+                return
+            if newest.number > after.number and is_made:
+                self._remove(path)
+            self._tidy(folder, _names_of(after), keep=[head, newest])
+        raise StoreAwayError(f"others change {self._words(folder)} all the time")
+
+    def _write(self, folder: Path, head: _ObjectHead, change: _Change) -> _ObjectHead:
+        """Write what a change brings, and return its head, which is not made yet."""
+        for name, content in change.files.items():
+            self._put(folder / name, content)
+        parts, lines = list(head.parts), change.lines
+        if lines:
+            while parts and parts[-1].bytes <= len(lines):
+                lines = self._get(folder / parts.pop().file) + lines
+            name = f"curve-{change.head.curve_points:09d}-{secrets.token_hex(4)}.jsonl"
+            self._put(folder / name, lines)
+            parts.append(_Part(name, len(lines)))
+        after = change.head
+        assert isinstance(after, _ObjectHead)
+        maker = secrets.token_hex(8)
+        return replace(after, number=head.number + 1, maker=maker, parts=tuple(parts))
+
+    def _look(self, folder: Path) -> tuple[_ObjectHead, list[str]]:
+        """Return the newest head, and the names of all that lies there."""
+        for _ in range(MOST_TRIES):
+            names = self._names(folder)
+            heads = [name for name in names if name.startswith("head-")]
+            if not heads:
+                return _ObjectHead(), names
+            try:
+                content = json.loads(self._get(folder / max(heads)))
+            except FileNotFoundError:
+                continue  # there are newer ones, and this one was cleaned up
+            checkpoints = tuple(_Checkpoint(**c) for c in content.pop("checkpoints"))
+            parts = tuple(_Part(**p) for p in content.pop("parts"))
+            return _ObjectHead(**content, checkpoints=checkpoints, parts=parts), names
+        raise StoreAwayError(f"others change {self._words(folder)} all the time")
+
+    def _tidy(self, folder: Path, names: Iterable[str], keep: Iterable[_ObjectHead]) -> None:
+        """Remove objects that no head names, but for some heads' own. Who fails leaves them.
+
+        Only what lay there before one's own head was made may be given: what others have written
+        since, they may be about to name.
+        """
+        named = {name for head in keep for name in (*_names_of(head), _head_name(head.number))}
+        for name in sorted({*names} - named):
+            if name.startswith(("head-", "step-", "curve-")):
+                with suppress(StoreAwayError):
+                    self._remove(folder / name)
+
+    def _head(self, folder: Path) -> _ObjectHead:
+        return self._look(folder)[0]
+
+    def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
+        head, seen = self._head(folder), -1
+        while head.number != seen:  # a newer head may have let a checkpoint go meanwhile
+            for checkpoint in head.checkpoints:
+                content = self._content(folder, checkpoint)
+                if content is not None:
+                    return checkpoint, content
+            head, seen = self._head(folder), head.number
+        return None
+
+    def _content(self, folder: Path, checkpoint: _Checkpoint) -> bytes | None:
+        path = folder / checkpoint.file
+        with suppress(FileNotFoundError):
+            content = self._get(path)
+            if zlib.crc32(content) == checkpoint.crc:
+                return content
+        words = "checkpoint damaged, falling back path=%s step=%d"
+        logger.warning(words, self._words(path), checkpoint.step)
+        return None
+
+    def _read_curve(self, folder: Path, head: _Head, offset: int) -> bytes:
+        assert isinstance(head, _ObjectHead)
+        try:
+            return self._read_parts(folder, head, offset)
+        except FileNotFoundError:  # merged since by a newer head, which holds the same bytes
+            newer = self._head(folder)
+            try:
+                whole = self._read_parts(folder, newer, 0)
+            except FileNotFoundError as error:
+                self._give_up("read", folder, error)
+            return whole[offset : head.curve_bytes]
+
+    def _read_parts(self, folder: Path, head: _ObjectHead, offset: int) -> bytes:
+        """Return the curve of a head from byte `offset` on."""
+        read, begins = b"", 0
+        for part in head.parts:
+            if begins + part.bytes > offset:
+                read += self._get(folder / part.file)[max(0, offset - begins) :]
+            begins += part.bytes
+        return read
+
+    def _size(self, path: Path) -> int | None:
+        try:
+            return int(self._files.size(path.as_posix()))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            self._give_up("read", path, error)
+
+    def _get(self, path: Path) -> bytes:
+        try:
+            content: bytes = self._files.cat_file(path.as_posix())
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            self._give_up("read", path, error)
+        return content
+
+    def _put(self, path: Path, content: bytes) -> None:
+        try:
+            self._files.pipe_file(path.as_posix(), content)
+        except Exception as error:
+            self._give_up("write", path, error)
+
+    def _create(self, path: Path, content: bytes) -> bool:
+        """Write an object that must not exist yet; return whether it did not."""
+        try:
+            self._files.pipe_file(path.as_posix(), content, mode="create")
+        except FileExistsError:
+            return False
+        except Exception as error:
+            if _is_conflict(error):
+                return False
+            self._give_up("write", path, error)
+        return True
+
+    def _remove(self, path: Path) -> None:
+        try:
+            self._files.rm_file(path.as_posix())
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            self._give_up("remove", path, error)
+
+    def _names(self, folder: Path) -> list[str]:
+        try:
+            listed = self._files.ls(folder.as_posix(), detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            self._give_up("list", folder, error)
+        return sorted(path.rpartition("/")[2] for path in listed)
+
+    def _words(self, path: Path) -> str:
+        return f"{self.url.partition('://')[0]}://{path.as_posix()}"
+
+    def _give_up(self, act: str, path: Path, error: Exception) -> NoReturn:
+        """Raise that an act failed: whatever the reason, no trial is to blame."""
+        reason = f"{type(error).__name__}: {error}"
+        raise StoreAwayError(f"cannot {act} {self._words(path)}: {reason}") from error
+
+
+@dataclass(frozen=True)
+class ObjectMark:
+    """A mark in an object store; looked at every few seconds, and as before while it is away."""
+
+    url: str
+    path: str
+
+    def exists(self) -> bool:
+        """Return whether it is there, as far as one has seen."""
+        looked_at, was_there = _SEEN.get((self.url, self.path), (float("-inf"), False))
+        if time.monotonic() - looked_at < MARK_SECONDS:
+            return was_there
+        try:
+            _store(self.url).read_file(self.path)
+            is_there = True
+        except FileNotFoundError:
+            is_there = False
+        except StoreAwayError as error:
+            logger.warning("cannot look for a mark: %s", error)
+            is_there = was_there
+        _SEEN[self.url, self.path] = time.monotonic(), is_there
+        return is_there
+
+    def touch(self) -> None:
+        """Make it."""
+        _SEEN.pop((self.url, self.path), None)
+        _store(self.url).write_file(self.path, b"")
+
+    def unlink(self, missing_ok: bool = True) -> None:
+        """Remove it, if it is there."""
+        _SEEN.pop((self.url, self.path), None)
+        _store(self.url).remove_file(self.path)
+
+
+_SEEN: dict[tuple[str, str], tuple[float, bool]] = {}
+"""When a mark was looked at, and whether it was there."""
+
+_STORES: dict[str, ObjectStore] = {}
+
+
+def _store(url: str) -> ObjectStore:
+    """Return the process's own store, whose connections it keeps."""
+    if url not in _STORES:
+        _STORES[url] = ObjectStore(url)
+    return _STORES[url]
+
+
+def _head_name(number: int) -> str:
+    return f"head-{number:09d}.json"
+
+
+def _names_of(head: _ObjectHead) -> list[str]:
+    """Return the names of all objects that a head names."""
+    return [*(c.file for c in head.checkpoints), *(p.file for p in head.parts)]
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Tell whether a put was refused because the object exists, or is being made at this moment."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            code = str(response.get("Error", {}).get("Code", ""))
+            if code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
+                return True
+        cause = cause.__cause__ or cause.__context__
+    return False
