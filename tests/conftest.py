@@ -21,6 +21,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of tiny networks only get in the way
 
+from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult, Result
 
@@ -218,6 +219,10 @@ class ScriptedDriver:
         return "completed"
 
 
+NODE = Node("ab12", "here", True, Amounts(2.0, 0.0, 8 * 10**9), None)
+"""The only node that there is."""
+
+
 @dataclass
 class ScriptedLauncher:
     """Starts scripted drivers, in threads."""
@@ -232,6 +237,9 @@ class ScriptedLauncher:
         return self.drivers[-1]
 
     problem = None
+
+    def list_nodes(self) -> list[Node]:
+        return [NODE]
 
     def look_for_room(self, resources: Any, replicates: int) -> Room:
         return Room(trials=2, problem=None, may_change=False)

@@ -18,6 +18,7 @@ from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
+from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 
 
@@ -33,6 +34,9 @@ class Queue(Protocol):
 
     def look_for_room(self, spec: ExperimentSpec) -> Room | None:
         """Return the room that there is now for a spec's trials, None while that is unknown."""
+
+    def list_nodes(self) -> list[Node] | None:
+        """Return the nodes that trials run on, None while they are unknown."""
 
     def wake(self) -> None:
         """Look at the queue at once."""

@@ -78,6 +78,10 @@ class Client(Connection):
         items: list[JsonObject] = self.post(f"{Experiment.listing_path}/bulk", body)["items"]
         return items
 
+    def cluster(self) -> JsonObject:
+        """Return the nodes that trials run on, who uses them, and why experiments wait."""
+        return self.get("/v1/cluster")
+
     def storage(self) -> JsonObject:
         """Return what takes disk space: parts of the home folder, users, experiments; in bytes."""
         return self.get("/v1/storage")

@@ -33,7 +33,7 @@ from eigensweep.service.client.spec_file import (
     parse_settings,
     parse_trial,
 )
-from eigensweep.service.command import accounts, storage, summaries, terminal
+from eigensweep.service.command import accounts, nodes, storage, summaries, terminal
 from eigensweep.service.command import cluster as cluster_command
 from eigensweep.service.command import data as data_command
 from eigensweep.service.command.connecting import TokenFile, Url, connect, fail
@@ -68,6 +68,7 @@ app.add_typer(cluster_command.cluster)
 app.add_typer(accounts.token)
 app.add_typer(accounts.user)
 app.command("audit")(accounts.list_audit)
+app.command("nodes")(nodes.show_nodes)
 app.command("du")(storage.show_use)
 app.command("prune")(storage.prune)
 

@@ -26,6 +26,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import guard
 from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
@@ -154,6 +155,15 @@ class ClusterProcess:
         """
         room: Room = self.ask("look_for_room", resources, replicates)
         return room
+
+    def list_nodes(self) -> list[Node]:
+        """Return the nodes of now; see `RayCluster.list_nodes`.
+
+        Raises:
+            LauncherAwayError: if Ray is lost.
+        """
+        nodes: list[Node] = self.ask("list_nodes")
+        return nodes
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Return the process's answer.

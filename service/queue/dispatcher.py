@@ -22,6 +22,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.ledger import Ledger
@@ -83,6 +84,9 @@ class Launcher(Protocol):
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
         """Return how many trials with these resources can run at once now, or why none can."""
 
+    def list_nodes(self) -> list[Node]:
+        """Return the nodes that trials run on."""
+
 
 @dataclass
 class _Care:
@@ -133,6 +137,15 @@ class Dispatcher:
             return None
         try:
             return self.launcher.look_for_room(reserve_memory(spec), spec.replicates)
+        except LauncherAwayError:
+            return None
+
+    def list_nodes(self) -> list[Node] | None:
+        """Return the nodes that trials run on, None while they are unknown."""
+        if self.launcher is None or self.launcher.problem is not None:
+            return None
+        try:
+            return self.launcher.list_nodes()
         except LauncherAwayError:
             return None
 

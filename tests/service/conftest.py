@@ -20,6 +20,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
+from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.messages import DriverOptions
 
@@ -32,6 +33,10 @@ SPEC: dict[str, Any] = {
     "training": {"steps": 100, "evaluate_every": 10},
     "search": {"method": "grid", "space": {"optimizer.lr": [1e-3, 1e-2]}},
 }
+
+
+NODE = Node("ab12", "here", True, Amounts(4.0, 1.0, 8 * 10**9), Amounts(3.0, 0.5, 7 * 10**9))
+"""The only node that there is."""
 
 
 class InMemoryLauncher:
@@ -50,6 +55,9 @@ class InMemoryLauncher:
         return self.survivors.get(experiment_id)
 
     problem = None
+
+    def list_nodes(self) -> list[Node]:
+        return [NODE]
 
     def look_for_room(self, resources: Any, replicates: int) -> Room:
         return self.room

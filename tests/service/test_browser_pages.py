@@ -62,7 +62,7 @@ def pages_of(id: str) -> list[str]:
     trials = [f"{here}/trials/{number}" for number in range(8)]
     compared = f"/compare?of={id}/0&of={id}/lstm"
     form = ["/new", f"/new?experiment={id}"]
-    return ["/", here, f"{here}/trials", *trials, compared, "/reproductions", *form]
+    return ["/", here, f"{here}/trials", *trials, compared, "/cluster", "/reproductions", *form]
 
 
 class TestList:

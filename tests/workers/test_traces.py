@@ -69,6 +69,9 @@ class Launcher:
     def look_for_room(self, resources: Any, replicates: int) -> None:
         return None
 
+    def list_nodes(self) -> list[Any]:
+        return []
+
 
 @pytest.fixture
 def launcher() -> Launcher:

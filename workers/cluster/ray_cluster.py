@@ -22,11 +22,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.private_folders import UnsafeFolderError
 from eigensweep.variables import warn_of_unknown
+from eigensweep.workers.cluster.nodes import Node, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.ledger import Ledger
-from eigensweep.workers.shared.messages import DriverOptions, SpecJson
+from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.sections import ResourcesConfig
@@ -221,6 +222,12 @@ class RayCluster:
         from eigensweep.workers.driver.capacity import look_for_room
 
         return look_for_room(resources, replicates, may_change=self._folder is None)
+
+    def list_nodes(self) -> list[Node]:
+        """Return the nodes of now, those that live first."""
+        nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
+        free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        return read_nodes(nodes, free)
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes; else drivers go on."""

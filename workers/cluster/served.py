@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.cluster.ray_cluster import (
     ClusterError,
     DriverHandle,
@@ -89,6 +90,9 @@ class Served:
     def _state(self, experiment: str) -> tuple[str, str | None]:
         driver = self._drivers[experiment]
         return driver.state(), driver.error
+
+    def _list_nodes(self) -> list[Node]:
+        return self.cluster.list_nodes()
 
     def _look_for_room(self, *arguments: Any) -> Any:
         return self.cluster.look_for_room(*arguments)

@@ -38,6 +38,7 @@ from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes import (
     analyses,
     catalogue,
+    cluster,
     comparisons,
     experiments,
     overviews,
@@ -278,6 +279,13 @@ def show_trial(
         kinds=[each for each in analyses.list_kinds().items if each.of == "trial"],
         is_live=trial.state in ("waiting", "running"),
     )
+
+
+@router.get("/cluster")
+def show_cluster(service: TheService, caller: Reader) -> Response:
+    """Return the nodes, who uses them, and why something waits."""
+    found = cluster.get_cluster(service)
+    return render(caller, "cluster.html", found=found, is_live=True)
 
 
 @router.get("/reproductions")

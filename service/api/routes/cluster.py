@@ -1,0 +1,206 @@
+"""The nodes that trials run on, who uses them, and why something waits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.schemas import Answer
+from eigensweep.service.record.activity import Use, read_activity
+from eigensweep.service.record.tables import Experiment
+from eigensweep.workers.cluster.nodes import Amounts, Node
+from eigensweep.workers.shared.states import DRIVEN, ExperimentState
+
+router = APIRouter(tags=["cluster"])
+
+LISTED = 500
+"""Trials, and experiments, that an answer lists at most."""
+
+
+class AmountsNow(Answer):
+    """What a node has of each resource."""
+
+    cpus: float
+    gpus: float
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, amounts: Amounts) -> AmountsNow:
+        """Describe amounts."""
+        return cls(cpus=amounts.cpus, gpus=amounts.gpus, memory_bytes=amounts.memory)
+
+
+class NodeNow(Answer):
+    """A node of the cluster."""
+
+    id: str = Field(description="As Ray names it")
+    name: str = Field(description="Name of the machine; several nodes may have the same one")
+    alive: bool
+    total: AmountsNow
+    free: AmountsNow | None = Field(description="What no trial reserves; null if it is not known")
+    labels: dict[str, str] = Field(description="What `resources.labels` of a spec can ask for")
+    accelerator_type: str | None = Field(description="Kind of its GPUs")
+
+
+class EngineNow(Answer):
+    """A process that trains many trials side by side."""
+
+    node: str | None = Field(description="Name of its machine")
+    pid: int
+    device: str | None
+    lanes: int
+    used: int = Field(description="Lanes that trainings have now, as far as trials have reported")
+    trials: int = Field(description="Trials aboard, those that wait for a lane included")
+
+
+class UseNow(Answer):
+    """A trial that has a process."""
+
+    experiment: str
+    name: str = Field(description="Name of the experiment")
+    owner: str
+    trial: int
+    arm: str
+    node: str | None = Field(description="Name of its machine; null before the first report")
+    pid: int | None
+    device: str | None
+    lanes: int | None = Field(description="Lanes of its engine; null in a process of its own")
+    page: str
+
+
+class WaitNow(Answer):
+    """An experiment that waits, as a whole or with some of its trials."""
+
+    experiment: str
+    name: str
+    owner: str
+    state: ExperimentState
+    priority: int
+    trials: int = Field(description="Trials that are known and wait")
+    why: str
+    page: str
+
+
+class ClusterNow(Answer):
+    """The cluster as it is now."""
+
+    problem: str | None = Field(description="Why the nodes are not known; null: they are")
+    nodes: list[NodeNow] = Field(description="Those that live first")
+    engines: list[EngineNow]
+    running: int = Field(description="Trials that have a process, all of them")
+    uses: list[UseNow] = Field(description=f"These trials, {LISTED} at most")
+    waiting: list[WaitNow] = Field(description=f"The next to run first, {LISTED} at most")
+
+
+@router.get("/cluster", summary="Look at the cluster", responses=describe_errors(401, 503))
+def get_cluster(service: TheService) -> ClusterNow:
+    """Return nodes, devices and lanes, the trials that use them, and why experiments wait."""
+    nodes, activity = service.dispatcher.list_nodes(), read_activity(service.record.url, LISTED)
+    problem = None if nodes is not None else service.dispatcher.problem or "Ray does not answer"
+    driven = sum(row.state in DRIVEN for row, _ in activity.experiments)
+    waits = (
+        (row, waiting, _explain(service, row, waiting, driven))
+        for row, waiting in activity.experiments
+    )
+    return ClusterNow(
+        problem=problem,
+        nodes=[_describe_node(node) for node in nodes or ()],
+        engines=_find_engines(activity.uses),
+        running=activity.running,
+        uses=[_describe_use(use) for use in activity.uses],
+        waiting=[
+            WaitNow(
+                experiment=row.id,
+                name=row.name,
+                owner=row.owner,
+                state=row.state,
+                priority=row.priority,
+                trials=waiting,
+                why=why,
+                page=f"/experiments/{row.id}",
+            )
+            for row, waiting, why in waits
+            if why is not None
+        ],
+    )
+
+
+def _describe_node(node: Node) -> NodeNow:
+    return NodeNow(
+        id=node.id,
+        name=node.name,
+        alive=node.alive,
+        total=AmountsNow.of(node.total),
+        free=None if node.free is None else AmountsNow.of(node.free),
+        labels=node.labels,
+        accelerator_type=node.accelerator_type,
+    )
+
+
+def _describe_use(use: Use) -> UseNow:
+    place = {} if use.attempt is None else use.attempt.place
+    return UseNow(
+        experiment=use.experiment.id,
+        name=use.experiment.name,
+        owner=use.experiment.owner,
+        trial=use.trial.number,
+        arm=use.trial.arm,
+        node=place.get("node"),
+        pid=place.get("pid"),
+        device=place.get("device"),
+        lanes=place.get("lanes"),
+        page=f"/experiments/{use.experiment.id}/trials/{use.trial.number}",
+    )
+
+
+def _find_engines(uses: Iterable[Use]) -> list[EngineNow]:
+    """Return the engines in which trials have reported to be."""
+    aboard: dict[tuple[str | None, int, str | None, int], list[int]] = defaultdict(list)
+    for use in uses:
+        place = {} if use.attempt is None else use.attempt.place
+        if place.get("lanes") is not None and place.get("pid") is not None:
+            key = (place.get("node"), place["pid"], place.get("device"), place["lanes"])
+            aboard[key].append(use.trial.replicates or 1)
+    return [
+        EngineNow(
+            node=node,
+            pid=pid,
+            device=device,
+            lanes=lanes,
+            used=min(lanes, sum(replicates)),
+            trials=len(replicates),
+        )
+        for (node, pid, device, lanes), replicates in aboard.items()
+    ]
+
+
+def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> str | None:
+    """Return why an experiment, or some of its trials, wait; None if nothing does.
+
+    `driven` experiments have a driver now.
+    """
+    problem = service.dispatcher.problems.get(row.id)
+    if problem is not None:
+        return f"it is tried again: {problem}"
+    notices = "; ".join(notice["words"] for notice in row.notices or ())
+    if row.state == "queued":
+        most = service.settings.max_experiments
+        turn = (
+            f"waits for its turn: of the experiments that are under way at once, at most {most} "
+            f"(EIGENSWEEP_MAX_EXPERIMENTS), there are {driven}"
+        )
+        return service.dispatcher.problem or turn
+    if row.state == "waiting_for_room":
+        return notices or "no node has room for one of its trials now"
+    if row.state == "paused":
+        return "paused; `eigensweep resume` lets it go on"
+    if notices:
+        return notices
+    if row.state == "starting":
+        return "its driver starts"
+    return "its other trials have the places that it can get" if waiting else None

@@ -1,0 +1,65 @@
+"""`eigensweep nodes`: the nodes that trials run on, who uses them, and why something waits."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from eigensweep.service.client.connection import JsonObject
+from eigensweep.service.command import terminal
+from eigensweep.service.command.connecting import Url, connect
+from eigensweep.service.command.options import AsJson
+
+NODE_HEADS = ("node", "state", "free CPUs", "free GPUs", "free memory", "kind of GPU", "labels")
+USE_HEADS = ("experiment", "trial", "owner", "node", "process", "device")
+WAIT_HEADS = ("experiment", "name", "owner", "state", "why it waits")
+
+
+def show_nodes(url: Url = None, as_json: AsJson = False) -> None:
+    """Show the nodes that trials run on, who uses them, and why something waits."""
+    with connect(url, as_json) as client:
+        found = client.cluster()
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+            return
+        if found["problem"]:
+            typer.echo(f"the nodes are not known: {found['problem']}", err=True)
+        screen = terminal.console()
+        terminal.show_rows(NODE_HEADS, map(_make_node_row, found["nodes"]), screen)
+        for engine in found["engines"]:
+            typer.echo(
+                f"engine of {engine['node']}, process {engine['pid']}, {engine['device']}: "
+                f"{engine['used']} of {engine['lanes']} lanes in use"
+            )
+        if found["uses"]:
+            terminal.show_rows(USE_HEADS, map(_make_use_row, found["uses"]), screen)
+        if found["waiting"]:
+            terminal.show_rows(WAIT_HEADS, map(_make_wait_row, found["waiting"]), screen)
+
+
+def _make_node_row(node: JsonObject) -> list[str]:
+    total, free = node["total"], node["free"]
+    parts = [("cpus", 1.0), ("gpus", 1.0), ("memory_bytes", 1e9)]
+    amounts = [
+        ("" if free is None else f"{free[kind] / unit:.4g} of ") + f"{total[kind] / unit:.4g}"
+        for kind, unit in parts
+    ]
+    amounts[-1] += " GB"
+    labels = ", ".join(f"{key}={value}" for key, value in node["labels"].items())
+    state = "alive" if node["alive"] else "gone"
+    return [node["name"], state, *amounts, node["accelerator_type"] or "-", labels or "-"]
+
+
+def _make_use_row(use: JsonObject) -> list[str]:
+    where = (use["node"], use["pid"], use["device"])
+    return [
+        use["experiment"],
+        str(use["trial"]),
+        use["owner"],
+        *("-" if part is None else str(part) for part in where),
+    ]
+
+
+def _make_wait_row(wait: JsonObject) -> list[str]:
+    return [wait["experiment"], wait["name"], wait["owner"], wait["state"], wait["why"]]

@@ -1,0 +1,94 @@
+"""The cluster as the API, the page and the command line show it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from played import PLACE, SPEC, play
+from typer.testing import CliRunner
+
+from eigensweep.service.command.cli import app
+from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.workers.cluster.nodes import read_nodes
+
+
+@pytest.fixture
+def ledger(client, record, settings):
+    return play(client, record, Path(settings.storage_folder))
+
+
+def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
+    found = client.get("/v1/cluster").json()
+    assert found["problem"] is None
+    (node,) = found["nodes"]
+    assert (node["name"], node["alive"]) == ("here", True)
+    assert node["total"] == {"cpus": 4.0, "gpus": 1.0, "memory_bytes": 8 * 10**9}
+    assert node["free"]["cpus"] == 3.0
+    (use,) = found["uses"]
+    assert found["running"] == 1
+    assert (use["experiment"], use["trial"], use["owner"]) == (ledger.experiment_id, 7, "operator")
+    assert (use["node"], use["pid"], use["device"]) == (PLACE.node, PLACE.pid, PLACE.device)
+    assert client.get(use["page"]).status_code == 200
+    assert found["engines"] == []
+
+
+def test_lanes_in_use_are_counted_by_engine(client, ledger):
+    ledger.report(7, 1, 60, {"objective": 0.1}, replace(PLACE, lanes=8))
+    (engine,) = client.get("/v1/cluster").json()["engines"]
+    assert (engine["pid"], engine["lanes"], engine["used"], engine["trials"]) == (7, 8, 2, 1)
+
+
+def test_what_waits_says_why(client, ledger, spec, settings):
+    queued = client.post("/v1/experiments", json=spec(name="later", priority=-3)).json()["id"]
+    (wait,) = client.get("/v1/cluster").json()["waiting"]
+    assert (wait["experiment"], wait["state"], wait["priority"]) == (queued, "queued", -3)
+    assert wait["why"] == (
+        "waits for its turn: of the experiments that are under way at once, at most 2 "
+        "(EIGENSWEEP_MAX_EXPERIMENTS), there are 1"
+    )
+    client.post(f"/v1/experiments/{queued}/pause")
+    (wait,) = client.get("/v1/cluster").json()["waiting"]
+    assert wait["why"] == "paused; `eigensweep resume` lets it go on"
+    ledger.enter("waiting_for_room")
+    states = {w["state"]: w["why"] for w in client.get("/v1/cluster").json()["waiting"]}
+    assert states["waiting_for_room"] == "no node has room for one of its trials now"
+
+
+def test_without_ray_it_says_so_and_shows_the_rest(client, ledger, launcher, monkeypatch):
+    def fail():
+        raise LauncherAwayError("Ray is starting again")
+
+    monkeypatch.setattr(launcher, "list_nodes", fail)
+    found = client.get("/v1/cluster").json()
+    assert (found["problem"], found["nodes"], found["running"]) == ("Ray does not answer", [], 1)
+    assert "The nodes are not known" in client.get("/cluster").text
+
+
+def test_the_page_is_linked_and_shows_all_of_it(client, ledger, spec):
+    client.post("/v1/experiments", json=spec(name="later"))
+    assert 'href="/cluster"' in client.get("/").text
+    page = client.get("/cluster").text
+    for words in ("3 of 4", "7.0 GB of 8.0 GB", "here, process 7, cpu", "waits for its turn"):
+        assert words in page
+    assert SPEC["name"] not in page  # it holds a script, and stands there as text
+
+
+def test_nodes_are_read_from_rays_words():
+    ray = {"NodeManagerHostname": "n1", "Alive": True, "Resources": {"CPU": 2.0, "memory": 5e9}}
+    labels = {"ray.io/node-id": "b", "ray.io/accelerator-type": "H100", "zone": "a"}
+    dead = {**ray, "NodeID": "a", "NodeManagerHostname": "n0", "Alive": False, "Resources": {}}
+    found = read_nodes([dead, {**ray, "NodeID": "b", "Labels": labels}], {"b": {"CPU": 1.5}})
+    assert [node.name for node in found] == ["n1", "n0"]
+    assert (found[0].labels, found[0].accelerator_type) == ({"zone": "a"}, "H100")
+    assert (found[0].free.cpus, found[0].free.memory, found[1].free) == (1.5, 0, None)
+
+
+def test_the_command_shows_nodes(scripted_service):
+    shown = CliRunner().invoke(app, ["nodes", "--url", scripted_service])
+    assert shown.exit_code == 0
+    assert "here" in shown.output
+    shown = CliRunner().invoke(app, ["nodes", "--url", scripted_service, "--json"])
+    assert json.loads(shown.output)["nodes"][0]["name"] == "here"

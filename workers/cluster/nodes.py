@@ -1,0 +1,61 @@
+"""What a Ray cluster is made of: its nodes, and what is free on each. No Ray here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from eigensweep.workers.engine.shares import ACCELERATOR_LABEL
+from eigensweep.workers.shared.messages import Json
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What a node has of each resource."""
+
+    cpus: float
+    gpus: float
+    memory: int
+    """Bytes of main memory that Ray gives away."""
+
+    @classmethod
+    def of(cls, resources: Mapping[str, float]) -> Amounts:
+        """Read Ray's words."""
+        cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+        return cls(cpus, gpus, int(resources.get("memory", 0)))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node, as Ray tells of it."""
+
+    id: str
+    name: str
+    """Name of the machine."""
+    alive: bool
+    total: Amounts
+    free: Amounts | None
+    """None: Ray does not say."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Those that somebody gave it; Ray's own are left out."""
+    accelerator_type: str | None = None
+
+
+def read_nodes(nodes: Iterable[Json], free: Mapping[str, Mapping[str, float]]) -> list[Node]:
+    """Return nodes, those that live first; `free` has what is free by the id of a node."""
+    found = [_read_node(node, free.get(node["NodeID"])) for node in nodes]
+    return sorted(found, key=lambda node: (not node.alive, node.name, node.id))
+
+
+def _read_node(node: Json, free: Mapping[str, float] | None) -> Node:
+    """Read what `ray.nodes` says of a node, and what is free there."""
+    labels = node.get("Labels") or {}
+    return Node(
+        id=node["NodeID"],
+        name=node["NodeManagerHostname"],
+        alive=node["Alive"],
+        total=Amounts.of(node["Resources"]),
+        free=None if free is None or not node["Alive"] else Amounts.of(free),
+        labels={key: value for key, value in labels.items() if not key.startswith("ray.io/")},
+        accelerator_type=labels.get(ACCELERATOR_LABEL),
+    )
