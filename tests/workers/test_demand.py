@@ -37,7 +37,7 @@ class TestWishes:
 
     @pytest.fixture
     def wishes(self, clock, requests):
-        return Wishes(requests.append, clock)
+        return Wishes(lambda bundles, labels: requests.append(bundles), clock)
 
     def test_the_cluster_is_asked_for_the_sum(self, wishes, requests):
         wishes.wish("a", [CPU, CPU])
@@ -50,6 +50,13 @@ class TestWishes:
         wishes.wish("a", [CPU])
         wishes.wish("a", [])
         assert requests == [[CPU, CPU], [CPU], []]
+
+    def test_each_bundle_has_the_labels_of_its_experiment(self, clock):
+        requests = []
+        wishes = Wishes(lambda *request: requests.append(request), clock)
+        wishes.wish("a", [CPU])
+        wishes.wish("b", [GPU, GPU], {"zone": "b"})
+        assert requests[-1] == ([CPU, GPU, GPU], [{}, {"zone": "b"}, {"zone": "b"}])
 
     def test_the_wish_of_a_dead_driver_is_forgotten(self, wishes, requests, clock):
         wishes.wish("dead", [CPU])
@@ -74,7 +81,9 @@ class TestNodesThatJoinAndLeave:
     def cluster(self, monkeypatch):
         cluster = SimpleNamespace(slots=1, clock=Clock(), wishes=[])
         monkeypatch.setattr(driver, "count_slots", lambda share: cluster.slots)
-        monkeypatch.setattr(driver, "wish", lambda experiment, some: cluster.wishes.append(some))
+        monkeypatch.setattr(
+            driver, "wish", lambda experiment, some, labels: cluster.wishes.append(some)
+        )
         monkeypatch.setattr(
             driver, "time", SimpleNamespace(monotonic=cluster.clock, time=cluster.clock)
         )
@@ -134,6 +143,10 @@ class TestNodesThatJoinAndLeave:
         cluster.clock.now += LOOK_SECONDS
         self.take(started)
         assert cluster.wishes[-1] == [CPU] * 4
+
+    def test_memory_is_wished_for_where_the_spec_says_it(self, drive, cluster):
+        self.take(drive(resources={"memory": "2 GB"}, limits={"concurrency": 1}))
+        assert cluster.wishes == [[{"CPU": 1.0, "memory": 2e9}]]
 
     def test_no_more_is_wished_for_than_may_run(self, drive, cluster):
         self.take(drive(limits={"concurrency": 2}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.workers.engine.actor import NAMESPACE
-from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.engine.shares import NO_LABELS, Share
 
 NAME: Final = "demand"
 KEPT_SECONDS: Final = 60.0
@@ -27,6 +27,8 @@ MOST_BUNDLES: Final = 1000
 
 Bundle = dict[str, float]
 """What one process wants, such as `{"CPU": 1.0}`."""
+Labels = Mapping[str, str]
+"""What the node of a bundle must have, in Ray's words."""
 
 
 def bundles_of(share: Share, trials: int) -> list[Bundle]:
@@ -47,41 +49,45 @@ class Wishes:
 
     def __init__(
         self,
-        request: Callable[[list[Bundle]], None],
+        request: Callable[[list[Bundle], list[Labels]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`request` is given bundles, and for each of them its labels."""
         self._request, self._clock = request, clock
-        self._wishes: dict[str, tuple[list[Bundle], float]] = {}
-        self._requested: list[Bundle] = []
+        self._wishes: dict[str, tuple[list[Bundle], Labels, float]] = {}
+        self._requested: tuple[list[Bundle], list[Labels]] = [], []
         self._lock = threading.Lock()
 
-    def wish(self, experiment: str, bundles: list[Bundle]) -> None:
-        """Replace what an experiment wants."""
+    def wish(self, experiment: str, bundles: list[Bundle], labels: Labels = NO_LABELS) -> None:
+        """Replace what an experiment wants: bundles, all on nodes with the same labels."""
         with self._lock:
-            self._wishes[experiment] = bundles, self._clock() + KEPT_SECONDS
+            self._wishes[experiment] = bundles, labels, self._clock() + KEPT_SECONDS
         self.add_up()
 
     def add_up(self) -> None:
         """Forget old wishes, and request the sum of the others if it has changed."""
         with self._lock:
             now = self._clock()
-            kept = {e: wish for e, wish in self._wishes.items() if wish[0] and wish[1] > now}
-            bundles = [bundle for _, (some, _) in sorted(kept.items()) for bundle in some]
+            kept = {e: wish for e, wish in self._wishes.items() if wish[0] and wish[2] > now}
+            wanted = [
+                (each, labels) for _, (some, labels, _) in sorted(kept.items()) for each in some
+            ]
+            requested = [bundle for bundle, _ in wanted], [labels for _, labels in wanted]
             self._wishes = kept
-            if bundles != self._requested:
-                self._request(bundles)
-                self._requested = bundles
+            if requested != self._requested:
+                self._request(*requested)
+                self._requested = requested
 
 
 class DemandActor:
     """The one place of a cluster where wishes are added up."""
 
     def __init__(self) -> None:
-        self._wishes = Wishes(lambda bundles: request_resources(bundles=bundles))
+        self._wishes = Wishes(_request)
         threading.Thread(target=self._forget, daemon=True).start()
 
-    def wish(self, experiment: str, bundles: list[Bundle]) -> None:
-        self._wishes.wish(experiment, bundles)
+    def wish(self, experiment: str, bundles: list[Bundle], labels: Labels) -> None:
+        self._wishes.wish(experiment, bundles, labels)
 
     def _forget(self) -> None:
         """Forget the wishes of dead drivers, for as long as this process lives."""
@@ -90,7 +96,12 @@ class DemandActor:
             self._wishes.add_up()
 
 
-def wish(experiment: str, bundles: list[Bundle]) -> None:
+def _request(bundles: list[Bundle], labels: list[Labels]) -> None:
+    selectors = [dict(each) for each in labels] if any(labels) else None
+    request_resources(bundles=bundles, bundle_label_selectors=selectors)
+
+
+def wish(experiment: str, bundles: list[Bundle], labels: Labels) -> None:
     """Tell the cluster's autoscaler what an experiment wants; without one nothing happens."""
     here = ray.get_runtime_context().get_node_id()
     with suppress(ray.exceptions.RayError):
@@ -107,4 +118,4 @@ def wish(experiment: str, bundles: list[Bundle]) -> None:
             )
             .remote()
         )
-        actor.wish.remote(experiment, bundles)
+        actor.wish.remote(experiment, bundles, dict(labels))

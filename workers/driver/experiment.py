@@ -122,6 +122,9 @@ class ExperimentDriver:
         lanes = 1 if lanes == "auto" else lanes
         self.share = share_of(reserve_memory(spec), spec.replicates, lanes)
         """What one trial asks Ray for; with `lanes: auto` it is set again once they are chosen."""
+        self.asked = share_of(spec.resources, spec.replicates, lanes)
+        """The same without memory that was only guessed. An autoscaler is told this: it starts no
+        node for memory where its kinds of nodes do not say what they have."""
         self._stalls = StallWatch(
             partial(read_progress, store, experiment),
             spec.limits.stall_seconds,
@@ -278,6 +281,7 @@ class ExperimentDriver:
             lanes = choose_lanes(self.spec, self.options, self.why_stop)
             reserved = reserve_memory(self.spec, lanes)
             self.share = share_of(reserved, self.spec.replicates, lanes)
+            self.asked = share_of(self.spec.resources, self.spec.replicates, lanes)
             self._looked_at = -math.inf
 
     def _run_tune(self) -> None:
@@ -333,13 +337,13 @@ class ExperimentDriver:
         if time.monotonic() >= self._looked_at + LOOK_SECONDS:
             self._slots, self._looked_at = count_slots(self.share), time.monotonic()
             left = self._slots + 1 if self.sweep.left is None else self.sweep.left
-            self._wish(bundles_of(self.share, min([left, *self._bounds()])))
+            self._wish(bundles_of(self.asked, min([left, *self._bounds()])))
         return self._slots
 
     def _wish(self, bundles: list[Bundle]) -> None:
         """Tell an autoscaler what is wanted, where nodes come and go."""
         if self.options.room_seconds:
-            wish(self.experiment, bundles)
+            wish(self.experiment, bundles, self.asked.labels)
 
     def _scheduler(self) -> tune.schedulers.TrialScheduler:
         """Return the spec's scheduler, which knows what trials under earlier drivers reported."""

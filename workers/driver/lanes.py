@@ -17,6 +17,7 @@ from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine import sizing
+from eigensweep.workers.engine.shares import node_labels
 from eigensweep.workers.shared.checkpoints import is_url
 from eigensweep.workers.shared.code import check_code, own_code
 from eigensweep.workers.shared.messages import Code, ConfigJson, DriverOptions, Json
@@ -46,6 +47,7 @@ def choose_lanes(
     task = ray.remote(
         num_cpus=spec.resources.cpus,
         num_gpus=spec.resources.gpus,
+        label_selector=node_labels(spec.resources),
         max_retries=0,
         max_calls=1,  # its process ends, and with it the memory that was tried out
     )(_measure)

@@ -79,9 +79,7 @@ def share_of(resources: ResourcesConfig, replicates: int, lanes: int | None) -> 
     """Return what one trial asks for; `lanes` is the number where the spec says `auto`."""
     whole = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory or 0}
     whole = {kind: amount for kind, amount in whole.items() if amount}
-    labels = dict(resources.labels)
-    if resources.accelerator_type is not None:
-        labels[ACCELERATOR_LABEL] = resources.accelerator_type
+    labels = node_labels(resources)
     if lanes is None:
         alone = {kind: to_units(amount) / UNITS for kind, amount in whole.items()}
         return Share(alone, labels=labels)
@@ -91,6 +89,13 @@ def share_of(resources: ResourcesConfig, replicates: int, lanes: int | None) -> 
         part["memory"] = float(int(part["memory"]))  # Ray takes whole bytes
     need = EngineNeed(lanes, trials, resources.cpus, resources.gpus, resources.memory or 0)
     return Share(part, need, labels)
+
+
+def node_labels(resources: ResourcesConfig) -> dict[str, str]:
+    """Return what a node must have, in Ray's words."""
+    if resources.accelerator_type is None:
+        return dict(resources.labels)
+    return {**resources.labels, ACCELERATOR_LABEL: resources.accelerator_type}
 
 
 def _count_whole(node: Mapping[str, float], need: Mapping[str, float]) -> int:
