@@ -33,7 +33,7 @@ from eigensweep.service.client.spec_file import (
     parse_settings,
     parse_trial,
 )
-from eigensweep.service.command import accounts, nodes, storage, summaries, terminal
+from eigensweep.service.command import accounts, backup, nodes, storage, summaries, terminal
 from eigensweep.service.command import cluster as cluster_command
 from eigensweep.service.command import data as data_command
 from eigensweep.service.command.connecting import TokenFile, Url, connect, fail
@@ -71,6 +71,8 @@ app.command("audit")(accounts.list_audit)
 app.command("nodes")(nodes.show_nodes)
 app.command("du")(storage.show_use)
 app.command("prune")(storage.prune)
+app.command("backup")(backup.back_up)
+app.command("restore")(backup.restore)
 
 
 def main() -> None:

@@ -349,6 +349,28 @@ class Store:
         self.commit(key, attempt, snapshot.step, snapshot.state, snapshot.points)
         return True
 
+    def copy_out(self, key: str, target: Path, attempt: int) -> int:
+        """Copy what is committed at `key` into an empty folder; return the curve's size in bytes.
+
+        On the same disk files are linked, since none of them is ever written over; of the curve,
+        which grows, only so many bytes count. If a later attempt than `attempt` has begun, the
+        copy's head does not know of it.
+
+        Raises:
+            StorageError: if it cannot be read.
+            OSError: if the copy cannot be written.
+        """
+        folder = self._folder(key)
+        with hold_lock(folder):
+            head = self._head(folder)
+            spectra = [f"{path.parent.name}/{path.name}" for path in folder.glob("*/*.json")]
+            named = [checkpoint.file for checkpoint in head.checkpoints]
+            for name in ("curve.jsonl", "best.pt", *named, *spectra):
+                if (folder / name).exists():
+                    _link_or_copy(folder / name, target / name)
+        self._replace_head(target, replace(head, attempt=min(head.attempt, attempt)))
+        return head.curve_bytes
+
     def take_over(self, source_key: str, key: str, attempt: int, step: int) -> None:
         """Let `attempt` at `key` go on from the source's newest checkpoint, byte for byte.
 
@@ -595,6 +617,14 @@ def is_url(place: str | Path) -> bool:
     (True, False)
     """
     return "://" in str(place)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links, or too many
+        shutil.copyfile(source, target)
 
 
 def check_attempt(key: str, head: _Head, attempt: int) -> None:

@@ -45,7 +45,7 @@ def migrate(url: str, revision: str = "head") -> None:
         raise NewerRecordError(
             f"the record was written by a newer version of Eigensweep ({error}): install that "
             "version, since a schema never goes back, or set EIGENSWEEP_HOME or "
-            "EIGENSWEEP_DATABASE_URL to another place"
+            "EIGENSWEEP_DATABASE_URL to another place, such as a restored backup"
         ) from error
     except DBAPIError as error:
         place = make_url(url).render_as_string(hide_password=True)
@@ -53,6 +53,11 @@ def migrate(url: str, revision: str = "head") -> None:
             f"the database of the record at {place} cannot be used: {error.orig}; start it, or set "
             "EIGENSWEEP_DATABASE_URL to another one"
         ) from error
+
+
+def list_revisions() -> list[str]:
+    """Return the versions of the schema that this code knows, the newest first."""
+    return [each.revision for each in ScriptDirectory.from_config(_configure()).walk_revisions()]
 
 
 def compare_versions(url: str) -> tuple[str | None, str]:

@@ -1,0 +1,467 @@
+"""A copy of a home folder in one file, made while a service works in it, and the way back.
+
+Runs in a user's terminal. What is copied belongs to one moment, as after a cut of power: while the
+heads of the store are read nobody writes to the record, so no attempt, trial or round begins. A
+service goes on from such a moment by itself.
+
+    eigensweep.db, mlflow/mlflow.db   SQLite's own online backup, in that moment
+    optuna/                           journals, in that moment; the record can make them again
+    storage/                          head by head; checkpoints are linked, as they never change
+    mlflow/artifacts/, analyses/, reproductions/    files, after that moment
+    manifest.json                     names, sizes and digests of all of them; the last one
+
+An attempt that began after that moment is none: each head is written with the attempt of the
+record, or the next service could not begin it again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath
+from typing import IO, Final, cast
+
+from filelock import FileLock, Timeout
+from sqlalchemy import make_url
+
+from eigensweep.private_folders import require_private
+from eigensweep.service.record.migrations import list_revisions
+from eigensweep.service.settings import Settings
+from eigensweep.workers.shared.checkpoints import Store, is_url
+from eigensweep.workers.shared.states import OPEN_TRIALS
+
+FORMAT: Final = 1
+"""The form of the archive; a later one that cannot be read by this version has another number."""
+MANIFEST: Final = "manifest.json"
+RECORD: Final = "eigensweep.db"
+MLFLOW: Final = "mlflow/mlflow.db"
+LIVE: Final = ("mlflow/artifacts", "analyses", "reproductions")
+"""Folders whose files are written whole, and copied as they are."""
+ROOTS: Final = (RECORD, "mlflow", "optuna", "storage", "analyses", "reproductions")
+"""What an archive may hold, besides its manifest."""
+STAGING: Final = ".backup-"
+BUSY_SECONDS: Final = 60.0
+"""How long to wait for another writer of a database."""
+CHUNK: Final = 1 << 20
+
+
+class BackupError(RuntimeError):
+    """No backup can be made, or none can be restored; the message says what would work."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of an archive."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an archive says of itself."""
+
+    format: int
+    version: str
+    schema: str
+    """Version of the record's schema."""
+    made_at: float
+    """Seconds since 1970."""
+    left_out: tuple[str, ...]
+    """What is not in it, in words."""
+    files: dict[str, Member] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Size of all files together."""
+        return sum(each.bytes for each in self.files.values())
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Manifest:
+        """Read what `to_json` gave.
+
+        Raises:
+            BackupError: if it is none, or one of a version that this one does not know.
+        """
+        try:
+            known = json.loads(content)
+            if known["format"] != FORMAT:
+                raise BackupError(
+                    f"this backup has the form {known['format']}, and this version of Eigensweep "
+                    f"reads the form {FORMAT}: restore it with Eigensweep {known['version']}"
+                )
+            files = {name: Member(**each) for name, each in known.pop("files").items()}
+            return cls(**{**known, "left_out": tuple(known["left_out"])}, files=files)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BackupError(f"the manifest of this backup cannot be read: {error}") from error
+
+    def to_json(self) -> bytes:
+        """Return it as the archive holds it."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+
+def back_up(settings: Settings, file: Path) -> Manifest:
+    """Write a backup of the home folder into a new file, which only this user can read.
+
+    A service may work in the home meanwhile. Posts and drivers wait while the databases are copied
+    and the heads of trials that run are read; training goes on.
+
+    Raises:
+        BackupError: if the file is there already, the record is not in the home folder, or another
+            backup is being made.
+        OSError, sqlite3.Error, StorageError: if something cannot be read or written.
+    """
+    _check_settings(settings, file)
+    storage = Path(settings.storage_folder)
+    with ExitStack() as stack:
+        stack.enter_context(_hold(settings.home))
+        for folder in (settings.home, storage):
+            _remove_leftovers(folder)
+        copies = stack.enter_context(_make_staging(settings.home))
+        shots = _StoreCopy(storage, stack.enter_context(_make_staging(storage)))
+        shots.take(_read_trials(settings.home / RECORD), only_ended=True)
+        with _nobody_writes(settings.home / RECORD):
+            copy_database(settings.home / RECORD, copies / RECORD)
+            trials = _read_trials(copies / RECORD)
+            if settings.mlflow_uri is None:
+                copy_database(settings.home / MLFLOW, copies / MLFLOW)
+            _copy_journals(settings.home / "optuna", copies / "optuna")
+            shots.take(trials)
+        with _write_new(file) as target:
+            return _write_archive(target, settings, copies, shots)
+
+
+def _check_settings(settings: Settings, file: Path) -> None:
+    if settings.database_url is not None:
+        place = make_url(settings.database_url).render_as_string(hide_password=True)
+        raise BackupError(
+            f"the record is in a database of its own ({place}), which is saved with its own means: "
+            "stop the service, run `pg_dump --format=custom` for the record and for MLflow's "
+            f"database, copy the folder {settings.storage_folder}, and start the service again"
+        )
+    if is_url(settings.storage_folder):
+        raise BackupError(
+            f"the store is at {settings.storage_folder}, which is saved with its own means: stop "
+            "the service, copy the bucket and the home folder, and start the service again"
+        )
+    if not (settings.home / RECORD).exists():
+        raise BackupError(
+            f"there is no record in {settings.home}; set EIGENSWEEP_HOME to the home folder of "
+            "the service"
+        )
+    if file.exists():
+        raise BackupError(f"{file} is there already; choose another name, or remove it")
+
+
+@contextmanager
+def _hold(home: Path) -> Iterator[None]:
+    lock = FileLock(home / "backup.lock", mode=0o600, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise BackupError(f"another backup of {home} is being made") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _make_staging(folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder) as made:
+        yield Path(made)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a backup that was killed has left."""
+    for path in folder.glob(f"{STAGING}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _nobody_writes(record: Path) -> Iterator[None]:
+    """Hold the right to write to the record; whoever wants to write waits."""
+    with closing(sqlite3.connect(record, BUSY_SECONDS, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a SQLite database while others use it; nothing happens where there is none."""
+    if not source.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        closing(sqlite3.connect(source, BUSY_SECONDS)) as here,
+        closing(sqlite3.connect(target)) as there,
+    ):
+        here.backup(there)
+        there.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+
+
+def _copy_journals(source: Path, target: Path) -> None:
+    """Copy Optuna's journals up to their last whole line."""
+    target.mkdir()
+    for path in sorted(source.glob("*.journal")):
+        with suppress(FileNotFoundError):
+            content = path.read_bytes()
+            (target / path.name).write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+@dataclass(frozen=True)
+class _TrialRow:
+    experiment: str
+    number: int
+    state: str
+    attempt: int
+
+
+def _read_trials(record: Path) -> list[_TrialRow]:
+    query = "SELECT experiment_id, number, state, attempt FROM trials"
+    with closing(sqlite3.connect(record, BUSY_SECONDS)) as source:
+        return [_TrialRow(*row) for row in source.execute(query)]
+
+
+class _StoreCopy:
+    """Copies of the replicates of some trials, made of links in a folder of the store's disk."""
+
+    def __init__(self, storage: Path, staging: Path) -> None:
+        self._store, self._storage, self._staging = Store(storage), storage, staging
+        self._taken: dict[tuple[str, int], _TrialRow] = {}
+        self._sizes: dict[str, int] = {}
+        self._wanted: list[_TrialRow] = []
+
+    def take(self, trials: Iterable[_TrialRow], only_ended: bool = False) -> None:
+        """Copy trials, but those that were copied before and have not changed since."""
+        self._wanted = [each for each in trials if not (only_ended and each.state in OPEN_TRIALS)]
+        for trial in self._wanted:
+            place = (trial.experiment, trial.number)
+            is_same = self._taken.get(place) == trial and trial.state not in OPEN_TRIALS
+            if not is_same:
+                self._copy(trial)
+                self._taken[place] = trial
+
+    def _copy(self, trial: _TrialRow) -> None:
+        place = f"{trial.experiment}/{trial.number:05d}"
+        shutil.rmtree(self._staging / place, ignore_errors=True)
+        for head in sorted((self._storage / place).glob("*/head.json")):
+            key = f"{place}/{head.parent.name}"
+            target = self._staging / key
+            target.mkdir(parents=True)
+            size = self._store.copy_out(key, target, trial.attempt)
+            self._sizes[f"{key}/curve.jsonl"] = size
+
+    def list_files(self) -> Iterator[tuple[str, Path, int | None]]:
+        """Yield name, path, and how many bytes count of each file; None: all of them."""
+        for trial in self._wanted:
+            folder = self._staging / trial.experiment / f"{trial.number:05d}"
+            for path in _list_files(folder):
+                name = path.relative_to(self._staging).as_posix()
+                yield f"storage/{name}", path, self._sizes.get(name)
+        for experiment in dict.fromkeys(trial.experiment for trial in self._wanted):
+            for path in _list_files(self._storage / experiment / "report"):
+                yield f"storage/{path.relative_to(self._storage).as_posix()}", path, None
+
+
+def _list_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+@contextmanager
+def _write_new(file: Path) -> Iterator[IO[bytes]]:
+    """Lend a new file for this user alone, which gets its name when it is whole."""
+    partial = file.with_name(file.name + ".partial")
+    with suppress(FileNotFoundError):
+        partial.unlink()
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
+            yield target
+            target.flush()
+            os.fsync(target.fileno())
+        os.link(partial, file)  # fails where the name was taken meanwhile
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_archive(
+    target: IO[bytes], settings: Settings, copies: Path, shots: _StoreCopy
+) -> Manifest:
+    made = Manifest(
+        FORMAT, _read_version(), _read_schema(copies / RECORD), time.time(), _tell(settings)
+    )
+    with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
+        for name, path, size in _list_members(settings, copies, shots):
+            with suppress(FileNotFoundError), path.open("rb") as source:
+                made.files[name] = _add(archive, name, source, size)
+        content = made.to_json()
+        archive.addfile(_describe(MANIFEST, len(content), made.made_at), io.BytesIO(content))
+    return made
+
+
+def _list_members(
+    settings: Settings, copies: Path, shots: _StoreCopy
+) -> Iterator[tuple[str, Path, int | None]]:
+    for path in _list_files(copies):
+        yield path.relative_to(copies).as_posix(), path, None
+    yield from shots.list_files()
+    for folder in LIVE:
+        for path in _list_files(settings.home / folder):
+            if path.suffix not in (".tmp", ".new", ".lock"):
+                yield path.relative_to(settings.home).as_posix(), path, None
+
+
+def _add(archive: tarfile.TarFile, name: str, source: IO[bytes], size: int | None) -> Member:
+    """Add the first `size` bytes of a file, or all of it."""
+    seen = os.fstat(source.fileno())
+    info = _describe(name, seen.st_size if size is None else size, seen.st_mtime)
+    reader = _Digesting(source)
+    archive.addfile(info, cast(IO[bytes], reader))
+    return Member(info.size, reader.digest.hexdigest())
+
+
+def _describe(name: str, size: int, changed_at: float) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o600, int(changed_at)
+    return info
+
+
+class _Digesting:
+    """Reads a file, and computes the digest of what was read."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source, self.digest = source, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        content = self._source.read(size)
+        self.digest.update(content)
+        return content
+
+
+def _tell(settings: Settings) -> tuple[str, ...]:
+    """Return what a backup leaves out, in words."""
+    words = [
+        "corpora, which `eigensweep data` fetches or imports again",
+        "sessions of browsers: people sign in again",
+        "Ray's folder and logs",
+    ]
+    if settings.mlflow_uri is not None:
+        words.append(f"MLflow, which runs by itself at {settings.mlflow_uri}")
+    if settings.optuna_url is not None:
+        words.append("Optuna's database, which the record can make again")
+    return tuple(words)
+
+
+def _read_version() -> str:
+    try:
+        return version("eigensweep")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _read_schema(record: Path) -> str:
+    with closing(sqlite3.connect(record)) as source:
+        (found,) = source.execute("SELECT version_num FROM alembic_version").fetchone()
+    return str(found)
+
+
+def restore(file: Path, home: Path) -> Manifest:
+    """Make a home folder of a backup; the folder is there as a whole, or not at all.
+
+    Raises:
+        BackupError: if the folder holds something, the file is no backup, is cut off or damaged, or
+            was made by a newer version.
+        UnsafeFolderError: if others could change the folder.
+        OSError: if something cannot be read or written.
+    """
+    home = home.expanduser().absolute()
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise BackupError(
+            f"{home} is not empty, and a backup is restored into a new folder only: choose another "
+            "one with --home, or move this one away"
+        )
+    home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as made:
+        folder = Path(made) / "home"
+        folder.mkdir(mode=0o700)
+        require_private(folder)
+        manifest = _extract(file, folder)
+        _check_record(folder / RECORD, manifest)
+        os.replace(folder, home)  # takes the place of an empty folder
+    return manifest
+
+
+def _extract(file: Path, folder: Path) -> Manifest:
+    """Write the files of a backup into a folder, and compare them with its manifest."""
+    found: dict[str, Member] = {}
+    manifest: Manifest | None = None
+    try:
+        with tarfile.open(file, mode="r|gz") as archive:
+            for info in archive:
+                source = archive.extractfile(info) if info.isreg() else None
+                if source is None or manifest is not None:
+                    raise BackupError(f"{file} is no backup of Eigensweep: it holds {info.name!r}")
+                if info.name == MANIFEST:
+                    manifest = Manifest.from_json(source.read())
+                else:
+                    found[info.name] = _write_member(folder, info, source)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BackupError(f"{file} is no whole backup of Eigensweep: {error}") from error
+    if manifest is None:
+        raise BackupError(f"{file} is no whole backup of Eigensweep: it has no manifest at its end")
+    if wrong := sorted(
+        name
+        for name in found.keys() | manifest.files.keys()
+        if found.get(name) != manifest.files.get(name)
+    ):
+        raise BackupError(
+            f"{file} is damaged: {len(wrong)} files are not what its manifest says, such as "
+            f"{wrong[0]}; take another backup"
+        )
+    return manifest
+
+
+def _write_member(folder: Path, info: tarfile.TarInfo, source: IO[bytes]) -> Member:
+    path = PurePosixPath(info.name)
+    if path.is_absolute() or ".." in path.parts or path.parts[0] not in ROOTS:
+        raise BackupError(f"this is no backup of Eigensweep: it holds {info.name!r}")
+    target = folder / path
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    reader = _Digesting(source)
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        shutil.copyfileobj(cast(IO[bytes], reader), file, CHUNK)
+        file.flush()
+        os.fsync(file.fileno())
+    return Member(info.size, reader.digest.hexdigest())
+
+
+def _check_record(record: Path, manifest: Manifest) -> None:
+    """Refuse a record that this version cannot read, in words."""
+    if not record.exists():
+        raise BackupError("this backup has no record")
+    if manifest.schema not in list_revisions():
+        raise BackupError(
+            f"this backup was made by Eigensweep {manifest.version}, which is newer than this one "
+            f"(its record has schema {manifest.schema}): install that version, and restore it then"
+        )
+    with closing(sqlite3.connect(record)) as source:
+        (answer,) = source.execute("PRAGMA quick_check").fetchone()
+    if answer != "ok":
+        raise BackupError(f"the record of this backup is damaged: {answer}")

@@ -1,0 +1,311 @@
+"""A home is copied while an experiment trains in it, and the copy goes on to the same end."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import stat
+import tarfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from orders import make_order
+from typer.testing import CliRunner
+from waiting import PATIENCE
+
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.command.cli import app as command_line
+from eigensweep.service.process import backup
+from eigensweep.service.process.backup import BackupError, back_up, restore
+from eigensweep.service.record import database
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.migrations import migrate
+from eigensweep.service.record.record import Record
+from eigensweep.service.settings import Settings
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.states import OUTCOMES
+from eigensweep.workers.trial.attempt import Attempt
+
+STEPS = 80
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+CONTENT: dict[str, Any] = {
+    "name": "copied",
+    "task": {"name": "copying", "delay": 5, "symbols": 2, "batch_size": 4},
+    "model": {"name": "scornn", "hidden_size": 6, "negative_ones": 2},
+    "training": {"steps": STEPS, "evaluate_every": 10},
+    "search": {"method": "grid", "space": {"optimizer.lr": list(RATES)}},
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A home with a record, and with what MLflow and a browser's user leave there."""
+    made = Settings(home=tmp_path / "home")
+    (made.home / "mlflow").mkdir(parents=True, mode=0o700)
+    made.home.chmod(0o700)
+    migrate(made.database)
+    with closing(sqlite3.connect(made.home / "mlflow" / "mlflow.db")) as mlflow:
+        mlflow.execute("CREATE TABLE points (step INTEGER)")
+    (made.home / "mlflow" / "token").write_text("the secret of MLflow")
+    (made.home / "sessions.json").write_text("sessions")
+    (made.home / "mlflow" / "artifacts").mkdir()
+    (made.home / "mlflow" / "artifacts" / "plot.png").write_bytes(b"png")
+    (made.home / "optuna").mkdir()
+    (made.home / "optuna" / "e.journal").write_bytes(b'{"op": 1}\n{"op": 2}\n{"op"')
+    return made
+
+
+def post(settings: Settings) -> str:
+    return Record(settings.database).add(ExperimentSpec.model_validate(CONTENT))[0].id
+
+
+def drive(settings: Settings, id: str, at_rung: Callable[[], None] = lambda: None) -> None:
+    """Train what is not over, as a driver does, to the end of the experiment."""
+    record = Record(settings.database)
+    claim = record.claim(id)
+    assert claim is not None
+    ledger = RecordLedger(record.url, id, claim.generation)
+    spec = ExperimentSpec.from_stored(record.row(id).spec)
+    known = {entry.number: entry for entry in ledger.load()}
+    for number, rate in enumerate(RATES):
+        if number in known and known[number].state in OUTCOMES:
+            continue
+        params = {"optimizer.lr": rate}
+        config = spec.trial(Point("scornn", params))
+        body = config.model_dump(mode="json")
+        ledger.open(number, "scornn", params, body, config.content_hash())
+        attempt = ledger.begin(number)
+        order = make_order(
+            experiment=id,
+            number=number,
+            attempt=attempt,
+            config=body,
+            rungs=tuple(range(10, STEPS + 1, 10)),
+            reported=known[number].reached if number in known else 0,
+            storage=settings.storage_folder,
+        )
+        work = Attempt(order, "cpu")
+        while (report := work.advance()).outcome is None:
+            ledger.report(number, attempt, report.step, report.metrics, None)
+            at_rung()
+        ledger.finish(number, attempt, report.outcome, report.result)
+    ledger.end("completed")
+
+
+def read_curves(settings: Settings, id: str) -> list[list[tuple[int, dict[str, float]]]]:
+    """Return step and metrics of each point, but for the seconds that training took."""
+    store = Store(settings.storage_folder)
+    return [
+        [
+            (point.step, {k: v for k, v in point.metrics.items() if "second" not in k})
+            for point in store.points(replicate_key(id, number, 0))
+        ]
+        for number in range(len(RATES))
+    ]
+
+
+class TestWhileItRuns:
+    def test_each_copy_goes_on_to_the_same_end_and_every_trial_is_finished_once(
+        self, settings, tmp_path
+    ):
+        id, rungs, files = post(settings), threading.Semaphore(0), []
+        driver = threading.Thread(target=drive, args=(settings, id, rungs.release))
+        driver.start()
+        for number in range(3):
+            for _ in range(1 + 6 * number):
+                assert rungs.acquire(timeout=PATIENCE)
+            files.append(tmp_path / f"{number}.tar.gz")
+            back_up(settings, files[-1])
+        driver.join(PATIENCE)
+        expected = read_curves(settings, id)
+        open_trials = 0
+        for file in files:
+            copy = Settings(home=tmp_path / f"home of {file.stem}")
+            restore(file, copy.home)
+            record = Record(copy.database)
+            assert record.row(id).state == "running"
+            open_trials += record.experiment(id).counts["running"].trials
+            drive(copy, id)
+            assert record.row(id).state == "completed"
+            ends = Counter(
+                event.data["trial"]
+                for event in record.events(id)
+                if event.kind == "trial.completed"
+            )
+            assert ends == dict.fromkeys(range(len(RATES)), 1)
+            assert read_curves(copy, id) == expected
+            original = Record(settings.database).trials(id, sort="number")
+            again = record.trials(id, sort="number")
+            assert [r.trial.value for r in again] == [r.trial.value for r in original]
+            database.engine(copy.database).dispose()
+        assert open_trials > 0  # they were taken in the middle
+        database.engine(settings.database).dispose()
+
+    def test_what_began_after_the_moment_is_not_in_it(self, settings, tmp_path):
+        """Two attempts and a trial begin between the record's copy and that of the store."""
+        id, store = post(settings), Store(settings.storage_folder)
+        record = Record(settings.database)
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        ledger.open(0, "scornn", {}, {"training": {"steps": 9}}, "h")
+        assert ledger.begin(0) == 1
+        key, unknown = replicate_key(id, 0, 0), replicate_key(id, 7, 0)
+        for each in (key, unknown):
+            store.begin(each, 3)
+            store.commit(each, 3, 5, {"weights": torch.ones(3)}, [])
+        back_up(settings, tmp_path / "b.tar.gz")
+        restore(tmp_path / "b.tar.gz", tmp_path / "copy")
+        copied = Store(tmp_path / "copy" / "storage")
+        copied.begin(key, 2)
+        assert copied.newest(key).step == 5
+        assert copied.newest(unknown) is None
+        store.begin(key, 4)  # the original is as it was
+        assert store.newest(key).step == 5
+
+    def test_databases_are_whole_and_journals_end_with_a_line(self, settings, tmp_path):
+        with closing(sqlite3.connect(settings.home / "mlflow" / "mlflow.db")) as mlflow:
+            mlflow.execute("PRAGMA journal_mode=WAL")
+            mlflow.execute("INSERT INTO points VALUES (1)")
+            mlflow.commit()
+            mlflow.execute("INSERT INTO points VALUES (2)")  # not committed
+            back_up(settings, tmp_path / "b.tar.gz")
+        manifest = restore(tmp_path / "b.tar.gz", tmp_path / "copy")
+        with closing(sqlite3.connect(tmp_path / "copy" / "mlflow" / "mlflow.db")) as copied:
+            assert copied.execute("SELECT step FROM points").fetchall() == [(1,)]
+        journal = tmp_path / "copy" / "optuna" / "e.journal"
+        assert journal.read_bytes() == b'{"op": 1}\n{"op": 2}\n'
+        assert (tmp_path / "copy" / "mlflow" / "artifacts" / "plot.png").read_bytes() == b"png"
+        assert not [name for name in manifest.files if name.endswith(("-wal", "-shm"))]
+
+
+class TestSecrets:
+    def test_it_is_for_its_user_alone_and_holds_no_secret_of_the_service(self, settings, tmp_path):
+        file = tmp_path / "b.tar.gz"
+        back_up(settings, file)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        with tarfile.open(file) as archive:
+            names = archive.getnames()
+            assert {member.mode for member in archive} == {0o600}
+            assert {member.uname for member in archive} == {""}
+        assert "mlflow/token" not in names
+        assert "sessions.json" not in names
+        restore(file, tmp_path / "copy")
+        assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o700
+        for path in (tmp_path / "copy").rglob("*"):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+    def test_nothing_is_left_beside_it_also_by_one_that_was_killed(self, settings, tmp_path):
+        left = Path(settings.storage_folder) / ".backup-killed"
+        left.mkdir(parents=True)
+        (left / "x").write_text("x")
+        back_up(settings, tmp_path / "b.tar.gz")
+        assert list(tmp_path.rglob(".backup-*")) == []
+        assert list(tmp_path.glob("*.partial")) == []
+
+
+class TestRefusals:
+    def test_no_file_is_written_over_and_no_two_are_made_at_once(self, settings, tmp_path):
+        file = tmp_path / "b.tar.gz"
+        file.write_text("mine")
+        with pytest.raises(BackupError, match="there already"):
+            back_up(settings, file)
+        assert file.read_text() == "mine"
+        with backup._hold(settings.home), pytest.raises(BackupError, match="another backup"):
+            back_up(settings, tmp_path / "other.tar.gz")
+
+    def test_a_record_in_postgresql_is_told_what_to_use_and_no_password(self, settings, tmp_path):
+        url = "postgresql://me:hush@db/record"
+        elsewhere = settings.model_copy(update={"database_url": url})
+        with pytest.raises(BackupError, match="pg_dump") as raised:
+            back_up(elsewhere, tmp_path / "b.tar.gz")
+        assert "hush" not in str(raised.value)
+
+    def test_a_store_in_a_bucket_is_told_what_to_do(self, settings, tmp_path):
+        elsewhere = settings.model_copy(update={"storage": "s3://lab/sweeps"})
+        with pytest.raises(BackupError, match="copy the bucket"):
+            back_up(elsewhere, tmp_path / "b.tar.gz")
+
+    def test_a_home_that_holds_something_is_left_alone(self, settings, tmp_path):
+        back_up(settings, tmp_path / "b.tar.gz")
+        with pytest.raises(BackupError, match="not empty"):
+            restore(tmp_path / "b.tar.gz", settings.home)
+        (tmp_path / "empty").mkdir()
+        restore(tmp_path / "b.tar.gz", tmp_path / "empty")
+
+    @pytest.mark.parametrize(
+        ("spoil", "words"),
+        [
+            ("cut", "no whole backup"),
+            ("text", "no whole backup"),
+            ("member", "damaged: 1 files"),
+            ("missing", "damaged: 1 files"),
+            ("newer schema", "which is newer than this one"),
+            ("newer form", "reads the form 1"),
+            ("above", "holds '../x'"),
+            ("absolute", "holds '/x'"),
+            ("link", "holds 'storage/x'"),
+            ("strange", "holds 'service.lock'"),
+        ],
+    )
+    def test_what_is_no_whole_backup_is_refused_and_leaves_nothing(
+        self, settings, tmp_path, spoil, words
+    ):
+        file, bad = tmp_path / "b.tar.gz", tmp_path / "bad.tar.gz"
+        back_up(settings, file)
+        if spoil == "cut":
+            bad.write_bytes(file.read_bytes()[:-2000])
+        elif spoil == "text":
+            bad.write_text("no archive")
+        else:
+            spoil_archive(file, bad, spoil)
+        with pytest.raises(BackupError, match=words):
+            restore(bad, tmp_path / "copies" / "copy")
+        assert list((tmp_path / "copies").iterdir()) == []
+
+
+def spoil_archive(file: Path, bad: Path, how: str) -> None:
+    """Write an archive again, as somebody who changes one thing of it would."""
+    strange = {"above": "../x", "absolute": "/x", "link": "storage/x", "strange": "service.lock"}
+    with tarfile.open(file) as source, tarfile.open(bad, "w:gz") as target:
+        for member in source:
+            content = source.extractfile(member).read()
+            if member.name == "mlflow/artifacts/plot.png":
+                if how == "missing":
+                    continue
+                content = b"PNG" if how == "member" else content
+            if member.name == backup.MANIFEST:
+                manifest = json.loads(content)
+                manifest["schema"] = "9999" if how == "newer schema" else manifest["schema"]
+                manifest["format"] += how == "newer form"
+                content = json.dumps(manifest).encode()
+                if how in strange:
+                    added = tarfile.TarInfo(strange[how])
+                    if how == "link":
+                        added.type, added.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                    target.addfile(added, io.BytesIO())
+            member.size = len(content)
+            target.addfile(member, io.BytesIO(content))
+
+
+class TestCommands:
+    def test_a_home_goes_into_a_file_and_comes_back(self, settings, tmp_path, monkeypatch):
+        id, file = post(settings), str(tmp_path / "b.tar.gz")
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        made = CliRunner().invoke(command_line, ["backup", file])
+        assert made.exit_code == 0, made.output
+        assert "left out: corpora" in made.output
+        again = CliRunner().invoke(command_line, ["backup", file])
+        assert again.exit_code == 2
+        assert "there already" in again.output
+        home = tmp_path / "copy"
+        done = CliRunner().invoke(command_line, ["restore", file, "--home", str(home), "--json"])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.output)["home"] == str(home)
+        assert Record(Settings(home=home).database).row(id).state == "queued"
