@@ -20,6 +20,7 @@ from eigensweep.search_spaces.memory import reserve_memory
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.counters import RESTARTS
+from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.cluster.nodes import Node
@@ -214,9 +215,12 @@ class Dispatcher:
             try:
                 self.tick()
             except Exception as error:  # the queue outlives a database that is away
-                if self.problem is None:
+                problem = f"{type(error).__name__}: {error}"
+                if self.problem is None and database.is_away(error):
+                    logger.warning("the queue waits for the database: %s", problem)
+                elif self.problem is None:
                     logger.exception("the queue cannot be served, trying again")
-                self.problem = f"{type(error).__name__}: {error}"
+                self.problem = problem
             self._wake.wait(self.interval)
             self._wake.clear()
 

@@ -254,6 +254,30 @@ class TestTrouble:
         dispatcher.tick()
         assert len(launcher.launched) == 2
 
+    def test_a_database_that_is_away_is_one_line_of_the_log_until_it_is_back(
+        self, record, launcher, post, monkeypatch, caplog
+    ):
+        looks = []
+
+        def away() -> None:
+            looks.append("in vain")
+            raise OperationalError("SELECT", {}, Exception("the server is gone"))
+
+        dispatcher, works = Dispatcher(record, interval=0.02), record.list_unfinished
+        monkeypatch.setattr(record, "list_unfinished", away)
+        id = post()
+        dispatcher.start(launcher, OPTIONS)
+        try:
+            wait_until(lambda: len(looks) >= 3)
+            (told,) = [r for r in caplog.records if r.name.endswith("dispatcher")]
+            assert "waits for the database" in told.getMessage()
+            assert told.exc_info is None
+            assert "the server is gone" in (dispatcher.problem or "")
+            monkeypatch.setattr(record, "list_unfinished", works)
+            wait_until(lambda: ids(launcher) == [id])
+        finally:
+            dispatcher.stop()
+
     def test_a_cluster_that_starts_no_driver_at_all_is_told_and_tried_again(
         self, record, launcher, post, monkeypatch, caplog
     ):
