@@ -47,6 +47,7 @@ from eigensweep.tasks.base import Metric, TaskConfig
 Config = TypeVar("Config", bound=BaseModel)
 
 MOST_NAME = 120
+LEAST_PRIORITY, LARGEST_PRIORITY = -1000, 1000
 RUNGS = 10
 """Approximate number of rungs if the spec does not set `rung_every`."""
 
@@ -158,7 +159,10 @@ class ExperimentSpec(Strict):
     resources: ResourcesConfig = Field(ResourcesConfig(), description="What one trial occupies")
     limits: LimitsConfig = Field(LimitsConfig(), description="Upper limits of the whole experiment")
     priority: int = Field(
-        0, ge=-1000, le=1000, description="Experiments with a higher priority start first"
+        0,
+        ge=LEAST_PRIORITY,
+        le=LARGEST_PRIORITY,
+        description="Experiments with a higher priority start first",
     )
 
     @model_validator(mode="after")

@@ -252,6 +252,7 @@ class ExperimentLinks(HeadLinks):
     cancel: str
     pause: str
     resume: str
+    prioritize: str
     retry: str
     extend: str
     archive: str
@@ -269,7 +270,10 @@ class ExperimentSummary(Answer):
     name: str
     project: str
     state: ExperimentState
-    priority: int
+    priority: int = Field(description="Higher ones start first")
+    queue_place: int | None = Field(
+        description="Its place in the queue, from 1; null if it is not queued"
+    )
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -365,6 +369,7 @@ class Views:
             "project": row.project,
             "state": row.state,
             "priority": row.priority,
+            "queue_place": record.place,
             "created_at": to_datetime(row.created_at),
             "started_at": to_datetime_if_known(row.started_at),
             "finished_at": to_datetime_if_known(row.finished_at),

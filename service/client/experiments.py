@@ -147,6 +147,11 @@ class Experiment(Remote):
         self.connection.post(f"{self.path}/resume")
         return self.refresh()
 
+    def prioritize(self, priority: int) -> Self:
+        """Give it another priority: higher ones start first."""
+        self.connection.post(f"{self.path}/prioritize", {"priority": priority})
+        return self.refresh()
+
     def retry(self) -> Self:
         """Try its failed trials again, once it is over: they go on from their last commits."""
         self.connection.post(f"{self.path}/retry")

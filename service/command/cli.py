@@ -371,6 +371,19 @@ def cancel(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     _act("cancel", experiments, url, as_json)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})  # a priority may be negative
+def prioritize(
+    experiment: Id,
+    priority: Annotated[int, typer.Argument(help="Higher ones come first; 0 is usual.")],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give an experiment another priority: higher ones start first."""
+    with connect(url, as_json) as client:
+        content = client.experiment(experiment).prioritize(priority).content
+        _print(content, summaries.format_queue, as_json)
+
+
 @app.command()
 def retry(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     """Try the failed trials of experiments that are over again, from their last commits."""

@@ -27,7 +27,7 @@ def format_experiment(experiment: JsonObject) -> str:
     rows = [
         ("experiment", f"{experiment['id']} {experiment['name']}"),
         ("project", experiment["project"]),
-        ("state", experiment["state"]),
+        ("state", f"{experiment['state']}{_place_in_queue(experiment)}"),
         ("progress", count_trials(experiment["progress"])),
     ]
     if experiment.get("eta_seconds"):
@@ -53,6 +53,18 @@ def format_experiment(experiment: JsonObject) -> str:
     return "\n".join(f"{head:<12}{words}" for head, words in rows)
 
 
+def format_queue(experiment: JsonObject) -> str:
+    """Return an experiment's priority and its place in the queue as a sentence."""
+    place = _place_in_queue(experiment)
+    state = experiment["state"].replace("_", " ")
+    return f"{experiment['id']} has priority {experiment['priority']} and is {state}{place}"
+
+
+def _place_in_queue(experiment: JsonObject) -> str:
+    place = experiment.get("queue_place")
+    return "" if place is None else f", number {place} in the queue"
+
+
 def make_list_row(experiment: JsonObject) -> Sequence[Any]:
     """Return an experiment's row in the list."""
     progress, best = experiment["progress"], experiment.get("best")
@@ -61,7 +73,7 @@ def make_list_row(experiment: JsonObject) -> Sequence[Any]:
         experiment["id"],
         experiment["name"],
         experiment["project"],
-        experiment["state"],
+        f"{experiment['state']}{_place_in_queue(experiment)}",
         f"{ended}/{'?' if progress.get('total') is None else progress['total']}",
         None if best is None else format_value(best["value"]),
         str(experiment["created_at"])[:16].replace("T", " "),

@@ -1,4 +1,4 @@
-"""What people do to experiments that are there: pause, resume, cancel.
+"""What people do to experiments that are there: pause, resume, cancel, prioritize.
 
 Each is one transaction with its events. What the state of an experiment does not allow is refused.
 Runs in the service's process.
@@ -15,6 +15,7 @@ from eigensweep.service.record.errors import (
     WrongStateError,
 )
 from eigensweep.service.record.journal import (
+    emit,
     end_experiment,
     move_experiment,
 )
@@ -70,6 +71,18 @@ class Control(Queries):
             experiment = lock(session, id)
             if not was_done(experiment, "resume"):
                 move_experiment(session, experiment, "queued")
+
+        database.write(self.url, work)
+
+    def prioritize(self, id: str, priority: int) -> None:
+        """Give an experiment that is not over another priority, in the queue and while it runs."""
+
+        def work(session: Session) -> None:
+            experiment = lock(session, id)
+            was_done(experiment, "prioritize")
+            if experiment.priority != priority:
+                experiment.priority = priority
+                emit(session, experiment, "experiment.prioritized", priority=priority)
 
         database.write(self.url, work)
 

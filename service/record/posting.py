@@ -58,7 +58,9 @@ def make_row(
 
 
 def extend_row(experiment: Experiment, spec: ExperimentSpec) -> None:
-    """Give an experiment that is over a spec with more to do."""
+    """Give an experiment that is over a spec with more to do, and perhaps another priority."""
+    if spec.priority != experiment.spec.get("priority"):
+        experiment.priority = spec.priority
     experiment.spec = replace_non_finite(spec.model_dump(mode="json"))
     experiment.trial_steps, experiment.total = _trial_steps(spec), spec.trial_count()
 

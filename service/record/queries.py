@@ -15,6 +15,7 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
+from eigensweep.service.record.queue_order import find_places
 from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Report, Trial
 from eigensweep.workers.shared.messages import Json, Params
 
@@ -73,6 +74,8 @@ class ExperimentRecord:
     experiment: Experiment
     counts: dict[str, StateCount]
     best: TrialRecord | None
+    place: int | None = None
+    """Its place in the queue, from 1; None if it is not queued."""
 
 
 def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, StateCount]]:
@@ -119,7 +122,8 @@ class Queries:
             row = _get_experiment(session, id)
             best = _add_history(session, id, _find_best(session, [id]))
             counts = count_states(session, [id])[id]
-            return ExperimentRecord(row, counts, best[0] if best else None)
+            place = _find_places(session, [row]).get(id)
+            return ExperimentRecord(row, counts, best[0] if best else None, place)
 
         return database.read(self.url, work)
 
@@ -169,7 +173,11 @@ class Queries:
             heads_of_best = load_only(*OF_BEST, raiseload=True)
             best = {t.experiment_id: t for t in _find_best(session, ids, heads_of_best)}
             records = {id: TrialRecord(trial) for id, trial in best.items()}
-            return [ExperimentRecord(row, counts[row.id], records.get(row.id)) for row in rows]
+            places = _find_places(session, rows)
+            return [
+                ExperimentRecord(row, counts[row.id], records.get(row.id), places.get(row.id))
+                for row in rows
+            ]
 
         return database.read(self.url, work)
 
@@ -249,6 +257,12 @@ def _get_experiment(session: Session, id: str) -> Experiment:
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment
+
+
+def _find_places(session: Session, rows: Sequence[Experiment]) -> dict[str, int]:
+    """Return the places in the queue of experiments that are queued; mostly none is."""
+    queued = [row.id for row in rows if row.state == "queued"]
+    return find_places(session, queued) if queued else {}
 
 
 def _limit_page(

@@ -20,6 +20,7 @@ from eigensweep.service.record.errors import IdempotencyKeyReusedError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
+from eigensweep.service.record.queue_order import list_queue
 from eigensweep.service.record.removal import Removal
 from eigensweep.service.record.reopening import Reopening
 from eigensweep.service.record.retention import Retention
@@ -139,14 +140,8 @@ class Record(Reopening, Removal, Retention):
         return [Unfinished(id, state in ENDED) for id, state in rows]
 
     def list_queued(self, limit: int) -> list[str]:
-        """Return the ids at the head of the queue: highest priority first, then the oldest."""
-        query = (
-            select(Experiment.id)
-            .where(Experiment.state == "queued")
-            .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
-            .limit(limit)
-        )
-        return database.read(self.url, lambda session: list(session.scalars(query)))
+        """Return the ids at the head of the queue, the next one first."""
+        return database.read(self.url, lambda session: list_queue(session, limit))
 
     def claim(self, id: str) -> Claim | None:
         """Return the right to drive an experiment, None if it needs no driver.

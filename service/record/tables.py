@@ -77,6 +77,7 @@ class KindDetails(TypedDict, total=False):
     reason: str | None
     error: str | None
     source: int
+    priority: int
 
 
 class EventDetails(KindDetails, total=False):

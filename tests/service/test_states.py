@@ -17,6 +17,7 @@ from eigensweep.service.record.journal import end_experiment, move_experiment, m
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.workers.shared.ledger import PAUSED, StaleWriteError
 from eigensweep.workers.shared.states import (
     ACTIONS,
     DONE,
@@ -31,7 +32,7 @@ from eigensweep.workers.shared.states import (
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
-BODIES: dict[str, Any] = {"delete": {"confirm": True}}
+BODIES: dict[str, Any] = {"delete": {"confirm": True}, "prioritize": {"priority": 7}}
 """What an action needs beside the address."""
 
 ROUTES: dict[str, list[str]] = {
@@ -127,7 +128,7 @@ def test_each_state_allows_the_actions_of_the_table_and_refuses_all_others_in_wo
         if state in ACTIONS[action]:
             assert answer.status_code == 202
             now = answer.json()["state"]
-            assert (now == state) == (action in ("archive", "unarchive"))
+            assert (now == state) == (action in ("archive", "unarchive", "prioritize"))
             assert (len(record.events(id)) > events) == (action != "unarchive")
         elif state in DONE[action]:
             assert (answer.status_code, answer.json()["state"]) == (202, state)
@@ -194,8 +195,30 @@ class TestPause:
         assert claim is not None
         again = RecordLedger(record.url, id, claim.generation)
         assert again.intent() == "pause"
+        with pytest.raises(StaleWriteError):
+            ledger.pause()
         assert again.pause()
         assert record.list_unfinished() == []
+
+    def test_a_driver_that_dies_while_it_pauses_leaves_trials_that_go_on_after_the_pause(
+        self, record, id, ledger
+    ):
+        ledger.open(1, "lstm", {}, CONFIG, "def")
+        ledger.begin(1)
+        record.pause(id)
+        ledger.interrupt(0, 1, PAUSED)
+        record.count_death(id)  # the driver dies: trial 1 still stands as running
+        claim = record.claim(id)
+        assert claim is not None
+        assert RecordLedger(record.url, id, claim.generation).pause()
+        assert record.row(id).state == "paused"
+        record.resume(id)
+        resumed = record.claim(id)
+        assert resumed is not None
+        entries = RecordLedger(record.url, id, resumed.generation).load()
+        assert [(entry.state, entry.attempt) for entry in entries] == [("waiting", 1)] * 2
+        reasons = [record.trial(id, number).attempts[0].reason for number in (0, 1)]
+        assert reasons == [PAUSED, PAUSED]
 
     def test_the_time_of_a_pause_does_not_count(self, record, id, ledger):
         record.pause(id)

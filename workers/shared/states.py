@@ -35,7 +35,17 @@ ExperimentState = (
 Intent = Literal["run", "pause", "cancel"]
 """What the person wants of an experiment."""
 
-Action = Literal["pause", "resume", "cancel", "retry", "extend", "archive", "unarchive", "delete"]
+Action = Literal[
+    "pause",
+    "resume",
+    "cancel",
+    "prioritize",
+    "retry",
+    "extend",
+    "archive",
+    "unarchive",
+    "delete",
+]
 """What a person can do to an experiment."""
 
 OPEN_TRIALS: Final[tuple[OpenTrialState, ...]] = get_args(OpenTrialState)
@@ -133,6 +143,7 @@ ACTIONS: Final[dict[Action, frozenset[str]]] = {
     "pause": frozenset({"queued", *get_args(Phase)}),
     "resume": frozenset({"paused"}),
     "cancel": frozenset({"queued", *get_args(Phase), "pausing", "paused"}),
+    "prioritize": frozenset({"queued", *get_args(Phase), "pausing", "paused"}),
     "retry": ENDED,
     "extend": ENDED,
     "archive": ENDED,
@@ -145,6 +156,7 @@ DONE: Final[dict[Action, frozenset[str]]] = {
     "pause": frozenset({"pausing", "paused"}),
     "resume": frozenset(),
     "cancel": frozenset({"cancelling", "cancelled"}),
+    "prioritize": frozenset(),
     "retry": frozenset(),
     "extend": frozenset(),
     "archive": frozenset(),
@@ -169,7 +181,7 @@ def name_actions(state: str) -> str:
     """Return what a person can do to an experiment in this state, in words.
 
     >>> name_actions("paused"), name_actions("cancelling")
-    ('resume, cancel', 'nothing but to wait')
+    ('resume, cancel, prioritize', 'nothing but to wait')
     """
     found = [action for action, states in ACTIONS.items() if state in states]
     if not found:

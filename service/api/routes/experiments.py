@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
-from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.service.api.callers import READ, Caller, Submitter, tell_audit
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
@@ -39,7 +38,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.states import ENDED, ExperimentState
+from eigensweep.workers.shared.states import ExperimentState
 
 router = APIRouter(tags=["experiments"])
 previews = APIRouter(tags=["experiments"])
@@ -256,6 +255,36 @@ def resume_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow
     return _show(service, id)
 
 
+class PrioritizeRequest(BaseModel):
+    """The priority that an experiment gets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    priority: int = Field(
+        strict=True,
+        ge=LEAST_PRIORITY,
+        le=LARGEST_PRIORITY,
+        description="Experiments with a higher priority start first",
+    )
+
+
+@router.post(
+    "/experiments/{id}/prioritize",
+    status_code=202,
+    summary="Give an experiment another priority",
+    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
+)
+def prioritize_experiment(
+    service: TheService, id: OwnExperimentId, request: PrioritizeRequest
+) -> ExperimentNow:
+    """Move an experiment in the queue, now or when it is queued again.
+
+    The spec keeps the priority that was posted. An experiment that is over is answered 409.
+    """
+    service.record.prioritize(id, request.priority)
+    return _show(service, id)
+
+
 @router.post(
     "/experiments/{id}/retry",
     status_code=202,
@@ -268,7 +297,7 @@ def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
     All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
     itself, its search goes on, too. Answered 409 if it is not over or no trial has failed.
     """
-    _retry(service.record, id)
+    service.record.retry(id)
     return _show(service, id)
 
 
@@ -289,7 +318,6 @@ def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec
     check_spec(spec, service.settings.corpora)
     _check_room(service.dispatcher, spec)
     count_observations(service.record, spec)
-    _check_quotas(service.record, id, spec)
     service.record.extend(id, spec)
     return _show(service, id)
 
@@ -398,24 +426,12 @@ def act_in_bulk(
     return BulkAnswer(items=items)
 
 
-def _retry(record: Record, id: str) -> None:
-    _check_quotas(record, id)
-    record.retry(id)
-
-
-def _check_quotas(record: Record, id: str, spec: ExperimentSpec | None = None) -> None:
-    """Refuse to take up again what its owner could not post; the spec is that after the change."""
-    row = record.row(id)
-    if row.state in ENDED:
-        record.check_quotas([spec or ExperimentSpec.from_stored(row.spec)], row.owner)
-
-
 def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkItem:
     acts: dict[BulkAction, Callable[[str], None]] = {
         "pause": record.pause,
         "resume": record.resume,
         "cancel": record.cancel,
-        "retry": partial(_retry, record),
+        "retry": record.retry,
         "archive": record.archive,
         "unarchive": record.unarchive,
         "delete": record.delete,

@@ -55,9 +55,15 @@ addEventListener("pageshow", (event) => event.persisted && location.reload());
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-post]");
-  if (!button || (button.dataset.ask && !confirm(button.dataset.ask))) return;
+  if (!button) return;
+  const { ask, field, now } = button.dataset;
+  let { body } = button.dataset;
+  if (field) {
+    const answer = prompt(ask, now); // a number
+    if (answer === null) return;
+    body = JSON.stringify({ [field]: Number(answer) });
+  } else if (ask && !confirm(ask)) return;
   button.disabled = true;
-  const body = button.dataset.body;
   try {
     const made = await call(button.dataset.post, {
       method: "POST",

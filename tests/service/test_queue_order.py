@@ -1,0 +1,63 @@
+"""The order of the queue, and how people change it."""
+
+from __future__ import annotations
+
+import pytest
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+
+
+class TestTheQueue:
+    @pytest.fixture
+    def post(self, record, spec):
+        def add(owner: str, priority: int = 0) -> str:
+            parsed = ExperimentSpec.model_validate(spec(priority=priority))
+            return record.add(parsed, owner=owner)[0].id
+
+        return add
+
+    def test_users_take_turns_and_those_that_run_count(self, post, record):
+        a = [post("anna") for _ in range(4)]
+        b = [post("ben") for _ in range(2)]
+        assert record.list_queued(9) == [a[0], b[0], a[1], b[1], a[2], a[3]]
+        record.claim(a[0])
+        assert record.list_queued(9) == [b[0], a[1], b[1], a[2], a[3]]
+        assert record.list_queued(2) == [b[0], a[1]]
+
+    def test_a_priority_comes_before_all_turns(self, post, record):
+        a = [post("anna") for _ in range(2)]
+        urgent = post("anna", 5)
+        late, b = post("ben", -5), post("ben")
+        assert record.list_queued(9) == [urgent, b, a[0], a[1], late]
+        record.prioritize(late, 6)
+        assert record.list_queued(9)[0] == late
+        kinds = [(event.kind, event.data.get("priority")) for event in record.events(late)]
+        assert kinds[-1] == ("experiment.prioritized", 6)
+
+    def test_the_place_is_shown_in_the_api_until_it_starts(self, client, post, record):
+        ids = [post("anna"), post("anna", 3)]
+        listed = client.get("/v1/experiments").json()["items"]
+        places = {each["id"]: each["queue_place"] for each in listed}
+        assert places == {ids[0]: 2, ids[1]: 1}
+        assert client.get(f"/v1/experiments/{ids[0]}").json()["queue_place"] == 2
+        record.claim(ids[0])
+        assert client.get(f"/v1/experiments/{ids[0]}").json()["queue_place"] is None
+
+    def test_another_priority_is_an_answer_and_a_wrong_one_is_refused(self, client, post):
+        id = post("anna")
+        answer = client.post(f"/v1/experiments/{id}/prioritize", json={"priority": -3})
+        assert (answer.status_code, answer.json()["priority"]) == (202, -3)
+        for wrong in (1001, "7", 1.5, None):
+            answer = client.post(f"/v1/experiments/{id}/prioritize", json={"priority": wrong})
+            assert answer.status_code == 422, wrong
+
+    def test_an_extension_with_another_priority_has_it(self, post, record, spec):
+        id = post("anna")
+        record.prioritize(id, 4)
+        record.give_up(id, "the test says so")
+        more = ExperimentSpec.model_validate(spec(limits={"wall_seconds": 1000}))
+        record.extend(id, more)
+        assert record.row(id).priority == 4
+        record.give_up(id, "the test says so")
+        record.extend(id, more.model_copy(update={"priority": 2}))
+        assert record.row(id).priority == 2
