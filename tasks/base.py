@@ -250,6 +250,18 @@ class Task(ABC):
         It is quick: it looks at names and sizes of files, and reads at most a list of files.
         """
 
+    @classmethod
+    def list_corpus(cls, config: TaskConfig, data_root: Path) -> list[Path]:
+        """Return the files below `data_root` that this config reads; none if it needs no corpus.
+
+        A driver may copy them to nodes that lack them. A task that does not say so has to have its
+        corpus on every node.
+
+        Raises:
+            CorpusMissingError: as `check_corpus` does.
+        """
+        return []
+
     @property
     def baselines(self) -> dict[str, float]:
         """The memoryless baseline of each metric that has one; this may read the corpus."""

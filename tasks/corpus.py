@@ -52,6 +52,14 @@ class Corpus:
         for name in self.files:
             self._find(name, data_root)
 
+    def paths(self, data_root: Path | None) -> list[Path]:
+        """Return the files, each in the form in which it is there.
+
+        Raises:
+            CorpusMissingError: as `check` does.
+        """
+        return [self._find(name, data_root)[0] for name in self.files]
+
     def find(self, data_root: Path | None) -> Path:
         """Return the folder of the first file.
 

@@ -137,6 +137,10 @@ class PixelMnist(Task):
     def check_corpus(cls, config: TaskConfig, data_root: Path | None) -> None:
         mnist.CORPUS.check(data_root)
 
+    @classmethod
+    def list_corpus(cls, config: TaskConfig, data_root: Path) -> list[Path]:
+        return mnist.CORPUS.paths(data_root)
+
     def train_batch(self, step: int, seed: int) -> Batch:
         """Return the batch of one step: x (784, B, 1) pixels, y (B,) digits."""
         B, rows = self.config.batch_size, self.train_rows

@@ -167,6 +167,10 @@ class PtbChars(Task):
     def check_corpus(cls, config: TaskConfig, data_root: Path | None) -> None:
         treebank.CORPUS.check(data_root)
 
+    @classmethod
+    def list_corpus(cls, config: TaskConfig, data_root: Path) -> list[Path]:
+        return treebank.CORPUS.paths(data_root)
+
     def train_batch(self, step: int, seed: int) -> Batch:
         """Return the batch of one step: x (τ, B) symbols, y (τ, B) the next symbols."""
         epoch, place = divmod(step, self.config.steps_per_epoch)

@@ -30,6 +30,7 @@ from eigensweep.tasks.spectra import (
 from eigensweep.tasks.speech_corpora import (
     COUNTS,
     LONGEST_SECONDS,
+    MANIFEST,
     Part,
     find_recordings,
     read_recordings,
@@ -214,6 +215,14 @@ class SpeechFrames(Task):
         assert isinstance(config, SpeechFramesConfig)
         listed = find_recordings(config.corpus, config.digest, data_root)
         config.check_batch_size(len(listed.paths["train"]))
+
+    @classmethod
+    def list_corpus(cls, config: TaskConfig, data_root: Path) -> list[Path]:
+        assert isinstance(config, SpeechFramesConfig)
+        listed = find_recordings(config.corpus, config.digest, data_root)
+        manifest = data_root / config.corpus / MANIFEST
+        recordings = [path for paths in listed.paths.values() for path in paths]
+        return [*recordings, *([manifest] if manifest.is_file() else [])]
 
     @property
     def baselines(self) -> dict[str, float]:

@@ -258,6 +258,7 @@ def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
         mlflow_token=mlflow.token,
         storage=settings.storage_folder,
         data_root=str(settings.corpora),
+        shares_corpora=settings.ray_address is not None,
         optuna=settings.optuna,
         retries=settings.retries,
         checkpoint_seconds=settings.checkpoint_seconds,

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Set
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import count_nodes, count_slots, explain_no_slot
+from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
@@ -135,6 +137,7 @@ class ExperimentDriver:
         folders = [place for place in written if Path(place).is_absolute()]
         self._disks = DiskSpace(folders, options.least_free_bytes)
         self._store = store
+        self._corpora = SharedCorpora(store, options.data_root) if options.shares_corpora else None
         self._nonce = LeftNonce(store, experiment, own_parts())
         self._told: list[Notice] | None = None
         """The notices that the ledger has; None: those of an earlier driver."""
@@ -166,6 +169,8 @@ class ExperimentDriver:
         if self.sweep.running >= self._concurrency() or (job := self.sweep.next_job()) is None:
             return None
         order = make_order(self.experiment, self.spec, self.options, self.share, job, nonce)
+        if self._corpora is not None:
+            order = replace(order, corpus=self._corpora.provide(order.config))
         (self._in_lanes.discard if order.engine is None else self._in_lanes.add)(order.number)
         return order
 

@@ -178,6 +178,7 @@ class EngineActor:
 
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
+        from eigensweep.tasks.corpus import CorpusMissingError
         from eigensweep.workers.engine.errors import EngineError, is_of_the_disk
 
         assert self._engine is not None
@@ -186,6 +187,9 @@ class EngineActor:
             if report is None and self._stalled is not None:
                 return Report(order.reported, lost=self._stalled, lost_by="engine")
             return report
+        except CorpusMissingError as error:
+            words = f"node {platform.node()}: {error}"
+            return Report(order.reported, lost=words, lost_by="node", node_id=find_node())
         except EngineError as error:
             # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.status()["error"] is not None

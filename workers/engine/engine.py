@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.workers.engine.aboard import ALONE, MOST_ALONE, LaneAboard, Probe, Room, TrialAboard
 from eigensweep.workers.engine.errors import (
     EngineError,
@@ -444,7 +445,7 @@ class Engine:
         with suppress(Exception):  # what failed may fail once more
             self._end(trial)
         trial.held.clear()
-        if isinstance(error, StaleWriteError):
+        if isinstance(error, StaleWriteError | CorpusMissingError):
             trial.error = error
         else:
             reached = 0 if trial.attempt is None else trial.attempt.reached_step

@@ -39,24 +39,24 @@ class StoreAwayError(StorageError):
 
 
 @contextmanager
-def hold_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if need be.
+def hold_lock(folder: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if need be; wait so many seconds for it.
 
     The lock is the kernel's: it ends with the process that holds it, however that ends.
 
     Raises:
-        StoreAwayError: if another process holds it for a minute, or the file system gives no
+        StoreAwayError: if another process holds it all the time, or the file system gives no
             lock. On a network's file system it may be held by a dead node, whose locks the server
             keeps for a while.
         StorageError: if the folder cannot be made.
     """
     path = folder / "lock"
-    lock = FileLock(path, LOCK_SECONDS, poll_interval=0.01, fallback_to_soft=False)
+    lock = FileLock(path, seconds, poll_interval=0.01, fallback_to_soft=False)
     make_folder(folder)
     try:
         lock.acquire()
     except Timeout:
-        raise StoreAwayError(f"another process has held {path} for {LOCK_SECONDS:.0f} s") from None
+        raise StoreAwayError(f"another process has held {path} for {seconds:.0f} s") from None
     except (OSError, NotImplementedError) as error:  # its file system has no locks, or no answer
         raise StoreAwayError(f"cannot lock {path}: {error}") from error
     try:

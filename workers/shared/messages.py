@@ -61,6 +61,8 @@ class DriverOptions:
     """What MLflow wants to be sent; None: nothing."""
     data_root: str | None = None
     """Folder of corpora."""
+    shares_corpora: bool = False
+    """Whether nodes may lack corpora, so that the driver puts them into the store."""
     retries: int = 3
     """How many processes a trial may lose before it counts as failed."""
     checkpoint_seconds: float = 10.0
@@ -418,6 +420,8 @@ class Order:
     """Bytes of main memory with more of which its own process is ended; None: any."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What a node must have to train it, in Ray's words."""
+    corpus: str | None = None
+    """Archive in the store with the corpus, for a node that lacks it; named by its digest."""
 
     def to_dict(self) -> Json:
         return {
@@ -445,6 +449,7 @@ class Order:
             "nonce": self.nonce,
             "memory_limit": self.memory_limit,
             "labels": dict(self.labels),
+            "corpus": self.corpus,
         }
 
     @classmethod
@@ -476,6 +481,7 @@ class Order:
             nonce=content.get("nonce"),
             memory_limit=content.get("memory_limit"),
             labels=content.get("labels", {}),
+            corpus=content.get("corpus"),
         )
 
 

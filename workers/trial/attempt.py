@@ -40,6 +40,7 @@ from eigensweep.workers.shared.messages import (
     Report,
 )
 from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.trial.corpora import find_data_root
 from eigensweep.workers.trial.selection import ReportedTests
 from eigensweep.workers.trial.training import Training
 
@@ -80,12 +81,15 @@ class Attempt:
 
         Raises:
             StaleAttemptError: if a later attempt has begun.
+            StorageError: if the store cannot be used.
+            CorpusMissingError: if the corpus is neither here nor in the store.
         """
         config = TrialConfig.from_dict(order.config)
         store, place = open_store(order.storage), (order.storage, order.experiment)
+        data_root = find_data_root(order, config, store)
         self.replicates = [
             Replicate(
-                Training(config, seed, data_root=order.data_root, device=device),
+                Training(config, seed, data_root=data_root, device=device),
                 order,
                 store,
                 is_unwanted=cancel_mark(*place).exists,

@@ -15,9 +15,9 @@ import platform
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from eigensweep.workers.shared.durable_files import write_whole
+from eigensweep.workers.shared.checkpoints import open_store
+from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import Order
 from eigensweep.workers.trial.memory import give_back, private_bytes
 
@@ -87,10 +87,8 @@ def watch(order: Order) -> MemoryWatch | None:
     def end(held: int) -> None:
         words = explain(order.number, held, limit)
         logger.error("%s", words, extra={"trial": order.number})
-        with suppress(OSError):  # the loss of the process is noticed without them
-            path = last_words(order)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, words.encode())
+        with suppress(StorageError):  # the loss of the process is noticed without them
+            open_store(order.storage).write_file(last_words(order), words.encode())
         os._exit(EXIT_CODE)
 
     made = MemoryWatch(limit, end)
@@ -108,14 +106,14 @@ def explain(number: int, held: int, limit: int) -> str:
     )
 
 
-def last_words(order: Order) -> Path:
-    """Return the file in which an attempt that held too much memory says so."""
-    return Path(order.storage) / order.experiment / "memory" / f"{order.number}-{order.attempt}"
+def last_words(order: Order) -> str:
+    """Return the file of the store in which an attempt that held too much memory says so."""
+    return f"{order.experiment}/memory/{order.number}-{order.attempt}"
 
 
 def read_last_words(order: Order) -> str | None:
     """Return why an attempt has ended itself; None if it did not."""
     try:
-        return last_words(order).read_text()
-    except OSError:
+        return open_store(order.storage).read_file(last_words(order)).decode()
+    except (FileNotFoundError, StorageError):
         return None

@@ -1,0 +1,172 @@
+"""A node without a corpus fetches it from the store, once, and trains on the same bytes."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orders import make_order
+from sweeps import SCORNN
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.tasks import TASKS
+from eigensweep.tasks.corpus import CorpusMissingError
+from eigensweep.workers.driver.corpora import SharedCorpora
+from eigensweep.workers.engine.engine import Engine
+from eigensweep.workers.shared import corpora
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.corpora import DamagedArchiveError
+from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
+from eigensweep.workers.trial.attempt import Attempt
+
+TEXT = {"name": "ptb_chars", "batch_size": 2, "eval_batch_size": 2}
+CONFIGS: list[dict[str, Any]] = [
+    TEXT,
+    {"name": "pixel_mnist"},
+    {"name": "speech_frames", "corpus": "fsdd"},
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "eigensweep" / "corpora"
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def data_root(tmp_path) -> Path:
+    for name, content in (("one/a.txt", b"a"), ("one/b/c.txt", b"c" * 1000)):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tmp_path / "data"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def publish(store: Store, data_root: Path) -> str:
+    files = [path for path in data_root.rglob("*") if path.is_file()]
+    return corpora.publish(store, files, data_root)
+
+
+def test_what_is_fetched_is_what_was_put_there_and_it_is_put_there_once(store, data_root, tmp_path):
+    archive = publish(store, data_root)
+    stored = store.root / corpora.FOLDER / archive
+    written = stored.stat().st_mtime_ns
+    (data_root / "one" / "a.txt").touch()
+    assert publish(store, data_root) == archive
+    assert stored.stat().st_mtime_ns == written
+    assert files_of(corpora.fetch(store, archive, tmp_path / "node")) == files_of(data_root)
+    (data_root / "one" / "a.txt").write_bytes(b"other")
+    assert publish(store, data_root) != archive
+
+
+def test_all_processes_of_a_node_fetch_once(store, data_root, tmp_path, monkeypatch):
+    archive, reads = publish(store, data_root), []
+    original = Store.read_file
+
+    def read(self: Store, path: str) -> bytes:
+        reads.append(path)
+        return original(self, path)
+
+    monkeypatch.setattr(Store, "read_file", read)
+    with ThreadPoolExecutor(8) as pool:
+        fetch = pool.submit
+        asked = [fetch(corpora.fetch, store, archive, tmp_path / "node") for _ in range(8)]
+    assert len({each.result() for each in asked}) == 1
+    assert reads == [f"{corpora.FOLDER}/{archive}"]
+
+
+def test_one_that_died_while_it_fetched_leaves_nothing_that_counts(store, data_root, tmp_path):
+    archive = publish(store, data_root)
+    half = tmp_path / "node" / f"{archive.removesuffix('.tar')}.part"
+    half.mkdir(parents=True)
+    (half / "junk").write_text("half")
+    place = corpora.fetch(store, archive, tmp_path / "node")
+    assert files_of(place) == files_of(data_root)
+    assert not half.exists()
+
+
+@pytest.mark.parametrize("kind", ["damaged", "gone"])
+def test_an_archive_that_is_not_what_its_name_says_is_refused_with_words(
+    store, data_root, tmp_path, kind
+):
+    archive = publish(store, data_root)
+    stored = store.root / corpora.FOLDER / archive
+    stored.unlink()
+    if kind == "damaged":
+        stored.write_bytes(b"other bytes")
+    error = DamagedArchiveError if kind == "damaged" else StoreAwayError
+    words = "arrived here with SHA-256" if kind == "damaged" else "is not there any more"
+    with pytest.raises(error, match=words) as refused:
+        corpora.fetch(store, archive, tmp_path / "node")
+    assert disk_failure(refused.value) is refused.value, "the node's fault, and no trial's"
+    assert [p.name for p in (tmp_path / "node").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["name"])
+def test_each_task_lists_all_that_it_reads(store, small_corpora, tmp_path, config):
+    task = TASKS[config["name"]]
+    made = task.Config.model_validate(config)
+    archive = corpora.publish(store, task.list_corpus(made, small_corpora), small_corpora)
+    root = corpora.fetch(store, archive, tmp_path / "node")
+    shutil.rmtree(small_corpora / next(iter(files_of(root))).partition("/")[0])
+    task.check_corpus(made, root)
+
+
+def text_order(tmp_path: Path, **fields: Any) -> Any:
+    spec = ExperimentSpec.model_validate(
+        {"task": TEXT, "model": SCORNN, "training": {"steps": 2, "evaluate_every": 1}}
+    )
+    config = spec.trial(next(iter(spec.space()))).model_dump(mode="json")
+    return make_order(config=config, rungs=(2,), storage=str(tmp_path / "store"), **fields)
+
+
+def test_a_trial_trains_on_a_node_without_the_corpus(store, small_corpora, tmp_path, cache):
+    order = text_order(tmp_path)
+    archive = SharedCorpora(store, str(small_corpora)).provide(order.config)
+    empty = str(tmp_path / "empty")
+    with pytest.raises(CorpusMissingError):
+        Attempt(text_order(tmp_path, data_root=empty), "cpu").advance()
+    attempt = Attempt(text_order(tmp_path, data_root=empty, corpus=archive), "cpu")
+    assert attempt.advance().outcome == "completed"
+    assert [p.name for p in cache.iterdir() if p.is_dir()] == [archive.removesuffix(".tar")]
+
+
+def test_a_node_that_has_the_corpus_fetches_nothing(small_corpora, tmp_path, cache):
+    order = text_order(tmp_path, data_root=str(small_corpora), corpus=f"{'0' * 64}.tar")
+    assert Attempt(order, "cpu").advance().outcome == "completed"
+    assert not cache.exists()
+
+
+def test_a_driver_puts_there_what_its_trials_need_and_no_more(store, small_corpora, tmp_path):
+    order = text_order(tmp_path)
+    shared = SharedCorpora(store, str(small_corpora))
+    archive = shared.provide(order.config)
+    assert store.file_names(corpora.FOLDER) == [archive]
+    other = {**order.config, "task": {**order.config["task"], "batch_size": 3}}
+    assert shared.provide(other) == archive
+    copying = {**order.config, "task": {"name": "copying", "delay": 5}}
+    assert shared.provide(copying) is None
+    assert SharedCorpora(store, str(tmp_path / "empty")).provide(order.config) is None
+    assert store.file_names(corpora.FOLDER) == [archive]
+
+
+def test_in_lanes_a_missing_corpus_is_no_failure_of_the_trial(small_corpora, tmp_path):
+    engine = Engine("cpu", 2)
+    try:
+        with pytest.raises(CorpusMissingError):
+            engine.advance(text_order(tmp_path, data_root=str(tmp_path / "empty")))
+    finally:
+        engine.stop()
