@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from sweeps import SCORNN
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
+from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.engine.engine import Engine
 from eigensweep.workers.shared import corpora
@@ -26,7 +28,7 @@ TEXT = {"name": "ptb_chars", "batch_size": 2, "eval_batch_size": 2}
 CONFIGS: list[dict[str, Any]] = [
     TEXT,
     {"name": "pixel_mnist"},
-    {"name": "speech_frames", "corpus": "fsdd"},
+    {"name": "speech_frames", "corpus": "voices", "batch_size": 2},
 ]
 
 
@@ -118,6 +120,9 @@ def test_an_archive_that_is_not_what_its_name_says_is_refused_with_words(
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["name"])
 def test_each_task_lists_all_that_it_reads(store, small_corpora, tmp_path, config):
     task = TASKS[config["name"]]
+    if "corpus" in config:
+        manifest = (small_corpora / config["corpus"] / MANIFEST).read_bytes()
+        config = {**config, "digest": hashlib.sha256(manifest).hexdigest()}
     made = task.Config.model_validate(config)
     archive = corpora.publish(store, task.list_corpus(made, small_corpora), small_corpora)
     root = corpora.fetch(store, archive, tmp_path / "node")
