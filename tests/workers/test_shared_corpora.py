@@ -24,7 +24,7 @@ from eigensweep.workers.shared.corpora import DamagedArchiveError
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
 from eigensweep.workers.trial.attempt import Attempt
 
-TEXT = {"name": "ptb_chars", "batch_size": 2, "eval_batch_size": 2}
+TEXT = {"name": "ptb_chars", "batch_size": 2, "eval_batch_size": 2, "bptt": 10}
 CONFIGS: list[dict[str, Any]] = [
     TEXT,
     {"name": "pixel_mnist"},
