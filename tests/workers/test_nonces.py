@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -153,3 +156,45 @@ class TestTheDriver:
         (reason,) = [h[3] for h in b.ledger.read("history") if h[0] == "interrupt"]
         assert "It writes to another store" in reason
         assert b.sweep.entries[0].result.value is not None
+
+
+def can_mount() -> bool:
+    command = ["unshare", "--mount", "mount", "--make-rprivate", "/"]
+    return shutil.which("unshare") is not None and not subprocess.run(command).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
+def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost(
+    tmp_path, monkeypatch
+):
+    """Real nodes: the second one has an empty folder where the first one has the store."""
+    import ray
+    from experiments import Launched
+    from waiting import wait_until
+
+    from eigensweep.workers.cluster.ray_cluster import RayCluster
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    (tmp_path / "store").mkdir()
+    cluster = RayCluster.start(num_cpus=1)
+    address = ray.get_runtime_context().gcs_address
+    command = (
+        f"mount --make-rprivate / && mount -t tmpfs tmpfs {tmp_path / 'store'} && exec "
+        f"{Path(sys.executable).parent / 'ray'} start --address={address} --num-cpus=2 --block"
+    )
+    node = subprocess.Popen(["unshare", "--mount", "bash", "-c", command], start_new_session=True)
+    try:
+        wait_until(lambda: len([n for n in ray.nodes() if n["Alive"]]) == 2, ray.nodes)
+        rates = [1e-1, 1e-2, 1e-3]
+        e = Launched(cluster, tmp_path, "split", spec({"space": {"optimizer.lr": rates}})).run()
+        assert [trial.state for trial in e.trials()] == ["completed"] * 3
+        reasons = [h[3] for h in e.ledger.read("history") if h[0] == "interrupt"]
+        assert reasons, "no trial went to the second node"
+        assert all("is not the store of the driver here" in reason for reason in reasons)
+        store = Store(tmp_path / "store")
+        assert [store.points(f"split/{n:05d}/0")[-1].step for n in range(3)] == [20] * 3
+    finally:
+        node.terminate()
+        node.wait()
+        cluster.stop()
