@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 import s3
 import torch
+from file_ledger import FileLedger
 from orders import make_order
 from sweeps import spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver import stopping
 from eigensweep.workers.driver.deletion import remove
+from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.shared import nonces, object_store, spectrum_files
 from eigensweep.workers.shared.checkpoints import (
     CurvePoint,
@@ -31,6 +35,7 @@ from eigensweep.workers.shared.checkpoints import (
 )
 from eigensweep.workers.shared.disk_use import measure_store
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
+from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.shared.object_store import ObjectStore
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -369,6 +374,30 @@ class TestATrial:
     def test_names_a_bucket_that_does_not_exist(self, bucket):
         with pytest.raises(StoreAwayError, match="cannot write s3://nowhere"):
             ObjectStore("s3://nowhere/x").try_out()
+
+
+def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
+    url, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(object_store, "MARK_SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)
+    ledger = FileLedger(tmp_path / "ledger.json")
+    options = DriverOptions(storage=url, optuna=str(tmp_path / "optuna"))
+    content = ExperimentSpec.model_validate(spec({"space": {"optimizer.lr": [1e-2, 1e-3]}}))
+    driver = ExperimentDriver("e1", content, ledger, options)
+    monkeypatch.setattr(driver, "_concurrency", lambda: 2)
+    first, second = driver.next_order(), driver.next_order()
+    nonces.read(open_store(url), "e1", first.nonce)
+    report = Attempt(first, "cpu").advance()
+    assert driver.find_lack(first, report) is None
+    assert "driver finds step -1" in driver.find_lack(second, report)
+    ledger.want("pause")
+    driver.must_stop()
+    assert Attempt(second, "cpu").advance().lost_by == "pause"
+    ledger.want("run")
+    StopReason("e1", ledger, url)()  # the next driver's
+    assert Attempt(replace(second, attempt=2), "cpu").advance().step == 5
+    assert not driver._own_folder().is_relative_to(Path.cwd())
 
 
 @pytest.mark.slow
