@@ -398,6 +398,7 @@ def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
     StopReason("e1", ledger, url)()  # the next driver's
     assert Attempt(replace(second, attempt=2), "cpu").advance().step == 5
     assert not driver._own_folder().is_relative_to(Path.cwd())
+    driver._scratch.cleanup()
 
 
 @pytest.mark.slow

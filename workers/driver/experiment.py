@@ -161,6 +161,8 @@ class ExperimentDriver:
         finally:
             if self.tracker:
                 self.tracker.abandon()
+            if self._scratch is not None:
+                self._scratch.cleanup()
 
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
