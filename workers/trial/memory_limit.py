@@ -87,9 +87,11 @@ def watch(order: Order) -> MemoryWatch | None:
     def end(held: int) -> None:
         words = explain(order.number, held, limit)
         logger.error("%s", words, extra={"trial": order.number})
-        with suppress(StorageError):  # the loss of the process is noticed without them
-            open_store(order.storage).write_file(last_words(order), words.encode())
-        os._exit(EXIT_CODE)
+        try:
+            with suppress(StorageError):  # the loss of the process is noticed without them
+                open_store(order.storage).write_file(last_words(order), words.encode())
+        finally:
+            os._exit(EXIT_CODE)
 
     made = MemoryWatch(limit, end)
     made.start()
