@@ -39,6 +39,8 @@ REPORTS = 10
 STORED = 40
 """Trials, among them the best of each arm, whose curves are in the store."""
 POINTS = 2000
+PIECE = 5000
+"""Trials that are written at once."""
 
 
 def make_spec(trials: int) -> dict[str, Any]:
@@ -102,25 +104,33 @@ def make_trials(id: str, config: dict[str, Any], trials: int) -> Iterator[dict[s
         }
 
 
-def fill(url: str, storage: Path, id: str, config: dict[str, Any], trials: int) -> None:
-    """Write trials and reports into the record, and curves of the best into the store."""
-    rows = list(make_trials(id, config, trials))
-    reports = [
+def make_reports(id: str, trials: list[dict[str, Any]], reports: int) -> list[dict[str, Any]]:
+    """Return the rows of the reports of some trials."""
+    return [
         {
             "experiment_id": id,
-            "number": number,
+            "number": trial["number"],
             "step": 2000 * (rung + 1),
             "attempt": 1,
             "metrics": {"valid/cross_entropy": 0.3, "objective": 0.3},
             "at": float(rung),
         }
-        for number in range(trials)
-        for rung in range(REPORTS)
+        for trial in trials
+        for rung in range(reports)
     ]
 
+
+def fill(
+    url: str, storage: Path, id: str, config: dict[str, Any], trials: int, reports: int = REPORTS
+) -> None:
+    """Write trials and reports into the record, and curves of the best into the store."""
+    rows = list(make_trials(id, config, trials))
+
     def work(session: Session) -> None:
-        session.execute(insert(Trial), rows)
-        session.execute(insert(Report), reports)
+        for begin in range(0, trials, PIECE):
+            piece = rows[begin : begin + PIECE]
+            session.execute(insert(Trial), piece)
+            session.execute(insert(Report), make_reports(id, piece, reports))
         session.execute(update(Experiment).values(state="running", claimed_at=time.time() - 99))
 
     database.write(url, work)
