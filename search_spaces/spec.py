@@ -162,7 +162,7 @@ class ExperimentSpec(Strict):
         0,
         ge=LEAST_PRIORITY,
         le=LARGEST_PRIORITY,
-        description="Experiments with a higher priority start first",
+        description="Experiments with a higher priority start first, and have places first",
     )
 
     @model_validator(mode="after")

@@ -270,7 +270,7 @@ class ExperimentSummary(Answer):
     name: str
     project: str
     state: ExperimentState
-    priority: int = Field(description="Higher ones start first")
+    priority: int = Field(description="Higher ones start first, and have places first")
     queue_place: int | None = Field(
         description="Its place in the queue, from 1; null if it is not queued"
     )

@@ -148,7 +148,7 @@ class Experiment(Remote):
         return self.refresh()
 
     def prioritize(self, priority: int) -> Self:
-        """Give it another priority: higher ones start first."""
+        """Give it another priority: higher ones start first, and have places first."""
         self.connection.post(f"{self.path}/prioritize", {"priority": priority})
         return self.refresh()
 

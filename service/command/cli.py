@@ -378,7 +378,7 @@ def prioritize(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give an experiment another priority: higher ones start first."""
+    """Give an experiment another priority: higher ones start first, and have places first."""
     with connect(url, as_json) as client:
         content = client.experiment(experiment).prioritize(priority).content
         _print(content, summaries.format_queue, as_json)

@@ -61,7 +61,7 @@ def console() -> Console:
 
 PHASES = {
     "queued": "other experiments run first",
-    "waiting_for_room": "no node has room for a trial",
+    "waiting_for_room": "no node has room for a trial, or other experiments have it",
     "pausing": "its trials commit what they have",
     "paused": "`eigensweep resume` takes it up again",
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, bindparam, select, update
+from sqlalchemy import ColumnElement, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
@@ -29,6 +29,7 @@ from eigensweep.service.record.journal import (
 )
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
 from eigensweep.service.record.usage import count_use
+from eigensweep.workers.shared.fair_shares import Contender, Want
 from eigensweep.workers.shared.ledger import (
     PAUSED,
     Earlier,
@@ -53,6 +54,7 @@ from eigensweep.workers.shared.states import (
     EXPERIMENT_MOVES,
     INSTRUCTIVE,
     OUTCOMES,
+    PHASES,
     ExperimentEnd,
     Intent,
     Outcome,
@@ -382,6 +384,30 @@ class RecordLedger:
                 move_experiment(session, experiment, phase)
 
         self._write(work)
+
+    def ask_for(self, want: Want) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            experiment.wants = want.to_dict()
+
+        self._write(work)
+
+    def list_contenders(self) -> list[Contender]:
+        def work(session: Session) -> list[Contender]:
+            running = (
+                select(func.count())
+                .where(Trial.experiment_id == Experiment.id, Trial.state == "running")
+                .scalar_subquery()
+            )
+            columns = Experiment.id, Experiment.owner, Experiment.priority, Experiment.created_at
+            query = select(*columns, Experiment.wants, running).where(
+                Experiment.state.in_(PHASES), Experiment.wants.is_not(None)
+            )
+            return [
+                Contender(id, owner, priority, since, Want.from_dict(wants), running)
+                for id, owner, priority, since, wants, running in session.execute(query)
+            ]
+
+        return database.read(self.database_url, work, self.patience)
 
     def tell(self, notices: Sequence[Notice]) -> None:
         told = [notice.to_dict() for notice in notices] or None

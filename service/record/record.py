@@ -155,6 +155,7 @@ class Record(Reopening, Removal, Retention):
                 return None
             now = time.time()
             experiment.generation += 1
+            experiment.wants = None
             experiment.claimed_at = now
             experiment.claimed_steps = sum(
                 count.step
@@ -192,6 +193,7 @@ class Record(Reopening, Removal, Retention):
             mark = sum(session.scalars(count).one() for count in (reports, untrained, ended))
             experiment.deaths = 1 if mark > experiment.progress_mark else experiment.deaths + 1
             experiment.progress_mark = mark
+            experiment.wants = None  # the next driver may be long in coming
             return experiment.deaths
 
         return database.write(self.url, work)

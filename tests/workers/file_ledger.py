@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from eigensweep.workers.shared.fair_shares import Contender, Want
 from eigensweep.workers.shared.ledger import (
     Earlier,
     Finished,
@@ -252,6 +253,20 @@ class FileLedger:
         with self._change() as content:
             content["history"].append(["enter", phase])
 
+    def ask_for(self, want: Want) -> None:
+        with self._change() as content:
+            content["wants"] = want.to_dict()
+
+    def list_contenders(self) -> list[Contender]:
+        """Return this experiment, and those that a test has put there."""
+        with self._open(write=False) as content:
+            wants, others = content.get("wants"), content.get("others", [])
+        found = [(self.experiment_id, "operator", wants, 0)] if wants else []
+        return [
+            Contender(id, owner, 0, 0.0, Want.from_dict(want), running)
+            for id, owner, want, running in [*found, *others]
+        ]
+
     def tell(self, notices: Sequence[Notice]) -> None:
         with self._change() as content:
             content["notices"] = [notice.to_dict() for notice in notices]
@@ -285,6 +300,11 @@ class FileLedger:
         """Ask the driver to go on, to pause or to stop, as a person does."""
         with self._open(write=True) as content:
             content["intent"] = intent
+
+    def contend(self, *others: tuple[str, str, Want, int]) -> None:
+        """Let other experiments be at work: id, owner, what it wants, and what runs of it."""
+        with self._open(write=True) as content:
+            content["others"] = [(id, o, want.to_dict(), n) for id, o, want, n in others]
 
     def take_up(self, closed: bool = False, failed: bool = False) -> None:
         """Take the experiment up again that is over, and with `failed` its failed trials."""

@@ -72,6 +72,9 @@ class Bench:
     def find_lack(self, order: Order, report: Report) -> str | None:
         return None
 
+    def is_full(self) -> bool:
+        return False
+
     def optuna(self) -> Study:
         storage = open_storage(self.storage, "e1")
         return Study(storage, "e1", self.spec, self.ledger.standing().edition)

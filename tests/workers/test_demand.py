@@ -84,6 +84,7 @@ class TestNodesThatJoinAndLeave:
         monkeypatch.setattr(
             driver, "wish", lambda experiment, some, labels: cluster.wishes.append(some)
         )
+        monkeypatch.setattr(driver, "find_parts", lambda share: {"CPU": 1 / cluster.slots})
         monkeypatch.setattr(
             driver, "time", SimpleNamespace(monotonic=cluster.clock, time=cluster.clock)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import ray
 
@@ -19,6 +19,23 @@ def count_slots(share: Share) -> int:
 def count_nodes(share: Share) -> int:
     """Return how many nodes of this cluster hold at least one such trial."""
     return sum(_count_on(node, share) > 0 for node in _living_nodes())
+
+
+def find_parts(share: Share) -> dict[str, float]:
+    """Return the part of this cluster that one such trial takes, by kind of resource.
+
+    A node is filled with whole trials. So what is left over there counts, too, in the resource
+    of which a trial takes the largest part. Empty if no node holds such a trial.
+    """
+    nodes, need = _living_nodes(), share.resources
+    counts = [_count_on(node, share) for node in nodes]
+    if not any(counts):
+        return {}
+    parts = {kind: amount / _add_up(nodes, kind) for kind, amount in need.items() if amount}
+    dominant = max(parts, key=parts.__getitem__)
+    used = [node for node, count in zip(nodes, counts, strict=True) if count]
+    whole = _add_up(used, dominant) / _add_up(nodes, dominant) / sum(counts)
+    return {**parts, dominant: whole}
 
 
 def look_for_room(resources: ResourcesConfig, replicates: int, *, may_change: bool = True) -> Room:
@@ -54,6 +71,10 @@ def explain_no_slot(share: Share) -> str:
             "bytes"
         )
     return words
+
+
+def _add_up(nodes: Iterable[Json], kind: str) -> float:
+    return float(sum(node["Resources"].get(kind, 0.0) for node in nodes))
 
 
 def _count_on(node: Json, share: Share) -> int:

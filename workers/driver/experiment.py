@@ -25,9 +25,15 @@ from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver.capacity import count_nodes, count_slots, explain_no_slot
+from eigensweep.workers.driver.capacity import (
+    count_nodes,
+    count_slots,
+    explain_no_slot,
+    find_parts,
+)
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
+from eigensweep.workers.driver.fair_share import FairShare
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
 from eigensweep.workers.driver.nonce import LeftNonce, find_lack
@@ -44,6 +50,7 @@ from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, rep
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
 from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -144,6 +151,10 @@ class ExperimentDriver:
         self._in_lanes: set[int] = set()
         """Trials that an engine trains, which looks after them."""
         self._slots, self._looked_at = 0, -math.inf
+        self._fair = FairShare(experiment, ledger, time.monotonic)
+        self._is_crowded_out = False
+        """Whether Tune was left because other experiments have all places."""
+        self._waits_for_others = False
         self._paused_at: float | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -175,6 +186,12 @@ class ExperimentDriver:
             order = replace(order, corpus=self._corpora.provide(order.config))
         (self._in_lanes.discard if order.engine is None else self._in_lanes.add)(order.number)
         return order
+
+    def is_full(self) -> bool:
+        """Return whether no trial may begin until one ends, here or in another experiment."""
+        limit = self._concurrency()
+        self._is_crowded_out = not (limit or self.sweep.running) and self.sweep.has_work()
+        return self._is_crowded_out or 0 < self.sweep.running >= limit
 
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers.
@@ -215,7 +232,7 @@ class ExperimentDriver:
             self._choose_lanes()
             LIVE[self.experiment] = self
             try:
-                self._run_tune()
+                self._run_in_turns()
             finally:
                 del LIVE[self.experiment]
                 self._wish([])
@@ -242,14 +259,17 @@ class ExperimentDriver:
 
     def _tell(self) -> None:
         """Let the ledger know why the experiment comes on slowly, if that has changed."""
-        low = self._disks.notice()
-        away = self._nonce.notice
-        notices = [*([low] if low else []), *([away] if away else []), *self.sweep.notices()]
+        low, crowded, away = self._disks.notice(), self._fair.notice(), self._nonce.notice
+        notices = [*filter(None, (low, crowded, away)), *self.sweep.notices()]
         if notices != self._told:
             if low and low not in (self._told or ()):
                 logger.warning("%s experiment=%s", low.words, self.experiment)
             self.ledger.tell(notices)
             self._told = notices
+        waits = self._fair.has_no_place and not self.sweep.is_training
+        if waits and not self._waits_for_others:
+            self.ledger.enter("waiting_for_room")
+        self._waits_for_others = waits
 
     def _pause(self) -> bool:
         """Record that the experiment is paused, if it is to be; return whether it is."""
@@ -281,6 +301,20 @@ class ExperimentDriver:
             time.sleep(1)
         if has_waited:
             self.ledger.enter("starting")
+
+    def _run_in_turns(self) -> None:
+        """Run Ray Tune until the sweep is over or must stop, with breaks while others have all.
+
+        In a break there is no Tune, because it would keep a process and so its place.
+        """
+        while True:
+            while self.is_full() and not self.must_stop():
+                time.sleep(1)
+            if self.must_stop():
+                return
+            self._run_tune()
+            if self.sweep.is_over or not self._is_crowded_out:
+                return
 
     def _choose_lanes(self) -> None:
         """Measure how many lanes are best where the trials will run, if the spec leaves it open."""
@@ -329,8 +363,19 @@ class ExperimentDriver:
         return Path(self._scratch.name)
 
     def _concurrency(self) -> int:
-        """Return how many trials run at once: the least of what is allowed and what fits."""
-        return max(1, min([self._count_slots(), *self._bounds()]))
+        """Return how many trials run at once: the least of what is allowed, fits and is fair."""
+        slots = self._count_slots()
+        most = max(1, min([slots, *self._bounds()]))
+        return min(most, self._fair.count(lambda: self._find_want(most))) if slots else most
+
+    def _find_want(self, most: int) -> Want:
+        """Return what the experiment wants of the cluster, of which it may have `most`."""
+        startable = self.sweep.startable
+        if self._disks.notice() is not None:
+            startable = self.sweep.running
+        trials = most if startable is None else min(startable, most)
+        # One at least: whether the search has an end is known when it is asked for more.
+        return Want(max(1, trials), find_parts(self.share))
 
     def _bounds(self) -> list[int]:
         bounds = (self.options.concurrency, self.spec.limits.concurrency)

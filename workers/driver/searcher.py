@@ -37,6 +37,9 @@ class Live(Protocol):
     def next_order(self) -> Order | None:
         """Return what the next trial's process is to do; None: nothing waits, or has no room."""
 
+    def is_full(self) -> bool:
+        """Return whether no trial may begin until one ends, here or in another experiment."""
+
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers."""
 
@@ -73,11 +76,11 @@ class ExperimentSearcher(Searcher):
 
 
 class ExperimentSearch(SearchGenerator):
-    """The searcher as Tune asks it: over when no trial waits.
+    """The searcher as Tune asks it: over when no trial waits, or none may begin now.
 
-    A search that is over may go on later, because a trial whose process dies waits again. Tune
-    keeps one idle process for the next trial and ends it when the search is over, so that other
-    experiments can use its place while the last trials train.
+    A search that is over may go on later, because a trial whose process dies waits again, or
+    because one more may begin. Tune keeps one idle process for the next trial and ends it when the
+    search is over, so that other experiments can use its place while the last trials train.
     """
 
     def __init__(self, experiment: str) -> None:
@@ -85,7 +88,8 @@ class ExperimentSearch(SearchGenerator):
         self.experiment = experiment
 
     def is_finished(self) -> bool:
-        return LIVE[self.experiment].sweep.is_handed_out
+        live = LIVE[self.experiment]
+        return live.sweep.is_handed_out or live.is_full()
 
 
 class Recorder(tune.Callback):

@@ -210,6 +210,15 @@ class Sweep:
         return self.running + waiting + coming
 
     @property
+    def startable(self) -> int | None:
+        """How many trials run or could begin now; None: the search has no end of its own."""
+        if self._lacks_nodes():
+            return self.running
+        resting = len(self._rests) + len(self._arrived)
+        left = self.left
+        return None if left is None else (left - resting or len(self._arrived))
+
+    @property
     def tried(self) -> list[TrialEntry]:
         """The trials so far, without points that no config accepts."""
         return [entry for entry in self.entries.values() if entry.state != "invalid"]

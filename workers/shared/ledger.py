@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
+from eigensweep.workers.shared.fair_shares import Contender, Want
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
@@ -269,6 +270,15 @@ class Ledger(Protocol):
         """Record what the driver is at, unless the experiment is to be paused or cancelled.
 
         `begin` records `running` by itself.
+        """
+
+    def ask_for(self, want: Want) -> None:
+        """Record what the experiment wants of the cluster now."""
+
+    def list_contenders(self) -> list[Contender]:
+        """Return what all experiments want whose trials run or may run; this one among them.
+
+        Cheap enough for once in two seconds.
         """
 
     def tell(self, notices: Sequence[Notice]) -> None:

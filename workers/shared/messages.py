@@ -161,7 +161,7 @@ class Source(Flat):
     """Its MLflow run, if it is known."""
 
 
-NoticeKind = Literal["disk", "node", "nodes"]
+NoticeKind = Literal["disk", "node", "nodes", "share"]
 """What a notice is about: a disk that is nearly full, a node that is left out, or so many of them
 that everything waits."""
 

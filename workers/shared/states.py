@@ -90,7 +90,9 @@ A trial that was opened again in vain is again what it was: that event is `trial
 
 ENDED: Final[frozenset[str]] = frozenset(get_args(ExperimentEnd))
 """The states of an experiment that is over."""
-DRIVEN: Final[frozenset[str]] = frozenset({*get_args(Phase), "pausing", "cancelling"})
+PHASES: Final[frozenset[str]] = frozenset(get_args(Phase))
+"""The states of an experiment whose driver starts trials, or waits to."""
+DRIVEN: Final[frozenset[str]] = PHASES | {"pausing", "cancelling"}
 """The states in which an experiment has a driver, or gets another one."""
 EXPERIMENT_STATES: Final[tuple[ExperimentState, ...]] = (
     "queued",

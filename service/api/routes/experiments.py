@@ -264,7 +264,7 @@ class PrioritizeRequest(BaseModel):
         strict=True,
         ge=LEAST_PRIORITY,
         le=LARGEST_PRIORITY,
-        description="Experiments with a higher priority start first",
+        description="Experiments with a higher priority start first, and have places first",
     )
 
 
@@ -277,9 +277,10 @@ class PrioritizeRequest(BaseModel):
 def prioritize_experiment(
     service: TheService, id: OwnExperimentId, request: PrioritizeRequest
 ) -> ExperimentNow:
-    """Move an experiment in the queue, now or when it is queued again.
+    """Move an experiment in the queue; one that runs gets its places before those of a lower one.
 
-    The spec keeps the priority that was posted. An experiment that is over is answered 409.
+    No trial is ended for that: places change hands when trials end. The spec keeps the priority
+    that was posted. An experiment that is over is answered 409.
     """
     service.record.prioritize(id, request.priority)
     return _show(service, id)

@@ -1,0 +1,164 @@
+"""Experiments in one record share a cluster: real drivers, Ray's part played by the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engines import Clock
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.record.record import Record
+from eigensweep.workers.driver import experiment as module
+from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.driver.fair_share import LOOK_SECONDS
+from eigensweep.workers.shared.messages import DriverOptions, Result
+from eigensweep.workers.shared.states import OUTCOMES
+
+SLOTS, TICKS = 4, 3
+"""Places of the cluster, and how many looks of a driver a trial lasts."""
+
+
+class Cluster:
+    """A cluster of `SLOTS` places, and the drivers of the experiments on it.
+
+    As Ray does it, a trial begins when a place is free, and whoever asked first comes first.
+    """
+
+    def __init__(self, record: Record, folder: Path, clock: Clock) -> None:
+        self.record, self.folder, self.clock = record, folder, clock
+        self.drivers: list[ExperimentDriver] = []
+        self.asked: list[tuple[ExperimentDriver, int, int]] = []
+        self.ends: dict[tuple[str, int], float] = {}
+        self.used: list[list[int]] = []
+        """How many trials of each experiment ran, tick by tick."""
+
+    def post(self, owner: str, trials: int, priority: int = 0) -> ExperimentDriver:
+        content = {
+            "task": {"name": "copying", "delay": 5, "symbols": 2, "batch_size": 4},
+            "model": {"name": "scornn", "hidden_size": 6, "negative_ones": 2},
+            "training": {"steps": 5},
+            "search": {"space": {"optimizer.lr": [1 / (n + 1) for n in range(trials)]}},
+            "seed": len(self.drivers),
+            "priority": priority,
+        }
+        spec = ExperimentSpec.model_validate(content)
+        id = self.record.add(spec, owner=owner)[0].id
+        claim = self.record.claim(id)
+        assert claim is not None
+        ledger = RecordLedger(self.record.url, id, claim.generation)
+        optuna, store = str(self.folder / "optuna"), str(self.folder / "store")
+        options = DriverOptions(storage=store, optuna=optuna)
+        self.drivers.append(ExperimentDriver(id, spec, ledger, options))
+        return self.drivers[-1]
+
+    def tick(self) -> None:
+        """End the trials whose time is over, let drivers hand out more, and begin what fits."""
+        self.clock.now += LOOK_SECONDS
+        for driver in self.drivers:
+            if driver.sweep.is_over:
+                continue
+            for entry in driver.sweep.training:
+                if self.ends[driver.experiment, entry.number] <= self.clock.now:
+                    driver.sweep.end(entry.number, "completed", Result(value=1.0, step=5))
+            while not driver.is_full() and (order := driver.next_order()) is not None:
+                self.asked.append((driver, order.number, order.attempt))
+            driver.must_stop()
+            if driver.sweep.is_over:
+                driver.ledger.end("completed")
+        while self.asked and sum(len(d.sweep.training) for d in self.drivers) < SLOTS:
+            driver, number, attempt = self.asked.pop(0)
+            driver.sweep.begin(number, attempt)
+            self.ends[driver.experiment, number] = self.clock.now + TICKS * LOOK_SECONDS
+        self.used.append([len(driver.sweep.training) for driver in self.drivers])
+
+    def run_out(self, driver: ExperimentDriver) -> None:
+        """Go on until an experiment is over."""
+        for _ in range(100):
+            self.tick()
+            if driver.sweep.is_over:
+                return
+        raise AssertionError(f"it is not over, but {self.state(driver)}: {self.notices(driver)}")
+
+    def state(self, driver: ExperimentDriver) -> str:
+        return self.record.row(driver.experiment).state
+
+    def notices(self, driver: ExperimentDriver) -> list[str]:
+        return [each["words"] for each in self.record.row(driver.experiment).notices or []]
+
+
+@pytest.fixture
+def cluster(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    clock = Clock()
+    monkeypatch.setattr(module, "count_slots", lambda share: SLOTS)
+    monkeypatch.setattr(module, "find_parts", lambda share: {"CPU": 1 / SLOTS})
+    stopped = SimpleNamespace(monotonic=clock, time=clock)
+    monkeypatch.setattr(module, "time", stopped)
+    return Cluster(record, tmp_path, clock)
+
+
+def test_two_users_share_the_places_as_soon_as_trials_end(cluster):
+    first = cluster.post("anna", 24)
+    for _ in range(2):
+        cluster.tick()
+    assert cluster.used[-1] == [4]
+    second = cluster.post("ben", 12)
+    cluster.tick()
+    assert cluster.state(second) == "waiting_for_room"
+    assert cluster.notices(second) == ["its fair share is 2 of 4 places, beside 1 other experiment"]
+    for _ in range(2 * TICKS):
+        cluster.tick()
+    assert cluster.state(second) == "running"
+    assert cluster.notices(first) == ["its fair share is 2 of 4 places, beside 1 other experiment"]
+    shared = len(cluster.used)
+    for _ in range(3 * TICKS):
+        cluster.tick()
+    of_first, of_second = (sum(used) for used in zip(*cluster.used[shared:], strict=True))
+    assert of_second == pytest.approx((of_first + of_second) / 2, rel=0.1)
+    cluster.run_out(first)
+    assert second.sweep.is_over
+    assert [4, 0] in cluster.used[shared:], "what one did not need any more the other did not get"
+    for driver in (first, second):
+        assert cluster.state(driver) == "completed"
+        assert {entry.state for entry in driver.sweep.tried} <= OUTCOMES
+
+
+def test_a_third_one_that_finds_no_share_waits_and_begins_when_there_is_one(cluster):
+    cluster.post("anna", 4, priority=1)
+    last = cluster.post("ben", 2)
+    cluster.tick()
+    cluster.tick()
+    assert cluster.used[-1] == [4, 0]
+    assert last.is_full()
+    assert cluster.state(last) == "waiting_for_room"
+    assert cluster.notices(last) == [
+        "its fair share is 0 of 2 places, beside 1 other experiment, 1 of higher priority"
+    ]
+    cluster.run_out(last)
+    assert cluster.state(last) == "completed"
+
+
+def test_a_priority_that_is_changed_counts_for_what_runs(cluster, record):
+    first, second = cluster.post("anna", 40), cluster.post("ben", 40)
+    for _ in range(3 * TICKS):
+        cluster.tick()
+    assert cluster.used[-1] == [2, 2]
+    record.prioritize(second.experiment, 5)
+    for _ in range(3 * TICKS):
+        cluster.tick()
+    assert cluster.used[-1] == [0, 4]
+    assert cluster.state(first) == "waiting_for_room"
+
+
+def test_a_pause_and_a_dead_driver_leave_their_places_to_the_others(cluster, record):
+    first, second = cluster.post("anna", 40), cluster.post("ben", 40)
+    cluster.tick()
+    shares: Any = second.ledger.list_contenders
+    assert {each.owner for each in shares()} == {"anna", "ben"}
+    record.count_death(first.experiment)
+    assert {each.owner for each in shares()} == {"ben"}
+    record.pause(second.experiment)
+    assert shares() == []

@@ -1,0 +1,193 @@
+"""Fair shares of a cluster, from what experiments want alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from engines import Clock
+from file_ledger import FileLedger
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eigensweep.workers.driver.fair_share import LOOK_SECONDS, FairShare
+from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.shared.fair_shares import (
+    ROUNDING,
+    Contender,
+    Want,
+    finds_place,
+    share_out,
+)
+
+SLOTS = st.integers(1, 40)
+OF_ONE_SIZE = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(0, 50)), max_size=8
+)
+"""Owner, priority and wanted trials of experiments whose trials are of one size."""
+PARTS = st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.floats(0.01, 1.0), min_size=1)
+
+
+def contend(slots: int, *those: tuple[str, int, int]) -> list[Contender]:
+    """Return experiments of (owner, priority, trials), in the order in which they were posted."""
+    return [
+        Contender(f"e{n}", owner, priority, n, Want(trials, {"CPU": 1 / slots}))
+        for n, (owner, priority, trials) in enumerate(those)
+    ]
+
+
+def divide(slots: int, *those: tuple[str, int, int]) -> list[int]:
+    return list(share_out(contend(slots, *those)).values())
+
+
+def test_two_users_share_alike_whatever_they_posted():
+    assert divide(4, ("a", 0, 9), ("b", 0, 9)) == [2, 2]
+    assert divide(4, ("a", 0, 9), ("a", 0, 9), ("a", 0, 9), ("b", 0, 9)) == [1, 1, 0, 2]
+
+
+def test_what_one_cannot_use_goes_to_the_others():
+    assert divide(8, ("a", 0, 1), ("b", 0, 9), ("c", 0, 9)) == [1, 4, 3]
+    assert divide(8, ("a", 0, 3)) == [3]
+
+
+def test_a_higher_priority_is_served_before_all_others():
+    assert divide(4, ("a", 0, 9), ("b", 5, 3)) == [1, 3]
+    assert divide(4, ("a", -1, 9), ("a", 0, 9)) == [0, 4]
+
+
+def test_what_a_user_has_by_priority_counts_for_the_user():
+    assert divide(8, ("a", 1, 4), ("a", 0, 9), ("b", 0, 9)) == [4, 0, 4]
+
+
+def test_with_fewer_places_than_experiments_the_first_ones_have_them():
+    assert divide(2, *[("a", 0, 9)] * 8) == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_trials_of_other_sizes_count_by_their_dominant_resource():
+    wide, narrow = Want(9, {"CPU": 0.25, "GPU": 0.1}), Want(99, {"CPU": 0.0625})
+    found = share_out([Contender("w", "a", 0, 0, wide), Contender("n", "b", 0, 1, narrow)])
+    assert found == {"w": 2, "n": 8}
+
+
+def test_who_needs_gpus_leaves_the_cpus_to_others():
+    gpus, cpus = Want(9, {"CPU": 0.05, "GPU": 0.5}), Want(99, {"CPU": 0.1})
+    found = share_out([Contender("g", "a", 0, 0, gpus), Contender("c", "b", 0, 1, cpus)])
+    assert found == {"g": 2, "c": 9}
+
+
+@given(SLOTS, OF_ONE_SIZE)
+def test_no_place_is_given_twice_and_none_stays_free_that_is_wanted(slots, those):
+    shares = divide(slots, *those)
+    wanted = [trials for _, _, trials in those]
+    assert all(share <= most for share, most in zip(shares, wanted, strict=True))
+    assert sum(shares) == min(slots, sum(wanted))
+
+
+@given(SLOTS, OF_ONE_SIZE)
+def test_nobody_who_wants_more_has_less_than_another_by_more_than_one_place(slots, those):
+    those = [(owner, 0, trials) for owner, _, trials in those]
+    shares, of_users = divide(slots, *those), Counter()
+    for (owner, _, _), share in zip(those, shares, strict=True):
+        of_users[owner] += share
+    for (owner, _, trials), share in zip(those, shares, strict=True):
+        if share < trials:
+            assert max(of_users.values()) <= of_users[owner] + 1
+            mine = [s for (o, _, _), s in zip(those, shares, strict=True) if o == owner]
+            assert max(mine) <= share + 1
+
+
+@given(SLOTS, OF_ONE_SIZE)
+def test_a_lower_priority_has_places_only_if_higher_ones_want_no_more(slots, those):
+    shares = divide(slots, *those)
+    served = [priority for (_, priority, _), share in zip(those, shares, strict=True) if share]
+    for (_, priority, trials), share in zip(those, shares, strict=True):
+        assert share == trials or not any(lower < priority for lower in served)
+
+
+@given(SLOTS, OF_ONE_SIZE)
+def test_a_node_more_takes_nothing_from_anybody(slots, those):
+    before, after = divide(slots, *those), divide(slots + 1, *those)
+    assert all(less <= more for less, more in zip(before, after, strict=True))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), PARTS), max_size=6))
+def test_no_resource_is_given_twice_and_nothing_fits_that_is_still_wanted(those):
+    contenders = [
+        Contender(f"e{n}", owner, 0, n, Want(trials, parts))
+        for n, (owner, trials, parts) in enumerate(those)
+    ]
+    shares = share_out(contenders)
+    now = [replace(each, running=shares[each.experiment]) for each in contenders]
+    for kind in ("CPU", "GPU"):
+        assert sum(c.running * c.want.parts.get(kind, 0) for c in now) <= 1 + 2 * ROUNDING
+    for each in now:
+        assert each.running == each.want.trials or not finds_place(each.want, now)
+
+
+class TestWhatADriverKeepsTo:
+    """One experiment whose ledger a test fills with others, which have another user."""
+
+    WANT = Want(4, {"CPU": 0.25})
+
+    @pytest.fixture
+    def clock(self):
+        return Clock()
+
+    @pytest.fixture
+    def ledger(self, tmp_path):
+        return FileLedger(tmp_path / "ledger.json")
+
+    @pytest.fixture
+    def fair(self, ledger, clock):
+        return FairShare("e1", ledger, clock)
+
+    def look(self, fair, clock, want=WANT):
+        clock.now += LOOK_SECONDS
+        return fair.count(lambda: want)
+
+    def test_alone_it_has_all_and_says_nothing(self, fair, clock):
+        assert self.look(fair, clock) == 4
+        assert fair.notice() is None
+        assert not fair.has_no_place
+
+    def test_beside_another_it_says_why_it_has_half(self, fair, clock, ledger):
+        ledger.contend(("e0", "b", self.WANT, 2))
+        assert self.look(fair, clock) == 2
+        notice = fair.notice()
+        assert notice.kind == "share"
+        assert notice.words == "its fair share is 2 of 4 places, beside 1 other experiment"
+
+    def test_it_says_that_it_waits_for_the_trials_of_others(self, fair, clock, ledger):
+        ledger.contend(("e0", "b", self.WANT, 4))
+        assert self.look(fair, clock, Want(1, {"CPU": 0.25})) == 1
+        assert fair.has_no_place
+        assert fair.notice().words.endswith("it gets them when trials of others end")
+        ledger.contend(("e0", "b", self.WANT, 3))
+        assert self.look(fair, clock, Want(1, {"CPU": 0.25})) == 1
+        assert not fair.has_no_place
+        assert fair.notice() is None
+
+    def test_it_looks_every_few_seconds_and_writes_only_what_has_changed(
+        self, fair, clock, ledger, monkeypatch
+    ):
+        calls = []
+        ask_for, list_contenders = ledger.ask_for, ledger.list_contenders
+        monkeypatch.setattr(ledger, "ask_for", lambda some: calls.append("want") or ask_for(some))
+        monkeypatch.setattr(
+            ledger, "list_contenders", lambda: calls.append("list") or list_contenders()
+        )
+        for _ in range(3):
+            self.look(fair, clock)
+            fair.count(lambda: self.WANT)
+        assert calls == ["want", "list", "list", "list"]
+
+
+def test_a_trial_takes_the_part_of_the_cluster_that_its_nodes_lose(monkeypatch):
+    from eigensweep.workers.driver import capacity
+
+    nodes = [{"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 1.0}, {"CPU": 9.0, "GPU": 1.0}]
+    monkeypatch.setattr(capacity, "_living_nodes", lambda: [{"Resources": n} for n in nodes])
+    assert capacity.find_parts(Share({"CPU": 2.0})) == {"CPU": pytest.approx(15 / 16 / 6)}
+    gpu = capacity.find_parts(Share({"CPU": 1.0, "GPU": 0.5}))
+    assert gpu == {"CPU": 1 / 16, "GPU": 0.5}

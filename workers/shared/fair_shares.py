@@ -1,0 +1,106 @@
+"""How many trials each running experiment may have at once: its fair share of the cluster.
+
+Places are given out one by one. The next one goes to the user who has least, and there to the
+experiment that has least (progressive filling, which is max-min fair). What a trial takes is
+counted in its dominant resource: the one of which it takes the largest part of what the cluster
+has. Experiments of a higher priority are served before all others. Source: Ghodsi et al., Dominant
+Resource Fairness, NSDI 2011, algorithm 1; with users above experiments, and priorities.
+
+Every driver computes all shares by itself, from the same rows of the record.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final
+
+from eigensweep.workers.shared.messages import Flat
+
+ROUNDING: Final = 1e-6
+"""Parts of a cluster that are filled by this much too far are full: thirds do not add up to one."""
+
+
+@dataclass(frozen=True)
+class Want(Flat):
+    """What an experiment wants of the cluster now."""
+
+    trials: int
+    """How many trials could run at once, those that run among them."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Kind of resource to the part of the whole cluster that one trial takes, from 0 to 1."""
+
+    @property
+    def dominant(self) -> float:
+        """The largest of the parts."""
+        return max(self.parts.values(), default=0.0)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An experiment that has a driver and wants trials to run."""
+
+    experiment: str
+    owner: str
+    priority: int
+    since: float
+    """When it was posted: where nothing else decides, the first comes first."""
+    want: Want
+    running: int = 0
+    """How many of its trials run now."""
+
+
+def share_out(contenders: Sequence[Contender]) -> dict[str, int]:
+    """Return how many trials each experiment may have at once, by its id.
+
+    No experiment gets more than it wants. Nothing stays free that one of them wants and that holds
+    a whole trial of it.
+
+    >>> a, b = (Contender(e, e, 0, 0, Want(n, {"CPU": 0.25})) for e, n in (("a", 9), ("b", 1)))
+    >>> share_out([a, b])
+    {'a': 3, 'b': 1}
+    """
+    shares = {each.experiment: 0 for each in contenders}
+    used: defaultdict[str, float] = defaultdict(float)
+    of_users: defaultdict[str, float] = defaultdict(float)
+    ordered = sorted(contenders, key=lambda c: (-c.priority, c.since, c.experiment))
+    for _, group in groupby(ordered, key=lambda c: c.priority):
+        _fill(list(group), shares, used, of_users)
+    return shares
+
+
+def _fill(
+    waiting: list[Contender],
+    shares: dict[str, int],
+    used: defaultdict[str, float],
+    of_users: defaultdict[str, float],
+) -> None:
+    """Give places to experiments of one priority until none of them wants or fits another one."""
+    while waiting:
+        least = min(
+            waiting,
+            key=lambda c: (
+                round(of_users[c.owner], 9),
+                round(shares[c.experiment] * c.want.dominant, 9),
+            ),
+        )
+        parts = least.want.parts
+        fits = all(used[kind] + part <= 1 + ROUNDING for kind, part in parts.items())
+        if shares[least.experiment] >= least.want.trials or not fits:
+            waiting.remove(least)
+            continue
+        shares[least.experiment] += 1
+        of_users[least.owner] += least.want.dominant
+        for kind, part in parts.items():
+            used[kind] += part
+
+
+def finds_place(want: Want, contenders: Sequence[Contender]) -> bool:
+    """Tell whether the trials that run now leave a whole place for one more."""
+    return all(
+        part + sum(each.want.parts.get(kind, 0.0) * each.running for each in contenders)
+        <= 1 + ROUNDING
+        for kind, part in want.parts.items()
+    )
