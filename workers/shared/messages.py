@@ -512,7 +512,8 @@ class Report:
     node_id: str | None = None
     """Ray's id of the node that is to blame, or where the disk fails."""
     committed: tuple[tuple[int, int], ...] = ()
-    """Seed and step of the last commit of each replicate that has one; the driver looks for it."""
+    """Seed of each replicate, and the step up to which it counts here and is committed; the driver
+    looks for that."""
 
     def to_dict(self) -> Json:
         return {

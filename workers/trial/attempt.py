@@ -180,7 +180,9 @@ class Attempt:
             result = replace(result, value=metrics[OBJECTIVE])
         reached = max(min(until, replicate.training.step) for replicate, until in counted)
         committed = tuple(
-            (r.training.seed, r.taken_step) for r in self.replicates if r.taken_step >= 0
+            (replicate.training.seed, step)
+            for replicate, until in counted
+            if (step := min(until, replicate.taken_step)) > 0
         )
         return Report(reached, metrics, outcome, result, committed=committed)
 
