@@ -343,6 +343,7 @@ class _Start:
             health.kill()
             _, said = health.communicate()
         if health.returncode != 0:
+            self._require_running(name)
             raise ClusterFailedError(f"{name} does not join: {said.strip()}")
 
     def _start_service(
@@ -402,15 +403,21 @@ class _Start:
         """Wait until something of a process is so; raise if it ends before, or is too slow."""
         deadline = time.monotonic() + READY_SECONDS
         while not is_so():
-            status = self._processes[name].poll()
-            if status is not None or time.monotonic() > deadline:
-                how = f"is not ready after {READY_SECONDS:g} s"
-                log = self._folder / "logs" / f"{name}.log"
-                lines = log.read_text(errors="replace").splitlines()[-20:]
-                words = how if status is None else f"ended with status {status}"
-                heading = f"{name} {words}; its log, {log}, ends with:"
-                raise ClusterFailedError("\n".join([heading, *lines]))
+            self._require_running(name)
+            if time.monotonic() > deadline:
+                raise self._failure(name, f"is not ready after {READY_SECONDS:g} s")
             time.sleep(PAUSE)
+
+    def _require_running(self, name: str) -> None:
+        """Raise if a process has ended."""
+        status = self._processes[name].poll()
+        if status is not None:
+            raise self._failure(name, f"ended with status {status}")
+
+    def _failure(self, name: str, what: str) -> ClusterFailedError:
+        log = self._folder / "logs" / f"{name}.log"
+        lines = log.read_text(errors="replace").splitlines()[-20:]
+        return ClusterFailedError("\n".join([f"{name} {what}; its log, {log}, ends with:", *lines]))
 
 
 def _python(module: str, *words: str) -> list[str]:
