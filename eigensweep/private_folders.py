@@ -10,7 +10,8 @@ import errno
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 OTHERS = 0o077
@@ -120,6 +121,16 @@ def require_own(folder: Path, but: str) -> None:
                 f"every user may write to {entry}, so what is in it may not be yours: look at "
                 f"it, then `chmod -R go-rwx {entry}`, or remove it"
             )
+
+
+@contextmanager
+def private_umask() -> Iterator[None]:
+    """Give what this process makes meanwhile to this user alone."""
+    before = os.umask(OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def keep_secret(path: Path) -> str:

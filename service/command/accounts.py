@@ -98,18 +98,17 @@ class AtDatabase:
     """The same, in the database of the settings. What is done is in the audit log as well."""
 
     def __init__(self) -> None:
-        from eigensweep.private_folders import make_private
+        from eigensweep.private_folders import make_private, private_umask
         from eigensweep.service.record.accounts import Accounts
         from eigensweep.service.record.audit import Audit
         from eigensweep.service.record.migrations import migrate
         from eigensweep.service.settings import Settings
 
         settings = Settings()
-        before = os.umask(0o077)
-        if settings.database_url is None:
-            make_private(settings.home)
-        migrate(settings.database)
-        os.umask(before)
+        with private_umask():
+            if settings.database_url is None:
+                make_private(settings.home)
+            migrate(settings.database)
         self._accounts = Accounts(settings.database)
         self._audit = Audit(settings.database, settings.audit_entries)
 

@@ -6,7 +6,6 @@ Runs in a user's terminal, beside a service that may work in the same home.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from dataclasses import asdict
 from pathlib import Path
@@ -29,13 +28,14 @@ def back_up(
     The file holds digests of tokens, addresses of webhooks and the audit log: keep it as safe as
     the home folder. Only you can read it.
     """
+    from eigensweep.private_folders import private_umask
     from eigensweep.service.process.backup import BackupError, back_up
     from eigensweep.service.settings import Settings
     from eigensweep.workers.shared.durable_files import StorageError
 
-    os.umask(0o077)
     try:
-        manifest = back_up(Settings(), file.expanduser().absolute())
+        with private_umask():
+            manifest = back_up(Settings(), file.expanduser().absolute())
     except (BackupError, ValidationError) as error:
         _fail(str(error), as_json, BAD_INPUT)
     except (OSError, sqlite3.Error, StorageError) as error:
@@ -58,11 +58,12 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Make a home folder of a backup. It is there as a whole, or not at all."""
+    from eigensweep.private_folders import private_umask
     from eigensweep.service.process.backup import BackupError, restore
 
-    os.umask(0o077)
     try:
-        manifest = restore(file, home)
+        with private_umask():
+            manifest = restore(file, home)
     except BackupError as error:
         _fail(str(error), as_json, BAD_INPUT)
     except (OSError, sqlite3.Error) as error:

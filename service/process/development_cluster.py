@@ -41,6 +41,8 @@ READY_SECONDS: Final = 180.0
 STOP_SECONDS: Final = 20.0
 """How long processes may take to end before they are killed."""
 PAUSE: Final = 0.1
+START_JITTER: Final = 3.0
+"""How far apart two readings of one start may be, in seconds; the kernel rounds them."""
 SERVICE_PORT, MLFLOW_PORT, HEAD_PORT, NODE_PORT = 8642, 5000, 6379, 6380
 """The first ports that are tried; those of docs/how-to/cluster.md."""
 OBJECT_STORE_BYTES: Final = 128 * 2**20
@@ -91,7 +93,7 @@ class Part:
         """Return the process, None if it has ended."""
         with suppress(psutil.NoSuchProcess):
             found = psutil.Process(self.pid)
-            is_same = abs(found.create_time() - self.created) < 1.0
+            is_same = abs(found.create_time() - self.created) < START_JITTER
             if is_same and found.status() != psutil.STATUS_ZOMBIE:
                 return found
         return None

@@ -334,6 +334,7 @@ def test_axe_finds_nothing_on_any_page_and_none_scrolls_sideways(
         f"/compare?of={finished.experiment_id}/lstm&of={finished.experiment_id}/scornn": "main ul",
         "/new": "#spec",
         "/cluster": "#cluster table",
+        "/storage": "main table",
         "/reproductions": "#suites table",
         posted["links"]["page"]: "#runs table",
         "/experiments/none": "h1",
