@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from file_ledger import FileLedger
 from waiting import PATIENCE, wait_until
 
 from eigensweep.workers.cluster.ray_cluster import DriverHandle, RayCluster
+from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.messages import DriverOptions
+
+HERE = Path(__file__).parent
+PLUGINS = HERE.parent / "plugins"
+
+
+@contextmanager
+def toys_on_path() -> Iterator[None]:
+    """Let a cluster's processes find the toys' package, and this one, which may drive trials there.
+
+    Both must have the same packages that add models.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{HERE}:{PLUGINS}")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.syspath_prepend(PLUGINS)
+        _forget_own_code()
+        yield
+    _forget_own_code()
+
+
+def _forget_own_code() -> None:
+    own_code.cache_clear()
+    own_parts.cache_clear()
 
 
 class Launched:

@@ -12,7 +12,7 @@ from typing import Any
 
 import optuna
 import pytest
-from experiments import Launched
+from experiments import Launched, toys_on_path
 from file_ledger import FileLedger
 from mlflow import MlflowClient
 from optuna.trial import TrialState
@@ -26,8 +26,6 @@ from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.messages import DriverOptions
-
-HERE = Path(__file__).parent
 
 SLOW = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.02}
 
@@ -47,9 +45,7 @@ def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def cluster(mlflow_uri: str) -> Iterator[RayCluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{HERE}:{HERE.parent / 'plugins'}")
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with toys_on_path():
         started = RayCluster.start(num_cpus=2)
         yield started
         started.stop()

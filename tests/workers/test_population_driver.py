@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import Launched
+from experiments import Launched, toys_on_path
 from sweeps import COPYING, SCORNN
 
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.driver.experiment import run_experiment
 from eigensweep.workers.shared.checkpoints import Store
 
-HERE = Path(__file__).parent
 RATES = [1e-1, 1e-2, 1e-4, 1e-6]
 SPEC: dict[str, Any] = {
     "task": COPYING,
@@ -28,9 +27,7 @@ SLOW = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.01}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{HERE}:{HERE.parent / 'plugins'}")
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with toys_on_path():
         started = RayCluster.start(num_cpus=2)
         yield started
         started.stop()
