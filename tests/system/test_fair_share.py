@@ -1,0 +1,74 @@
+"""A real service with real drivers shares four places between two users."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from eigensweep.service.record.accounts import Accounts
+
+TASK = {
+    **{"name": "copying", "delay": 4, "symbols": 2, "batch_size": 4},
+    **{"train_size": None, "valid_size": 8, "test_size": 8},
+}
+LAST = 4
+"""Trials at the end of an experiment that are not looked at: it wants less than its share then."""
+
+
+def make_spec(seed: int, trials: int, priority: int = 0) -> dict[str, Any]:
+    """Return an experiment of trials that sleep for about a second."""
+    return {
+        "task": TASK,
+        "model": {"name": "toy_slow", "hidden_size": 4, "seconds": 0.1},
+        "training": {"steps": 8, "evaluate_every": 8},
+        "search": {"method": "grid", "space": {"model.shade": list(range(trials))}},
+        "seed": seed,
+        "priority": priority,
+    }
+
+
+def list_attempts(service: Any, id: str) -> list[tuple[float, float]]:
+    """Return when each attempt of an experiment's trials began and ended, in order."""
+    attempts = [each for trial in service.trials(id) for each in trial["attempts"]]
+    moments = [(each["started_at"], each["ended_at"]) for each in attempts if each["ended_at"]]
+    return sorted(
+        (datetime.fromisoformat(began).timestamp(), datetime.fromisoformat(ended).timestamp())
+        for began, ended in moments
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_experiments_of_two_users_share_four_places_within_a_tenth(service):
+    service.env |= {"EIGENSWEEP_CPUS": "4", "EIGENSWEEP_MAX_EXPERIMENTS": "3"}
+    service.start()
+    accounts = Accounts(f"sqlite:///{service.folder / 'home' / 'eigensweep.db'}")
+    tokens = {user: accounts.create_token(user, "submit", None).token for user in ("anna", "ben")}
+    service.token = tokens["anna"]
+    first = service.post(make_spec(1, 400))["id"]
+    wait_until(lambda: len(list_attempts(service, first)) >= 4)
+    service.token = tokens["ben"]
+    second = service.post(make_spec(2, 24))["id"]
+    last = service.post(make_spec(3, 2, priority=-1))["id"]
+    waiting = service.wait_for(last, lambda found: found["state"] == "waiting_for_room")
+    assert service.wait(second)["state"] == "completed"
+    service.token = tokens["anna"]
+    assert service.experiment(first)["state"] == "running", "it was over before the window was"
+    service.request(f"/v1/experiments/{first}/cancel", {})
+    assert service.wait(first)["state"] == "cancelled"
+    assert service.wait(last)["state"] == "completed"
+    assert waiting["owner"] == "ben"
+    ran = {id: list_attempts(service, id) for id in (first, second)}
+    begin = ran[second][2][0]
+    end = ran[second][-LAST][0]
+    busy = {
+        id: sum(max(0.0, min(ended, end) - max(began, begin)) for began, ended in attempts)
+        for id, attempts in ran.items()
+    }
+    assert min(busy.values()) > 0
+    assert busy[second] == pytest.approx(sum(busy.values()) / 2, rel=0.1), (busy, ran)
+    assert list_attempts(service, last)[0][0] > end
+    service.stop()
