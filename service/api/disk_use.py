@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from eigensweep.service.api.remembered import Remembered
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.disk_use import StoreUse, measure, measure_store
 
@@ -25,25 +25,12 @@ class Measured:
     experiments: dict[str, StoreUse]
 
 
-@dataclass
-class DiskUse:
-    """Measures folders again when that is old: the longer it took, the older."""
+class DiskUse(Remembered[Measured]):
+    """The bytes of each part of the home folder, and of each experiment."""
 
-    settings: Settings
-    clock: Callable[[], float] = time.monotonic
-    _found: Measured | None = None
-    _not_before: float = float("-inf")
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-
-    def read(self) -> Measured:
-        """Return the bytes of each part of the home folder, and of each experiment."""
-        with self._turn:
-            if self._found is None or self.clock() >= self._not_before:
-                began = self.clock()
-                self._found = self._measure()
-                took = self.clock() - began
-                self._not_before = self.clock() + max(FRESH_SECONDS, took / SHARE)
-            return self._found
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(self._measure, seconds=FRESH_SECONDS, share=SHARE, clock=clock)
+        self.settings = settings
 
     def _measure(self) -> Measured:
         home, storage = self.settings.home, self.settings.storage_folder

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from fastapi.openapi.models import Example
 from pydantic import JsonValue
+
+from eigensweep.workers.shared.states import Action
 
 Json = dict[str, JsonValue]
 
@@ -167,20 +169,7 @@ EXPERIMENT: Final[Json] = {
     "spec": GRID,
     "links": {
         **_LINKS,
-        **{
-            name: f"/v1/experiments/1m7xnz0qe2nqc/{name}"
-            for name in (
-                "cancel",
-                "pause",
-                "resume",
-                "prioritize",
-                "retry",
-                "extend",
-                "archive",
-                "unarchive",
-                "delete",
-            )
-        },
+        **{name: f"/v1/experiments/1m7xnz0qe2nqc/{name}" for name in get_args(Action)},
     },
 }
 MEMORY: Final[Json] = {

@@ -34,10 +34,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
-from filelock import FileLock, Timeout
 from sqlalchemy import make_url
 
 from eigensweep.private_folders import require_private
+from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record.migrations import list_revisions
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.checkpoints import Store, is_url
@@ -127,7 +127,8 @@ def back_up(settings: Settings, file: Path) -> Manifest:
     _check_settings(settings, file)
     storage = Path(settings.storage_folder)
     with ExitStack() as stack:
-        stack.enter_context(_hold(settings.home))
+        taken = BackupError(f"another backup of {settings.home} is being made")
+        stack.enter_context(hold_alone(settings.home / "backup.lock", taken))
         for folder in (settings.home, storage):
             _remove_leftovers(folder)
         copies = stack.enter_context(_make_staging(settings.home))
@@ -164,19 +165,6 @@ def _check_settings(settings: Settings, file: Path) -> None:
         )
     if file.exists():
         raise BackupError(f"{file} is there already; choose another name, or remove it")
-
-
-@contextmanager
-def _hold(home: Path) -> Iterator[None]:
-    lock = FileLock(home / "backup.lock", mode=0o600, fallback_to_soft=False)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise BackupError(f"another backup of {home} is being made") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

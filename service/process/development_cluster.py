@@ -18,19 +18,19 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Self
 
 import psutil  # type: ignore[import-untyped]
-from filelock import FileLock, Timeout
 
 from eigensweep.private_folders import keep_secret, make_private
 from eigensweep.service.client import Client, RefusedError
 from eigensweep.service.process import guard, mlflow_app
 from eigensweep.service.process.local_postgresql import LocalPostgresql, place_of_root
+from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.process.ports import find_free_port
 from eigensweep.service.settings import StartError
 
@@ -222,20 +222,10 @@ def _end(parts: Sequence[Part], tell: Tell) -> None:
     psutil.wait_procs(stubborn, timeout=STOP_SECONDS)
 
 
-@contextmanager
-def _hold(folder: Path) -> Iterator[None]:
+def _hold(folder: Path) -> AbstractContextManager[None]:
     """Hold a folder, so that only one command starts or ends its cluster."""
-    lock = FileLock(folder / "cluster.lock", mode=0o600, fallback_to_soft=False)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise ClusterBusyError(
-            f"another `eigensweep cluster` command works in {folder}: wait for its end"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    words = f"another `eigensweep cluster` command works in {folder}: wait for its end"
+    return hold_alone(folder / "cluster.lock", ClusterBusyError(words))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -209,9 +210,10 @@ class OtherServer(BaseHTTPRequestHandler):
     """An MLflow server of somebody else's, as far as it is asked here."""
 
     def do_GET(self) -> None:
-        self.answer(200, b'{"experiment": {"experiment_id": "7", "lifecycle_stage": "active", '
-                    b'"artifact_location": "mlflow-artifacts:/7", "tags": ['
-                    b'{"key": "mlflow.experimentKind", "value": "x"}]}}')  # fmt: skip
+        tag = {"key": "mlflow.experimentKind", "value": "x"}
+        place = {"lifecycle_stage": "active", "artifact_location": "mlflow-artifacts:/7"}
+        content = {"experiment": {"experiment_id": "7", **place, "tags": [tag]}}
+        self.answer(200, json.dumps(content).encode())
 
     def do_POST(self) -> None:
         self.answer(404, b"Not Found")

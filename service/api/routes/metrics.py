@@ -6,10 +6,9 @@ Runs in the service's process.
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
@@ -27,6 +26,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.api.parts import Service
+from eigensweep.service.api.remembered import Remembered
 from eigensweep.service.api.routes.health import CHECKS
 from eigensweep.service.counters import REGISTRY
 from eigensweep.service.record.counts import DURATIONS, Counts, Crew, Durations, count_all
@@ -39,29 +39,17 @@ SHARE: Final = 0.05
 """The most that counting takes of one core, however often it is asked for."""
 
 
-@dataclass
-class FreshCounts:
-    """Counts the record again when the last counts are old: the older, the longer they took."""
+class FreshCounts(Remembered[Counts]):
+    """The counts of the record; `read` raises SQLAlchemyError if the database does not answer."""
 
-    url: str
-    clock: Callable[[], float] = time.monotonic
-    _counts: Counts | None = None
-    _not_before: float = float("-inf")
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(self._count, seconds=FRESH_SECONDS, share=SHARE, clock=clock)
+        self._url = url
+        self._counts: Counts | None = None
 
-    def read(self) -> Counts:
-        """Return the counts.
-
-        Raises:
-            SQLAlchemyError: if the database does not answer.
-        """
-        with self._turn:
-            if self._counts is None or self.clock() >= self._not_before:
-                began = self.clock()
-                self._counts = keep_rising(self._counts, count_all(self.url))
-                took = self.clock() - began
-                self._not_before = self.clock() + max(FRESH_SECONDS, took / SHARE)
-            return self._counts
+    def _count(self) -> Counts:
+        self._counts = keep_rising(self._counts, count_all(self._url))
+        return self._counts
 
 
 def keep_rising(before: Counts | None, now: Counts) -> Counts:
