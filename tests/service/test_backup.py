@@ -25,6 +25,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.process import backup
 from eigensweep.service.process.backup import BackupError, back_up, restore
+from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
@@ -217,7 +218,8 @@ class TestRefusals:
         with pytest.raises(BackupError, match="there already"):
             back_up(settings, file)
         assert file.read_text() == "mine"
-        with backup._hold(settings.home), pytest.raises(BackupError, match="another backup"):
+        other = hold_alone(settings.home / "backup.lock", BackupError("held by a backup already"))
+        with other, pytest.raises(BackupError, match="another backup"):
             back_up(settings, tmp_path / "other.tar.gz")
 
     def test_a_record_in_postgresql_is_told_what_to_use_and_no_password(self, settings, tmp_path):
