@@ -222,7 +222,7 @@ def _describe(error: Mapping[str, Any]) -> ProblemItem:
 def _summarise(found: Sequence[ProblemItem]) -> str:
     if len(found) < 2:
         return "".join(one.message for one in found)
-    return f"{len(found)} problems, see 'errors'; nothing was queued"
+    return f"{len(found)} problems, see 'errors'; nothing was changed"
 
 
 def _answer_http_error(request: Request, error: HTTPException) -> Response:

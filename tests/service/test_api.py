@@ -379,6 +379,14 @@ class TestReading:
             items = client.get(f"/v1/experiments?{query}").json()["items"]
             assert [item["id"] for item in items] == [one], query
 
+    def test_a_state_that_does_not_exist_is_one_problem_with_all_that_do(self, client, spec):
+        queued = client.post("/v1/experiments", json=spec()).json()["id"]
+        for path in ("/v1/experiments", f"/v1/experiments/{queued}/trials"):
+            [problem] = client.get(path, params={"state": "lost"}).json()["errors"]
+            assert problem["path"] == "state.0"
+            assert "'running'" in problem["expected"]
+            assert "'completed'" in problem["expected"]
+
     def test_a_filter_that_no_name_could_match_is_refused(self, client):
         for field in ("name", "project"):
             answer = client.get("/v1/experiments", params={field: "x" * 60_000})

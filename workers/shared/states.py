@@ -16,7 +16,7 @@ Outcome = Literal[
 OpenTrialState = Literal["waiting", "running"]
 """A trial that has not ended: it waits for a process, or it has one."""
 
-TrialState = OpenTrialState | Outcome
+TrialState = Literal[OpenTrialState, Outcome]
 
 ExperimentEnd = Literal["completed", "failed", "cancelled"]
 
@@ -24,12 +24,9 @@ Phase = Literal["starting", "waiting_for_room", "running"]
 """What the driver of an experiment that goes on is at: it starts, no node has room for a trial, or
 trials have begun."""
 
-ExperimentState = (
-    Literal["queued"]
-    | Phase
-    | Literal["pausing", "paused", "cancelling", "deleting"]
-    | ExperimentEnd
-)
+ExperimentState = Literal[
+    "queued", Phase, "pausing", "paused", "cancelling", "deleting", ExperimentEnd
+]
 """A queued or paused experiment has no driver; one that is over has one until MLflow has all."""
 
 Intent = Literal["run", "pause", "cancel"]
