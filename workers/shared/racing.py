@@ -1,9 +1,10 @@
 """A race: which configurations are trained with more seeds, and which one leads.
 
 All configurations train the same first seeds. Then come rounds. In each, the configuration with the
-best mean is compared with each other one by the paired t-test over the seeds that both have. Who is
-worse leaves the race. The others, who cannot be told apart from the leader, train the next seeds.
-The race is over when the leader is alone, or when the leaders have the largest number of seeds.
+best mean is compared with each other one by the paired t-test over the seeds that both have. Those
+that are worse leave the race. The others, which cannot be told apart from the leader, train the
+next seeds. The race is over when the leader is alone, or when the leaders have the largest number
+of seeds.
 
 A race makes many comparisons, and each could be wrong. So p-values are corrected after Holm within
 a round, and a round may be wrong in its share of `SIGNIFICANCE` alone: all rounds together let the
