@@ -181,8 +181,7 @@ class Access:
             logger.debug("a stranger asks path=%s", request.url.path)
 
     async def _identify(self, request: Request) -> Caller:
-        peer = request.client.host if request.client else None
-        return await run_in_threadpool(self._identity.identify, request.headers, peer)
+        return await run_in_threadpool(self._identity.identify, request)
 
     def _find_address(self, request: Request) -> str | None:
         peer = request.client.host if request.client else None

@@ -100,6 +100,7 @@ def create_app(
             {"name": "health", "description": "For monitoring."},
         ],
     )
+    people, keeper = Accounts(record.url), Sessions(settings.home / "sessions.json")
     app.state.settings = settings
     app.state.service = Service(
         settings=settings,
@@ -109,7 +110,8 @@ def create_app(
         views=Views(mlflow.pages if mlflow else None),
         analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow is not None),
         reproductions=Reproductions(settings.home / "reproductions", record, settings.corpora),
-        accounts=Accounts(record.url),
+        accounts=people,
+        identity=Identity(settings, people, keeper),
         audit=Audit(record.url, settings.audit_entries),
         mlflow=mlflow,
         disk_use=DiskUse(settings),
@@ -143,10 +145,9 @@ def create_app(
         app.add_middleware(RequestSpans)
     app.add_middleware(BodyLimits)
     service: Service = app.state.service
-    keeper = Sessions(settings.home / "sessions.json")
     app.add_middleware(
         Access,
-        identity=Identity(settings, service.accounts, keeper),
+        identity=service.identity,
         session_keeper=keeper,
         rates=Rates(settings),
         audit=service.audit,

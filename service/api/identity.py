@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 from eigensweep.service.api.callers import Caller
 from eigensweep.service.api.sessions import Sessions, read_cookie
@@ -63,13 +64,26 @@ class Identity:
             self._may_be_open = False
         return self._may_be_open
 
-    def identify(self, headers: Headers, peer: str | None) -> Caller:
-        """Return the caller of a request that comes from an address.
+    def knows(self, request: HTTPConnection) -> bool:
+        """Return whether who sent a request is known, also a while after it was sent.
+
+        Raises:
+            SQLAlchemyError: if the database does not answer.
+        """
+        try:
+            self.identify(request)
+        except UnknownCallerError:
+            return False
+        return True
+
+    def identify(self, request: HTTPConnection) -> Caller:
+        """Return the caller of a request.
 
         Raises:
             UnknownCallerError: if it is nobody who is known.
             SQLAlchemyError: if the database does not answer.
         """
+        headers, peer = request.headers, request.client and request.client.host
         address = self.find_address(headers, peer)
         if self.is_open():
             return Caller(OPERATOR, "admin", None, address)

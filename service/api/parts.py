@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.disk_use import DiskUse
+from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.accounts import Accounts
@@ -54,6 +55,7 @@ class Service:
     analyses: Analyses
     reproductions: Reproductions
     accounts: Accounts
+    identity: Identity
     audit: Audit
     mlflow: Mlflow | None
     """None: it has no MLflow."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from fastapi.sse import ServerSentEvent
@@ -28,6 +28,8 @@ INTERVAL: Final = 0.3
 LONGEST_QUIET: Final = 2.0
 """Seconds after which a stream asks for its own events even if no newer number was seen: an event
 becomes visible when it is committed, perhaps after one of a higher number."""
+LONGEST_TRUST: Final = 2.0
+"""Seconds after which a stream asks again whether its caller is known."""
 PIECE: Final = 500
 """Most events in one read."""
 DELETED: Final = "experiment.delete_requested"
@@ -45,13 +47,23 @@ class Tailer:
         self.closing = threading.Event()
         """Set it, from any thread, to end all streams."""
 
-    async def stream(self, id: str, after: int) -> AsyncIterator[ServerSentEvent]:
-        """Yield the experiment's events after number `after`, as they come, until its end."""
+    async def stream(
+        self, id: str, after: int, is_known: Callable[[], bool]
+    ) -> AsyncIterator[ServerSentEvent]:
+        """Yield the experiment's events after number `after`, as they come, until its end.
+
+        `is_known` says whether the caller still gets anything here; if not, the stream ends.
+        """
         # A loop of our own: tenacity repeats a call, and this is a generator between two events.
         seen, looked = -1, -LONGEST_QUIET
         may_be_over, is_over = True, False
+        trusted = time.monotonic()
         while not self.closing.is_set():
             try:
+                if time.monotonic() - trusted >= LONGEST_TRUST:
+                    if not await run_in_threadpool(is_known):
+                        return
+                    trusted = time.monotonic()
                 if may_be_over:  # read before the events: what was done until then is among them
                     is_over = (await run_in_threadpool(self._record.row, id)).state in ENDED
                 newest = await self._newest_event()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from eigensweep.service.api import tailer
 from eigensweep.service.api.app import create_app
+from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.messages import Result
 
@@ -82,6 +85,39 @@ class TestEvents:
         with TestClient(app) as client:
             events = receive(client, ledger.experiment_id)
         assert [event["event"] for event in events] == ["experiment.queued", "experiment.started"]
+
+    def test_it_ends_when_the_token_is_revoked(self, client, record, ledger, monkeypatch):
+        monkeypatch.setattr(tailer, "LONGEST_TRUST", 0.0)
+        accounts = Accounts(record.url)
+        token = accounts.create_token("anna", "read", None)
+        after_first_look(record, monkeypatch, lambda: accounts.revoke_token(token.id))
+        bearer = {"Authorization": f"Bearer {token.token}"}
+        events = receive(client, ledger.experiment_id, **bearer)
+        assert [event["event"] for event in events] == ["experiment.queued", "experiment.started"]
+        place = f"/v1/experiments/{ledger.experiment_id}/events"
+        assert client.get(place, headers=bearer).status_code == 401
+
+    def test_it_ends_when_the_token_expires(self, client, record, ledger, monkeypatch):
+        monkeypatch.setattr(tailer, "LONGEST_TRUST", 0.0)
+        token = Accounts(record.url).create_token("anna", "read", 1.0)
+        events = receive(client, ledger.experiment_id, Authorization=f"Bearer {token.token}")
+        assert [event["event"] for event in events] == ["experiment.queued", "experiment.started"]
+        assert time.time() >= token.expires_at.timestamp()
+
+    def test_it_outlives_many_looks_at_a_token_that_holds(
+        self, client, record, ledger, monkeypatch
+    ):
+        monkeypatch.setattr(tailer, "LONGEST_TRUST", 0.0)
+        token = Accounts(record.url).create_token("anna", "read", 60.0)
+        after_first_look(record, monkeypatch, lambda: ledger.end("completed"))
+        events = receive(client, ledger.experiment_id, Authorization=f"Bearer {token.token}")
+        assert events[-1]["event"] == "experiment.completed"
+
+    def test_it_ends_where_the_first_token_is_made(self, client, record, ledger, monkeypatch):
+        monkeypatch.setattr(tailer, "LONGEST_TRUST", 0.0)
+        make = Accounts(record.url).create_token
+        after_first_look(record, monkeypatch, lambda: make("anna", "read", None))
+        assert len(receive(client, ledger.experiment_id)) == 2
 
     def test_one_who_comes_back_with_nonsense_is_told(self, client, ledger):
         headers = {"Last-Event-ID": "x"}

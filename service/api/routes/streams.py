@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable
+from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from eigensweep.service.api.errors import describe_errors
@@ -27,6 +28,7 @@ def _check_id(service: TheService, id: ExperimentId) -> str:
 )
 async def follow(
     service: TheService,
+    request: Request,
     id: Annotated[str, Depends(_check_id)],
     last_event_id: Annotated[
         int,
@@ -35,9 +37,12 @@ async def follow(
 ) -> AsyncIterable[ServerSentEvent]:
     """Stream server-sent events until the experiment is over; past events come first.
 
+    The stream also ends a few seconds after the token of who follows it was revoked or has expired.
+
     Each has an `id`, a kind in `event` (`experiment.started`, `trial.report`, `trial.completed`,
     ...) and JSON in `data`: `experiment`, `at`, and for a trial `trial`, `arm`, `step`, `steps`,
     `attempt`, `metrics` or `value`. Comments in between keep a quiet connection open.
     """
-    async for event in service.tailer.stream(id, last_event_id):
+    is_known = partial(service.identity.knows, request)
+    async for event in service.tailer.stream(id, last_event_id, is_known):
         yield event
