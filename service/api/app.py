@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from fastapi import FastAPI, params
+from fastapi import APIRouter, FastAPI, params
 from fastapi_offline import FastAPIOffline
+from starlette.routing import BaseRoute
 
 from eigensweep.service.api import mlflow_proxy
 from eigensweep.service.api.access import PUBLIC, Access
@@ -77,6 +79,7 @@ def create_app(
 ) -> FastAPI:
     """Return the application. Set `app.state.service.tailer.closing` to end open event streams."""
     app = FastAPIOffline(  # its /docs needs no internet
+        routes=list(_make_routes()),
         title="Eigensweep",
         version=read_version(),
         summary="Hyperparameter search for long-memory recurrent networks",
@@ -116,28 +119,7 @@ def create_app(
         mlflow=mlflow,
         disk_use=DiskUse(settings),
     )
-    guard = [READ]
-    _include_previews(app, guard, REFUSALS)  # before `/experiments/{id}`
-    for routes in (
-        experiments,
-        trials,
-        comparisons,
-        overviews,
-        pareto,
-        races,
-        cluster,
-        importances,
-        streams,
-        analyses,
-        reproductions,
-        storage,
-        accounts,
-    ):
-        app.include_router(routes.router, prefix="/v1", dependencies=guard, responses=REFUSALS)
-    app.include_router(health.router, responses=describe_errors(403))
-    app.include_router(metrics.router, dependencies=guard, responses=REFUSALS)
     app.state.metrics = metrics.make_registry(app.state.service, read_version())
-    add_pages(app, guard)
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
     answer_errors(app)
@@ -162,17 +144,49 @@ def create_local_app(settings: Settings) -> FastAPI:
     """Return an application that answers from the code alone: catalogue, kinds and previews."""
     app = FastAPI()
     app.state.settings = settings
-    _include_previews(app)
+    _include_previews(app.router)
     answer_errors(app)
     app.add_middleware(AsOperator)
     return app
 
 
+@cache
+def _make_routes() -> Sequence[BaseRoute]:
+    """Return all routes but FastAPI's own and MLflow's: the same for every application.
+
+    FastAPI prepares a route when it is first looked at, which takes seconds of all routes. So it
+    is done once in a process: tests make hundreds of applications.
+    """
+    router = APIRouter()
+    guard = [READ]
+    _include_previews(router, guard, REFUSALS)  # before `/experiments/{id}`
+    for routes in (
+        experiments,
+        trials,
+        comparisons,
+        overviews,
+        pareto,
+        races,
+        cluster,
+        importances,
+        streams,
+        analyses,
+        reproductions,
+        storage,
+        accounts,
+    ):
+        router.include_router(routes.router, prefix="/v1", dependencies=guard, responses=REFUSALS)
+    router.include_router(health.router, responses=describe_errors(403))
+    router.include_router(metrics.router, dependencies=guard, responses=REFUSALS)
+    add_pages(router, guard)
+    return router.routes
+
+
 def _include_previews(
-    app: FastAPI, guard: Sequence[params.Depends] = (), refusals: Responses | None = None
+    into: APIRouter, guard: Sequence[params.Depends] = (), refusals: Responses | None = None
 ) -> None:
     for router in (experiments.previews, analyses.kinds, reproductions.suites, catalogue.router):
-        app.include_router(router, prefix="/v1", dependencies=guard, responses=refusals)
+        into.include_router(router, prefix="/v1", dependencies=guard, responses=refusals)
 
 
 def read_version() -> str:

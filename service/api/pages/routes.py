@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import plotly  # type: ignore[import-untyped]
 import yaml
-from fastapi import APIRouter, FastAPI, Query, Request, params
+from fastapi import APIRouter, Query, Request, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -122,10 +122,10 @@ class PageRoute(APIRoute):
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-def add_pages(app: FastAPI, guard: Sequence[params.Depends]) -> None:
-    """Add all pages, and the files that they load, to an application."""
-    app.include_router(router, dependencies=guard)
-    app.mount("/static", GZipMiddleware(_Static(directory=PLACE / "static")))
+def add_pages(into: APIRouter, guard: Sequence[params.Depends]) -> None:
+    """Add all pages, and the files that they load, to the routes of an application."""
+    into.include_router(router, dependencies=guard)
+    into.mount("/static", GZipMiddleware(_Static(directory=PLACE / "static")))
 
 
 def render(caller: Caller | None, template: str, status: int = 200, **content: Any) -> Response:
