@@ -3,12 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help setup run serve test test-slow lint fmt bench gpu gpu-service
+.PHONY: help setup run serve test test-without-ray test-with-ray test-slow lint fmt bench gpu gpu-service
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(INSTALLED)  ## make the environment in .venv
+
+# Compiling 20,000 files takes pip longer than all the rest; so they are compiled side by side afterwards.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -d eigensweep/models/ || { echo "eigensweep/models is not a link to the folder models/: this copy was made without symbolic links. Use 'git clone' (on Windows: in WSL) in place of a zip file."; exit 1; }
@@ -16,8 +19,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Eigensweep needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "The environment .venv could not be made. On Debian and Ubuntu, 'apt-get install python3-venv' installs what is missing."; exit 1; }
 	@echo 'Installing into .venv: this takes two to four minutes'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[speech]' || echo 'The speech scores STOI and PESQ were not installed (PESQ needs a C compiler); speech trials run without them'
+	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) -e '.[speech]' || echo 'The speech scores STOI and PESQ were not installed (PESQ needs a C compiler); speech trials run without them'
+	@$(BIN)/python -m compileall -qq --workers 0 .venv/lib || true  # some packages bring files of an older Python
 	@touch $@
 	@echo "Installed. To call eigensweep in a shell: source $(BIN)/activate"
 
@@ -27,14 +31,22 @@ run: setup  ## run a small experiment, from POST to ranked trials
 serve: setup  ## run the service until Ctrl-C
 	@$(BIN)/eigensweep serve
 
-# Tests that start Ray run alone: two at a time would wait for each other.
+# Tests that start Ray mostly wait. So they run one after another beside all others, which have the
+# lower priority: with -n logical these take what is left of the machine.
 WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_population_driver.py \
   tests/workers/test_shared_engines.py tests/service/test_serve.py
 QUICK := -m "not slow and not gpu"
+TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-test: setup lint  ## lint, and run the tests that need no GPU and are not slow
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK) -n logical --maxprocesses 4 --dist loadfile $(WITH_RAY:%=--ignore=%)
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK) $(WITH_RAY)
+test: setup  ## lint, and run the tests that need no GPU and are not slow
+	@echo 'Two things run side by side; what each of them says comes at its end, after some minutes'
+	@$(MAKE) --no-print-directory --jobs 2 $(TIDY) test-without-ray lint test-with-ray
+
+test-without-ray: setup
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest $(QUICK) -n logical --maxprocesses 4 --dist loadfile $(WITH_RAY:%=--ignore=%)
+
+test-with-ray: setup
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/pytest $(QUICK) $(WITH_RAY)
 
 test-slow: setup  ## run the other tests: whole systems, kills, learning
 	$(BIN)/pytest -m "slow or gpu"
