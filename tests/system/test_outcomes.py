@@ -60,14 +60,16 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def running(shared_service: Any) -> Any:
-    """Return a service to which all of the experiments were posted at once."""
+    """Return a service for all of the experiments."""
     service = shared_service
     service.env["EIGENSWEEP_MAX_EXPERIMENTS"] = "3"
     service.start()
-    service.posted = {
-        name: service.post({"name": name, **body})["id"] for name, body in EXPERIMENTS.items()
-    }
     return service
+
+
+def post(service: Any, *names: str) -> list[str]:
+    """Post experiments, all at once; return their ids."""
+    return [service.post({"name": name, **EXPERIMENTS[name]})["id"] for name in names]
 
 
 def run_of(service: Any, trial: dict[str, Any]) -> Any:
@@ -96,7 +98,7 @@ def finite(run: Any) -> bool:
 
 class TestOutcomes:
     def test_completed_then_reused(self, running):
-        first = running.posted["completed"]
+        (first,) = post(running, "completed")
         assert running.wait(first)["state"] == "completed"
         trials = running.trials(first)
         assert [t["state"] for t in trials] == ["completed"] * 2
@@ -123,8 +125,9 @@ class TestOutcomes:
         assert copy.data.tags["eigensweep.outcome"] == "reused"
         assert run.info.run_id in str(copy.data.tags)
 
+    @pytest.mark.slow  # test_driver.py has the same without the service
     def test_diverged_to_infinity_and_with_a_finite_explosion(self, running):
-        for found in (running.posted["overflow"], running.posted["explode"]):
+        for found in post(running, "overflow", "explode"):
             assert running.wait(found)["state"] == "completed"
             (trial,) = running.trials(found)
             assert trial["state"] == "diverged"
@@ -135,8 +138,9 @@ class TestOutcomes:
             assert run.data.tags["eigensweep.outcome"] == "diverged"
             assert finite(run)
 
+    @pytest.mark.slow  # test_driver.py has the same without the service
     def test_a_bug_fails_with_its_traceback(self, running):
-        id = running.posted["bug"]
+        (id,) = post(running, "bug")
         ended = running.wait(id)
         assert ended["state"] == "failed"
         (trial,) = running.trials(id)
@@ -148,8 +152,9 @@ class TestOutcomes:
         run = run_of(running, trial)
         assert (run.info.status, run.data.tags["eigensweep.outcome"]) == ("FAILED", "failed")
 
+    @pytest.mark.slow  # test_driver.py has the same without the service
     def test_asha_prunes_and_a_point_that_fits_no_config_is_invalid(self, running):
-        id = running.posted["asha"]
+        (id,) = post(running, "asha")
         assert running.wait(id)["state"] == "completed"
         trials = running.trials(id)
         states = [t["state"] for t in trials]
@@ -167,6 +172,7 @@ class TestOutcomes:
                 assert run.info.status == "FINISHED"
                 assert run.data.tags["eigensweep.outcome"] == "pruned"
 
+    @pytest.mark.slow  # test_driver.py has the same without the service
     def test_cancelled_by_a_person(self, running):
         slow = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.2}
         endless = {"training": TRAINING | {"steps": 10**6}}

@@ -74,6 +74,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return project, site
 
 
+@pytest.mark.slow  # test_seeded_killer.py trains a model of an installed package
 def test_own_models_and_tasks_are_posted_searched_and_trained(
     paths: tuple[Path, Path], service: Any
 ) -> None:
