@@ -1,5 +1,7 @@
 """Removes checkpoints of experiments that are over, as people or the service's rule say.
 
+Corpora in the store that no experiment uses any more are removed, too.
+
 Runs in the service's process, in a thread. The record says what is to be removed, and each trial
 may be looked at twice: whatever dies half-way, the next service goes on.
 """
@@ -19,8 +21,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.retention import DAY
+from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Keep, Store, trial_key
 from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +73,24 @@ class Pruner:
             self._thread.join(timeout)
 
     def tick(self) -> None:
-        """Note what the schedule says, and remove what is to be removed.
+        """Note what the schedule says, and remove what is to be removed, also unused corpora.
 
         Raises:
             SQLAlchemyError, StorageError: if the database or the disk does not work as it should.
         """
-        if self.clock() >= self._due_at:
+        is_due = self.clock() >= self._due_at
+        if is_due:
             self._follow_schedule()
-            self._due_at = self.clock() + self.schedule.every_hours * 3600
-        for id in self.record.list_pruning():
+        pruned = self.record.list_pruning()
+        for id in pruned:
             if not self._stopping.is_set():
                 with suppress(NotFoundError):
                     self._prune(id)
+        if is_due or pruned:
+            for archive in corpora.remove_unused(self.store):
+                logger.info("corpus removed from the store archive=%s", archive)
+        if is_due:
+            self._due_at = self.clock() + self.schedule.every_hours * 3600
 
     def _follow_schedule(self) -> None:
         keep = self.schedule.keep
@@ -92,9 +102,13 @@ class Pruner:
 
     def _prune(self, id: str) -> None:
         with self.files:  # so that it is not deleted meanwhile
-            keep, freed = self.record.row(id).pruning, 0
-            if keep is None:
+            # Listed before the look at the state: if it is over, these are drivers of the past.
+            users = corpora.list_users(self.store, id)
+            row, freed = self.record.row(id), 0
+            keep = row.pruning
+            if keep is None or row.state not in ENDED:
                 return
+            corpora.release(self.store, users)
             for trial in self.record.list_ended_trials(id):
                 if self._stopping.is_set():
                     return

@@ -22,6 +22,8 @@ from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.retention import DAY
+from eigensweep.workers.driver.deletion import remove
+from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -238,6 +240,49 @@ class TestGoingOn:
         answer = client.post("/v1/analyses", json=body)
         assert answer.status_code == (409 if words else 201), answer.text
         assert words is None or words in answer.json()["detail"]
+
+
+class TestCorpora:
+    @pytest.fixture
+    def publish(self, storage: Path, tmp_path: Path) -> Callable[[str], str]:
+        """Return what the next driver of an experiment does."""
+        (file := tmp_path / "data" / "a.txt").parent.mkdir()
+        file.write_bytes(b"a")
+
+        def publish(id: str) -> str:
+            return corpora.publish(Store(storage), [file], file.parent, corpora.name_user(id))
+
+        return publish
+
+    def test_one_goes_when_all_that_use_it_are_pruned_or_deleted(
+        self, record, storage, id, make, content, publish, tmp_path
+    ):
+        store, running = Store(storage), record.add(ExperimentSpec.model_validate(content))[0].id
+        assert publish(id) == (archive := publish(running))
+        record.prune(id, "last")
+        make().tick()
+        assert corpora.list_users(store, id) == []
+        assert store.file_names(corpora.FOLDER) == [archive]
+        remove(running, "project", str(storage), str(tmp_path / "optuna"), None)
+        make().tick()
+        assert store.file_names(corpora.FOLDER) == []
+
+    def test_one_stays_if_its_experiment_is_taken_up_meanwhile(
+        self, record, storage, id, make, publish, monkeypatch
+    ):
+        archive, look = publish(id), record.row
+
+        def look_after_a_retry(asked: str) -> Any:
+            monkeypatch.setattr(record, "row", look)
+            record.retry(id)
+            publish(id)
+            return look(asked)
+
+        record.prune(id, "last")
+        monkeypatch.setattr(record, "row", look_after_a_retry)
+        make().tick()
+        assert len(corpora.list_users(Store(storage), id)) == 2
+        assert Store(storage).file_names(corpora.FOLDER) == [archive]
 
 
 class TestSchedule:

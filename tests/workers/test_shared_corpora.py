@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from orders import make_order
 from sweeps import SCORNN
+from waiting import wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.tasks.speech_corpora import MANIFEST
 from eigensweep.workers.driver.corpora import SharedCorpora
+from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.engine.engine import Engine
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store
@@ -57,9 +59,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-def publish(store: Store, data_root: Path) -> str:
+def publish(store: Store, data_root: Path, experiment: str = "e1") -> str:
     files = [path for path in data_root.rglob("*") if path.is_file()]
-    return corpora.publish(store, files, data_root)
+    return corpora.publish(store, files, data_root, corpora.name_user(experiment))
 
 
 def test_what_is_fetched_is_what_was_put_there_and_it_is_put_there_once(store, data_root, tmp_path):
@@ -124,7 +126,7 @@ def test_each_task_lists_all_that_it_reads(store, small_corpora, tmp_path, confi
         manifest = (small_corpora / config["corpus"] / MANIFEST).read_bytes()
         config = {**config, "digest": hashlib.sha256(manifest).hexdigest()}
     made = task.Config.model_validate(config)
-    archive = corpora.publish(store, task.list_corpus(made, small_corpora), small_corpora)
+    archive = corpora.publish(store, task.list_corpus(made, small_corpora), small_corpora, "e1.1")
     root = corpora.fetch(store, archive, tmp_path / "node")
     shutil.rmtree(small_corpora / next(iter(files_of(root))).partition("/")[0])
     task.check_corpus(made, root)
@@ -140,7 +142,7 @@ def text_order(tmp_path: Path, **fields: Any) -> Any:
 
 def test_a_trial_trains_on_a_node_without_the_corpus(store, small_corpora, tmp_path, cache):
     order = text_order(tmp_path)
-    archive = SharedCorpora(store, str(small_corpora)).provide(order.config)
+    archive = SharedCorpora(store, str(small_corpora), "e1").provide(order.config)
     empty = str(tmp_path / "empty")
     with pytest.raises(CorpusMissingError):
         Attempt(text_order(tmp_path, data_root=empty), "cpu").advance()
@@ -157,15 +159,76 @@ def test_a_node_that_has_the_corpus_fetches_nothing(small_corpora, tmp_path, cac
 
 def test_a_driver_puts_there_what_its_trials_need_and_no_more(store, small_corpora, tmp_path):
     order = text_order(tmp_path)
-    shared = SharedCorpora(store, str(small_corpora))
+    shared = SharedCorpora(store, str(small_corpora), "e1")
     archive = shared.provide(order.config)
     assert store.file_names(corpora.FOLDER) == [archive]
     other = {**order.config, "task": {**order.config["task"], "batch_size": 3}}
     assert shared.provide(other) == archive
     copying = {**order.config, "task": {"name": "copying", "delay": 5}}
     assert shared.provide(copying) is None
-    assert SharedCorpora(store, str(tmp_path / "empty")).provide(order.config) is None
+    assert SharedCorpora(store, str(tmp_path / "empty"), "e1").provide(order.config) is None
     assert store.file_names(corpora.FOLDER) == [archive]
+
+
+class TestRemoval:
+    def test_an_archive_goes_with_the_last_experiment_that_uses_it(self, store, data_root):
+        archive = publish(store, data_root, "e1")
+        for experiment in ("e1", "e10"):  # a second driver of the one, and the first of another
+            publish(store, data_root, experiment)
+        assert len(corpora.list_users(store, "e1")) == 2
+        corpora.release(store, corpora.list_users(store, "e1"))
+        assert corpora.remove_unused(store) == []
+        assert store.file_names(corpora.FOLDER) == [archive]
+        corpora.release(store, corpora.list_users(store, "e10"))
+        assert corpora.remove_unused(store) == [archive]
+        assert store.file_names(corpora.FOLDER) == []
+        assert publish(store, data_root, "e1") == archive
+        assert store.file_names(corpora.FOLDER) == [archive]
+
+    def test_a_deleted_experiment_uses_none(self, store, data_root, tmp_path):
+        archive = publish(store, data_root)
+        remove("e1", "p", store.place, str(tmp_path / "optuna"), None)
+        assert corpora.remove_unused(store) == [archive]
+
+    @pytest.mark.parametrize("moment", ["before the second look", "after it"])
+    def test_a_driver_that_comes_while_it_is_removed_has_it(
+        self, store, data_root, monkeypatch, moment
+    ):
+        archive = publish(store, data_root)
+        corpora.release(store, corpora.list_users(store, "e1"))
+        name = "write_file" if moment == "before the second look" else "remove_file"
+        original = getattr(store, name)
+        other, pool = Store(store.root), ThreadPoolExecutor(1)
+        came = []
+
+        def wait_for_user() -> None:
+            came.append(pool.submit(publish, other, data_root, "e2"))
+            wait_until(lambda: corpora.list_users(other, "e2"))
+
+        def act(*given: Any) -> None:
+            if name == "write_file":  # the mark that it is leaving
+                original(*given)
+                wait_for_user()
+            elif not came:  # the archive itself: two have looked, and nobody used it
+                wait_for_user()
+                original(*given)
+            else:
+                original(*given)
+
+        monkeypatch.setattr(store, name, act)
+        assert corpora.remove_unused(store) == ([] if name == "write_file" else [archive])
+        assert came[0].result() == archive
+        assert store.file_names(corpora.FOLDER) == [archive]
+
+    def test_one_who_died_while_removing_holds_nobody_up(self, store, data_root, monkeypatch):
+        monkeypatch.setattr(corpora, "LEAVING_SECONDS", 0.2)
+        archive = publish(store, data_root)
+        corpora.release(store, corpora.list_users(store, "e1"))
+        monkeypatch.setattr(store, "remove_file", lambda path: None)
+        assert corpora.remove_unused(store) == [archive]
+        other = Store(store.root)
+        assert publish(other, data_root) == archive
+        assert corpora.remove_unused(other) == []
 
 
 def test_in_lanes_a_missing_corpus_is_no_failure_of_the_trial(small_corpora, tmp_path):

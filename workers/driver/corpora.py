@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 class SharedCorpora:
     """Remembers which archive belongs to which task of an experiment."""
 
-    def __init__(self, store: Store, data_root: str | None) -> None:
+    def __init__(self, store: Store, data_root: str | None, experiment: str) -> None:
         self._store, self._data_root = store, data_root
+        self._user = corpora.name_user(experiment)
         self._by_task: dict[str, str | None] = {}
         self._by_files: dict[tuple[Path, ...], str] = {}
 
@@ -47,6 +48,6 @@ class SharedCorpora:
         data_root = Path(self._data_root)
         files = tuple(TASKS[config.task.name].list_corpus(config.task, data_root))
         if files and files not in self._by_files:
-            self._by_files[files] = corpora.publish(self._store, files, data_root)
+            self._by_files[files] = corpora.publish(self._store, files, data_root, self._user)
             logger.info("corpus is in the store archive=%s", self._by_files[files])
         return self._by_files.get(files)

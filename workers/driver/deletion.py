@@ -13,6 +13,7 @@ from pathlib import Path
 import optuna
 
 from eigensweep.workers.driver.study import open_storage
+from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import open_store
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
@@ -31,7 +32,9 @@ def remove(
     if mlflow_uri is not None:
         Runs(mlflow_uri, project, experiment).delete_all()
     remove_studies(studies, experiment)
-    open_store(storage).remove_all(experiment)
+    store = open_store(storage)
+    corpora.release(store, corpora.list_users(store, experiment))
+    store.remove_all(experiment)
 
 
 def remove_studies(where: str, experiment: str) -> None:

@@ -144,7 +144,9 @@ class ExperimentDriver:
         folders = [place for place in written if Path(place).is_absolute()]
         self._disks = DiskSpace(folders, options.least_free_bytes)
         self._store = store
-        self._corpora = SharedCorpora(store, options.data_root) if options.shares_corpora else None
+        self._corpora = (
+            SharedCorpora(store, options.data_root, experiment) if options.shares_corpora else None
+        )
         self._nonce = LeftNonce(store, experiment, own_parts())
         self._told: list[Notice] | None = None
         """The notices that the ledger has; None: those of an earlier driver."""
