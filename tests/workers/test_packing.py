@@ -9,6 +9,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from waiting import PATIENCE
 
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.cluster.ray_cluster import RayCluster
@@ -53,6 +54,28 @@ def test_as_many_trials_land_on_each_gpu_as_its_engine_takes_aboard(cluster, lan
     found = Counter(gpu for gpus in ray.get([a.gpus.remote() for a in actors]) for gpu in gpus)
     assert found == {str(gpu): share.trials for gpu in range(GPUS)}
     for group in groups:
+        remove_placement_group(group)
+
+
+def test_the_nodes_are_listed_with_what_is_free(cluster):
+    (node,) = cluster.list_nodes()
+    assert node.alive
+    assert (node.total.cpus, node.total.gpus) == (4, GPUS)
+    assert 0 < node.free.memory <= node.total.memory
+
+
+def test_memory_that_is_reserved_bounds_what_runs_at_once(cluster):
+    (node,) = cluster.list_nodes()
+    resources = ResourcesConfig(cpus=0.01, memory=node.total.memory // 2 - 1)
+    share = share_of(resources, 1, None)
+    assert look_for_room(resources, 1).trials == 2
+    groups = {group.ready(): group for group in (placement_group([share.resources]) for _ in "123")}
+    ready, waiting = ray.wait(list(groups), num_returns=2, timeout=PATIENCE)
+    assert (len(ready), len(waiting)) == (2, 1)
+    assert ray.wait(waiting, timeout=1) == ([], waiting)
+    remove_placement_group(groups.pop(ready[0]))
+    assert ray.wait(waiting, timeout=PATIENCE) == (waiting, [])
+    for group in groups.values():
         remove_placement_group(group)
 
 
