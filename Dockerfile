@@ -1,6 +1,6 @@
 # Two images: `docker build --target service .` and `docker build --target worker .`
 # service: API, pages, MLflow's server, the record; drivers run in it.
-# worker: Ray's head and workers. It has no web framework, no database and no MLflow; Eigensweep's own
+# worker: Ray's head and workers, with what reads stores in S3 and Google Cloud Storage. It has no web framework, no database and no MLflow; Eigensweep's own
 # files are all there, as a driver compares their digest with its own.
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS worker-packages
@@ -17,7 +17,7 @@ RUN useradd --uid 1000 --create-home eigensweep \
 
 WORKDIR /opt/eigensweep
 COPY pyproject.toml constraints.txt ./
-RUN python -c "import os, tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*extras['worker'], *(extras['gpu'] if os.environ['CUDA'] else []), sep='\n')" \
+RUN python -c "import os, tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*extras['worker'], *extras['s3'], *extras['gcs'], *(extras['gpu'] if os.environ['CUDA'] else []), sep='\n')" \
         > worker.txt \
     && pip install --no-cache-dir --extra-index-url "$TORCH_INDEX/${CUDA:-cpu}" -c constraints.txt -r worker.txt
 

@@ -25,6 +25,7 @@ from sqlalchemy import make_url
 from eigensweep.service.webhook_rules import check_url
 from eigensweep.workers.shared.checkpoints import Keep, is_url
 from eigensweep.workers.shared.logs import LogFormat
+from eigensweep.workers.shared.object_store import LIBRARIES
 
 OFF: Final = "off"
 SHORTEST_SECRET: Final = 16
@@ -37,23 +38,29 @@ Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute(
 def _check_storage(given: object) -> str:
     """Return a folder made absolute, or the URL of an object store without a slash at its end."""
     if not isinstance(given, str | Path):
-        raise ValueError("a store is a folder, or s3://bucket/prefix")
+        raise ValueError(f"a store is {STORES}")
     place = str(given)
     if not is_url(place):
         return str(Path(place).expanduser().absolute())
     parts = urlsplit(place)
-    if parts.scheme not in OBJECT_STORES or not parts.netloc or parts.query or parts.fragment:
-        raise ValueError(f"a store is a folder, or s3://bucket/prefix; got {parts.scheme}://...")
-    if "@" in parts.netloc:
+    if parts.scheme not in LIBRARIES:
         raise ValueError(
-            "a store's address names no key: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            "use a profile or the role of the machine"
+            f"a store is {STORES}; got {parts.scheme}://... A commit needs a store that refuses to "
+            "write over an object (a conditional put), and Eigensweep knows how to ask only these"
         )
+    if not parts.netloc or parts.query or parts.fragment:
+        raise ValueError(f"a store is {STORES}; got something else behind {parts.scheme}://")
+    if "@" in parts.netloc:
+        raise ValueError(f"a store's address names no key: {KEYS[parts.scheme]}")
     return place.rstrip("/")
 
 
-OBJECT_STORES: Final = ("s3",)
-"""Schemes of the object stores that are tested."""
+STORES: Final = "a folder, s3://bucket/prefix or gs://bucket/prefix"
+KEYS: Final = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile or the machine's role",
+    "gs": "name a key's file in GOOGLE_APPLICATION_CREDENTIALS, or use the machine's role",
+}
+"""By scheme of an object store: where its keys come from."""
 
 Storage = Annotated[str, BeforeValidator(_check_storage)]
 
@@ -168,10 +175,11 @@ class Settings(BaseSettings):
     cpus: int | None = Field(default=None, ge=1)
     """Processors for the Ray that the service starts; None: all."""
     storage: Storage | None = None
-    """Folder of checkpoints and curves, the same on every node, or `s3://bucket/prefix`.
+    """Folder of checkpoints and curves, the same on every node, or `s3://bucket/prefix`, or
+    `gs://bucket/prefix`.
 
-    None: in the home folder. Keys for S3 come from the variables `AWS_*`, a profile, or the role of
-    the machine, on every node.
+    None: in the home folder. Keys come from the variables `AWS_*` or a profile, for `gs` from
+    `GOOGLE_APPLICATION_CREDENTIALS`, or from the role of the machine, on every node.
     """
     optuna_url: str | None = None
     """URL of a database for Optuna's studies; None: journal files in the home folder."""

@@ -19,7 +19,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WORKER = PROJECT["optional-dependencies"]["worker"]
+EXTRAS = PROJECT["optional-dependencies"]
+WORKER = EXTRAS["worker"]
+STORES = EXTRAS["s3"] + EXTRAS["gcs"]
 ABSENT = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "mlflow", "optuna", "psycopg"}
 
 
@@ -116,14 +118,9 @@ def steps_of(target: str) -> list[str]:
 @pytest.mark.parametrize(
     ("target", "cuda", "lists", "index"),
     [
-        ("worker", "", [WORKER], "https://torch.test/whl/cpu"),
-        (
-            "worker",
-            "cu130",
-            [WORKER + PROJECT["optional-dependencies"]["gpu"]],
-            "https://torch.test/whl/cu130",
-        ),
-        ("service", "", [WORKER, PROJECT["dependencies"]], "https://torch.test/whl/cpu"),
+        ("worker", "", [WORKER + STORES], "https://torch.test/whl/cpu"),
+        ("worker", "cu130", [WORKER + STORES + EXTRAS["gpu"]], "https://torch.test/whl/cu130"),
+        ("service", "", [WORKER + STORES, PROJECT["dependencies"]], "https://torch.test/whl/cpu"),
     ],
 )
 def test_an_image_gets_its_packages(

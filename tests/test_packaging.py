@@ -139,7 +139,7 @@ def test_setup_refuses_a_copy_whose_links_became_text_files(tmp_path: Path) -> N
 def test_everything_that_is_imported_is_declared(source: Path) -> None:
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = [each for name in ("speech", "gpu", "traces", "s3") for each in extras[name]]
+    optional = [each for name in ("speech", "gpu", "traces", "s3", "gcs") for each in extras[name]]
     requirements = project["dependencies"] + optional
     declared = {normalise(re.split(r"[\[><=]", each)[0]) for each in requirements}
     declared |= {"pydantic-core", "starlette"}  # parts of pydantic and FastAPI

@@ -31,7 +31,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.private_folders import UnsafeFolderError, require_private
-from eigensweep.service.settings import Settings
+from eigensweep.service.settings import KEYS, Settings
 from eigensweep.variables import describe_unknown, find_unknown
 from eigensweep.workers.shared.checkpoints import is_url
 from eigensweep.workers.shared.durable_files import StorageError
@@ -341,7 +341,7 @@ def _look_at_object_store(url: str) -> Finding:
     try:
         problem = ObjectStore(url).try_out()
     except StorageError as error:
-        advice = "see that the bucket exists, and which keys the variables AWS_* name"
+        advice = f"see that the bucket exists, and {KEYS[url.partition('://')[0]]}"
         return Finding("problem", "storage", str(error), advice)
     if problem is not None:
         return Finding("problem", "storage", problem, "use an object store that can do this")

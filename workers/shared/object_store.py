@@ -7,7 +7,8 @@ What lies below a key there:
     curve-*.jsonl           parts of the curve, in the order in which the head names them
 
 Each change reads the newest head, writes its objects under names that nobody else uses, and then
-makes the head with the next number, which must not exist yet (a conditional put, `If-None-Match`).
+makes the head with the next number, which must not exist yet (a conditional put: `If-None-Match` of
+S3, `ifGenerationMatch=0` of Google Cloud Storage).
 So of two that change a key at once one succeeds, and the other begins again with the head that it
 finds then. An attempt that was cut off finds its successor in that head and is refused: what it
 wrote meanwhile is named by no head. This is all that is asked of the object store: a put with that
@@ -28,8 +29,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from eigensweep.workers.shared.checkpoints import (
     CurvePoint,
@@ -47,6 +49,21 @@ from eigensweep.workers.shared.checkpoints import (
 from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 
 logger = logging.getLogger(__name__)
+
+
+class _Library(NamedTuple):
+    """The file system of fsspec for a kind of object store, and the extra that installs it."""
+
+    module: str
+    name: str
+    extra: str
+
+
+LIBRARIES: Final = {
+    "s3": _Library("s3fs", "S3FileSystem", "s3"),
+    "gs": _Library("gcsfs.core", "GCSFileSystem", "gcs"),  # the module's own: plain JSON requests
+}
+"""By scheme: those whose `pipe_file` can be told that the object must not exist yet."""
 
 MOST_TRIES: Final = 50
 """How often a change begins again because others change the same key."""
@@ -87,8 +104,9 @@ class _Change:
 class ObjectStore(Store):
     """Checkpoints and curves below a URL such as `s3://bucket/prefix`; see `Store`.
 
-    Access comes from what the library of the object store reads: for S3 the variables `AWS_*`, its
-    configuration files, or the role of the machine.
+    Access comes from what the library of the object store reads: for S3 the variables `AWS_*` and
+    its configuration files, for Google Cloud Storage the file that GOOGLE_APPLICATION_CREDENTIALS
+    names or the login of `gcloud`, for both the role of the machine.
     """
 
     def __init__(self, url: str) -> None:
@@ -99,15 +117,13 @@ class ObjectStore(Store):
     @cached_property
     def _files(self) -> Any:
         """The file system of fsspec; made when it is first needed, by each process anew."""
-        import fsspec  # type: ignore[import-untyped]
-
-        protocol = self.url.partition("://")[0]
+        library = LIBRARIES[self.url.partition("://")[0]]
         try:
-            return fsspec.filesystem(protocol, use_listings_cache=False)
+            return getattr(import_module(library.module), library.name)(use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise StoreAwayError(
-                f"cannot use EIGENSWEEP_STORAGE={self.url}: {error}. For s3:// install "
-                "eigensweep[s3] on every node"
+                f"cannot use EIGENSWEEP_STORAGE={self.url}: {error}. Install "
+                f"eigensweep[{library.extra}] on every node"
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,7 +259,7 @@ class ObjectStore(Store):
             if not self._create(path, content):
                 return f"{self._words(path)} was not there, and making it was refused"
             if self._create(path, b""):
-                return f"{self.url} writes over an object although asked not to (If-None-Match)"
+                return f"{self.url} writes over an object although asked not to"
             if self._get(path) != content or path.name not in self._names(folder):
                 return f"{self.url} does not show what was just written"
         finally:
