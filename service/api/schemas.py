@@ -26,7 +26,13 @@ from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.service.record.usage import UserUsage
-from eigensweep.workers.shared.messages import Json, Metrics, Notice, NoticeKind, Result
+from eigensweep.workers.shared.messages import (
+    Json,
+    Metrics,
+    Notice,
+    NoticeKind,
+    summarize_stored,
+)
 from eigensweep.workers.shared.states import ENDED, ExperimentState, TrialState
 
 Item = TypeVar("Item")
@@ -431,7 +437,7 @@ class Views:
             test=result.get("test") or {},
             statistics={
                 name: SummaryNow(**found.to_dict())
-                for name, found in Result.from_dict(row.result or {}).statistics.items()
+                for name, found in summarize_stored(row.scores).items()
             },
             parameters=result.get("parameters"),
             seconds=result.get("seconds"),

@@ -39,6 +39,8 @@ MOST_DELIVERIES: Final = 4
 FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; every further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 300.0
+LEAST_INTERVAL: Final = 0.1
+"""Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
 DELIVERY_PAUSE: Final = 5.0
 """Shortest pause, in seconds, before MLflow is tried again."""
 
@@ -221,6 +223,7 @@ class Dispatcher:
                 elif self.problem is None:
                     logger.exception("the queue cannot be served, trying again")
                 self.problem = problem
+            self._stopping.wait(min(LEAST_INTERVAL, self.interval))
             self._wake.wait(self.interval)
             self._wake.clear()
 

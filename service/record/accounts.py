@@ -241,8 +241,7 @@ class Accounts:
         One that is revoked or expired counts, too: a service does not open again because its last
         token has expired.
         """
-        one = select(Token.id).limit(1)
-        return database.read(self.url, lambda s: s.scalars(one).first()) is not None
+        return database.read(self.url, lambda s: s.scalars(_ANY_TOKEN).first()) is not None
 
     def has_usable_token(self) -> bool:
         """Return whether somebody can come in with a token."""
@@ -265,6 +264,10 @@ class Accounts:
             return Grant(token.id, token.user_name, scope, token.digest, _find_problem(token))
 
         return database.read(self.url, work)
+
+
+_ANY_TOKEN: Final = select(Token.id).limit(1)
+"""Made once: every request asks it, where there is no token."""
 
 
 def check_name(name: str) -> None:

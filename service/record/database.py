@@ -121,7 +121,7 @@ def lacks_schema(error: DBAPIError) -> bool:
 
 def read(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     """Return `work(session)`, which only reads; tried again, and refused, as in `write`."""
-    return _retry_for(patience)(_transact, url, work, {})
+    return _persist(url, work, patience, {})
 
 
 def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
@@ -133,7 +133,15 @@ def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     Raises:
         WrongSchemaError: if a table or column is missing; this is never waited for.
     """
-    return _retry_for(patience)(_transact, url, work, {"writes": True})
+    return _persist(url, work, patience, {"writes": True})
+
+
+def _persist(
+    url: str, work: Callable[[Session], T], patience: float, options: Mapping[str, bool]
+) -> T:
+    if patience <= 0:  # most requests: making a `Retrying` would be a good part of their cost
+        return _transact(url, work, options)
+    return _retry_for(patience)(_transact, url, work, options)
 
 
 def _retry_for(patience: float) -> Retrying:
@@ -149,7 +157,7 @@ def _retry_for(patience: float) -> Retrying:
 
 def _transact(url: str, work: Callable[[Session], T], options: Mapping[str, bool]) -> T:
     try:
-        bound = engine(url).execution_options(**options)
+        bound = engine(url).execution_options(**options) if options else engine(url)
         turn = writers_turn(url) if options.get("writes") else nullcontext()
         with turn, Session(bound, expire_on_commit=False) as session, session.begin():
             return work(session)

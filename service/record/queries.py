@@ -5,19 +5,40 @@ Runs in the service's process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Select,
+    bindparam,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
-from sqlalchemy.sql.base import ExecutableOption
 
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.queue_order import find_places
-from eigensweep.service.record.tables import UNRANKED, Attempt, Event, Experiment, Report, Trial
+from eigensweep.service.record.tables import (
+    UNRANKED,
+    Attempt,
+    Event,
+    Experiment,
+    Report,
+    Trial,
+    TrialCount,
+)
 from eigensweep.workers.shared.messages import Json, Params
+
+T = TypeVar("T")
+
+READ_AT_ONCE: Final = 500
+"""Trials that are in memory at a time where all of them are read."""
 
 Key = Sequence[float | int | str]
 """Where a page ended: the last item's value in the sorted column, and its id or number."""
@@ -55,16 +76,6 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
-class RankedTrial:
-    """What is read of a trial whose value counts, where all of them are read."""
-
-    number: int
-    arm: str
-    params: Params
-    result: Json | None
-
-
-@dataclass(frozen=True)
 class ExperimentRecord:
     """An experiment with its counts by trial state, and its best trial so far.
 
@@ -79,21 +90,10 @@ class ExperimentRecord:
 
 
 def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, StateCount]]:
-    """Return for each experiment the counts of its trials by state; only an index is read."""
-    grouped = (
-        select(
-            Trial.experiment_id,
-            Trial.state,
-            func.count(),
-            func.sum(Trial.step),
-            func.sum(Trial.steps),
-        )
-        .where(Trial.experiment_id.in_(ids))
-        .group_by(Trial.experiment_id, Trial.state)
-    )
+    """Return for each experiment the counts of its trials by state; no trial is read."""
     counts: dict[str, dict[str, StateCount]] = {id: {} for id in ids}
-    for id, state, trials, step, steps in session.execute(grouped):
-        counts[id][state] = StateCount(trials, int(step), int(steps))
+    for id, state, *counted in session.execute(_COUNTS, {"ids": ids}):
+        counts[id][state] = StateCount(*counted)
     return counts
 
 
@@ -120,7 +120,7 @@ class Queries:
 
         def work(session: Session) -> ExperimentRecord:
             row = _get_experiment(session, id)
-            best = _add_history(session, id, _find_best(session, [id]))
+            best = _add_history(session, id, session.scalars(_BEST, {"ids": [id]}).all())
             counts = count_states(session, [id])[id]
             place = _find_places(session, [row]).get(id)
             return ExperimentRecord(row, counts, best[0] if best else None, place)
@@ -170,8 +170,7 @@ class Queries:
             rows = session.scalars(query).all()
             ids = [row.id for row in rows]
             counts = count_states(session, ids)
-            heads_of_best = load_only(*OF_BEST, raiseload=True)
-            best = {t.experiment_id: t for t in _find_best(session, ids, heads_of_best)}
+            best = {t.experiment_id: t for t in session.scalars(_HEADS_OF_BEST, {"ids": ids})}
             records = {id: TrialRecord(trial) for id, trial in best.items()}
             places = _find_places(session, rows)
             return [
@@ -190,36 +189,57 @@ class Queries:
         sort: str = "number",
         limit: int = 50,
         after: Key | None = None,
+        with_configs: bool = False,
     ) -> list[TrialRecord]:
         """Return a page of an experiment's trials; sorted by `value`, the best comes first.
 
-        They come without reports and attempts; a trial that trains has its newest report.
+        They come without reports and attempts; a trial that trains has its newest report. Their
+        configurations, by far the largest part of a row, are read only `with_configs`.
         """
         chosen: list[ColumnElement[bool]] = [Trial.experiment_id == id]
         if states:
             chosen.append(Trial.state.in_(states))
         if arm is not None:
             chosen.append(Trial.arm == arm)
-        query = _limit_page(select(Trial).where(*chosen), TRIAL_SORTS, sort, limit, after)
+        wanted = select(Trial).where(*chosen)
+        if not with_configs:
+            wanted = wanted.options(defer(Trial.config, raiseload=True))
+        query = _limit_page(wanted, TRIAL_SORTS, sort, limit, after)
 
         def work(session: Session) -> list[TrialRecord]:
-            _get_experiment(session, id)
+            _require_experiment(session, id)
             return _add_newest_report(session, id, session.scalars(query).all())
 
         return database.read(self.url, work)
 
-    def ranked(self, id: str) -> list[RankedTrial]:
-        """Return all trials of an experiment whose value counts, the best first.
+    def ranked(self, id: str, see: Callable[[int, Json | None], T]) -> list[T]:
+        """Return what `see` makes of number and result of each trial whose value counts.
 
-        Where there was a race, those with more seeds come before the others.
+        The best comes first; where there was a race, those with more seeds come before the others.
+        Results are large, so only some of them are in memory at a time.
         """
-        mine = select(Trial.number, Trial.arm, Trial.params, Trial.result)
+        mine = select(Trial.number, Trial.result)
         mine = mine.where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+        query = mine.order_by(*TRIAL_SORTS["value"]).execution_options(yield_per=READ_AT_ONCE)
 
-        def work(session: Session) -> list[RankedTrial]:
-            _get_experiment(session, id)
-            found = session.execute(mine.order_by(*TRIAL_SORTS["value"]))
-            return [RankedTrial(*row) for row in found]
+        def work(session: Session) -> list[T]:
+            _require_experiment(session, id)
+            return [see(number, result) for number, result in session.execute(query)]
+
+        return database.read(self.url, work)
+
+    def settings(self, id: str, numbers: Sequence[int]) -> dict[int, tuple[str, Params]]:
+        """Return arm and parameters of some trials of an experiment, by number."""
+        columns = select(Trial.number, Trial.arm, Trial.params).where(Trial.experiment_id == id)
+
+        def work(session: Session) -> dict[int, tuple[str, Params]]:
+            return {
+                number: (arm, params)
+                for begin in range(0, len(numbers), READ_AT_ONCE)
+                for number, arm, params in session.execute(
+                    columns.where(Trial.number.in_(numbers[begin : begin + READ_AT_ONCE]))
+                )
+            }
 
         return database.read(self.url, work)
 
@@ -231,9 +251,9 @@ class Queries:
         """
 
         def work(session: Session) -> TrialRecord:
-            _get_experiment(session, id)
             trial = session.get(Trial, (id, number))
             if trial is None:
+                _require_experiment(session, id)
                 mine = select(func.count()).where(Trial.experiment_id == id)
                 raise TrialNotFoundError(id, number, session.scalars(mine).one())
             return _add_history(session, id, [trial])[0]
@@ -259,6 +279,12 @@ def _get_experiment(session: Session, id: str) -> Experiment:
     return experiment
 
 
+def _require_experiment(session: Session, id: str) -> None:
+    """Look for an experiment without reading its spec."""
+    if session.scalars(select(Experiment.id).where(Experiment.id == id)).first() is None:
+        raise ExperimentNotFoundError(id)
+
+
 def _find_places(session: Session, rows: Sequence[Experiment]) -> dict[str, int]:
     """Return the places in the queue of experiments that are queued; mostly none is."""
     queued = [row.id for row in rows if row.state == "queued"]
@@ -280,8 +306,8 @@ def _limit_page(
     return query.order_by(*(c.desc() if falling else c.asc() for c in columns)).limit(limit)
 
 
-def _find_best(session: Session, ids: Sequence[str], *options: ExecutableOption) -> list[Trial]:
-    """Return the best trial of each experiment that has one."""
+def _select_best() -> Select[Trial]:
+    """Return a query for the best trial of each experiment of `ids` that has one."""
     inner = Trial.__table__.alias()
     first = (
         select(inner.c.number)
@@ -291,13 +317,11 @@ def _find_best(session: Session, ids: Sequence[str], *options: ExecutableOption)
         .correlate(Experiment)
         .scalar_subquery()
     )
-    query = (
+    return (
         select(Trial)
-        .options(*options)
         .join(Experiment, Experiment.id == Trial.experiment_id)
-        .where(Experiment.id.in_(ids), Trial.number == first)
+        .where(Experiment.id.in_(_IDS), Trial.number == first)
     )
-    return list(session.scalars(query))
 
 
 def _add_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
@@ -314,6 +338,8 @@ def _add_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> li
 
 def _add_history(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
     records = {trial.number: TrialRecord(trial) for trial in trials}
+    if not records:
+        return []
     reports = select(Report).where(Report.experiment_id == id, Report.number.in_(records))
     for report in session.scalars(reports.order_by(Report.number, Report.step)):
         records[report.number].reports.append(report)
@@ -321,3 +347,13 @@ def _add_history(session: Session, id: str, trials: Sequence[Trial]) -> list[Tri
     for attempt in session.scalars(attempts.order_by(Attempt.number, Attempt.attempt)):
         records[attempt.number].attempts.append(attempt)
     return list(records.values())
+
+
+# Made once: to put such a query together costs more than to ask it.
+_IDS: Final[BindParameter[Any]] = bindparam("ids", expanding=True)
+_BEST = _select_best()
+_HEADS_OF_BEST = _BEST.options(load_only(*OF_BEST, raiseload=True))
+_COUNTS = select(
+    *(TrialCount.experiment_id, TrialCount.state),
+    *(TrialCount.trials, TrialCount.step, TrialCount.steps),
+).where(TrialCount.experiment_id.in_(_IDS), TrialCount.trials > 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Subquery, func, select
+from sqlalchemy import Subquery, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record.tables import Experiment
@@ -18,15 +18,12 @@ from eigensweep.workers.shared.states import DRIVEN
 
 def list_queue(session: Session, limit: int) -> list[str]:
     """Return the ids at the head of the queue, the next one first."""
-    queue = _order()
-    return list(session.scalars(select(queue.c.id).order_by(queue.c.place).limit(limit)))
+    return list(session.scalars(_HEAD, {"most": limit}))
 
 
 def find_places(session: Session, ids: Sequence[str]) -> dict[str, int]:
     """Return the place in the queue, from 1, of those of some experiments that are queued."""
-    queue = _order()
-    found = session.execute(select(queue.c.id, queue.c.place).where(queue.c.id.in_(ids)))
-    return {id: place for id, place in found}
+    return {id: place for id, place in session.execute(_PLACES, {"ids": ids})}
 
 
 def _order() -> Subquery:
@@ -56,3 +53,11 @@ def _order() -> Subquery:
     order = turns.c.priority.desc(), turns.c.turn, turns.c.created_at, turns.c.id
     place = func.row_number().over(order_by=list(order)).label("place")
     return select(turns.c.id, place).subquery()
+
+
+# Made once: to put such a query together costs more than to ask it.
+_QUEUE = _order()
+_HEAD = select(_QUEUE.c.id).order_by(_QUEUE.c.place).limit(bindparam("most"))
+_PLACES = select(_QUEUE.c.id, _QUEUE.c.place).where(
+    _QUEUE.c.id.in_(bindparam("ids", expanding=True))
+)

@@ -247,6 +247,22 @@ class Trial(Base):
         return cast(ResultJson, self.result or {})
 
 
+class TrialCount(Base):
+    """The trials of one state. Triggers keep it, in the transaction of each change of a trial."""
+
+    __tablename__ = "trial_counts"
+
+    experiment_id: Mapped[str] = mapped_column(
+        ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True
+    )
+    state: Mapped[str] = mapped_column(String(16), primary_key=True)
+    trials: Mapped[int] = mapped_column(BigInteger)
+    step: Mapped[int] = mapped_column(BigInteger)
+    """The sum of their steps."""
+    steps: Mapped[int] = mapped_column(BigInteger)
+    """The sum of their budgets."""
+
+
 def _of_trial() -> ForeignKeyConstraint:
     return ForeignKeyConstraint(
         ["experiment_id", "number"], ["trials.experiment_id", "trials.number"], ondelete="CASCADE"

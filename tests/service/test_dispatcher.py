@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from waiting import wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.queue.dispatcher import MOST_DEATHS, Dispatcher
+from eigensweep.service.queue.dispatcher import LEAST_INTERVAL, MOST_DEATHS, Dispatcher
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.messages import DriverOptions
@@ -277,6 +278,25 @@ class TestTrouble:
             wait_until(lambda: ids(launcher) == [id])
         finally:
             dispatcher.stop()
+
+    def test_a_hundred_posts_at_once_are_few_looks_at_the_queue(
+        self, record, launcher, monkeypatch
+    ):
+        dispatcher, look = Dispatcher(record), record.list_unfinished
+        looks: list[float] = []
+
+        def wake_and_look() -> Any:
+            looks.append(time.monotonic())
+            dispatcher.wake()  # as a post does that comes during a look
+            return look()
+
+        monkeypatch.setattr(record, "list_unfinished", wake_and_look)
+        dispatcher.start(launcher, OPTIONS)
+        try:
+            wait_until(lambda: len(looks) >= 3)
+        finally:
+            dispatcher.stop()
+        assert min(b - a for a, b in pairwise(looks)) >= LEAST_INTERVAL
 
     def test_a_cluster_that_starts_no_driver_at_all_is_told_and_tried_again(
         self, record, launcher, post, monkeypatch, caplog

@@ -524,7 +524,7 @@ class TestRecordLedger:
         assert self.ranking(record, ledger) == [2, 0]
 
     def ranking(self, record: Record, ledger: RecordLedger) -> list[int]:
-        return [trial.number for trial in record.ranked(ledger.experiment_id)]
+        return record.ranked(ledger.experiment_id, lambda number, result: number)
 
     def test_that_a_trial_was_opened_again_and_kept_is_an_event(self, record, spec):
         ledger = post_and_claim(record, spec())

@@ -18,6 +18,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.counts import count_all
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import NoWayBackError, _configure, migrate
+from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base
 from eigensweep.service.record.usage import sum_by_user
@@ -227,6 +228,8 @@ class TestEveryRevision:
         found = record.experiment("done")
         assert found.best is not None
         assert found.best.trial.scores["value"] == 0.5
+        one = StateCount(trials=1, step=100, steps=100)
+        assert found.counts == {"completed": one, "pruned": one}
         assert found.experiment.owner == ("operator" if revision < "0010" else "anna")
         if revision < "0013":  # what was used is counted from the attempts
             assert (found.experiment.trial_seconds, found.experiment.cpu_seconds) == (70.0, 140.0)
@@ -250,6 +253,7 @@ class TestEveryRevision:
         best = Record(url).experiment("running").best
         assert best is not None
         assert (best.trial.number, attempt) == (1, 2)
+        assert Record(url).experiment("running").counts == {"completed": StateCount(2, 200, 200)}
 
 
 def test_the_revisions_are_one_line():

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import event, text
+from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 from waiting import PATIENCE
 
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -23,7 +24,7 @@ from eigensweep.service.record.migrations import NewerRecordError, RecordUnusabl
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Base, Experiment
+from eigensweep.service.record.tables import Base, Experiment, Trial, TrialCount
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Result
@@ -175,11 +176,8 @@ class TestQueue:
         assert ids == sorted(ids)
 
 
-MOST_STEPS_A_TRIAL = 16
-
-
 class StepCounter:
-    """Counts the instructions that SQLite's virtual machine takes, to the nearest hundred."""
+    """Counts the instructions that SQLite's virtual machine takes, to the nearest ten."""
 
     def __init__(self, url: str) -> None:
         self.engine, self.steps = database.engine(url), 0
@@ -194,10 +192,10 @@ class StepCounter:
         self.engine.dispose()
 
     def _watch(self, connection: Any, _: Any) -> None:
-        connection.set_progress_handler(self._count, 100)
+        connection.set_progress_handler(self._count, 10)
 
     def _count(self) -> int:
-        self.steps += 100
+        self.steps += 10
         return 0
 
 
@@ -242,7 +240,7 @@ class TestPages:
             steps.append(counter.steps)
         assert steps[1] < 1.2 * steps[0]
 
-    def test_an_experiment_is_read_with_one_look_at_each_trial_in_the_index(self, record, spec):
+    def test_an_experiment_costs_the_same_however_many_trials_it_has(self, record, spec):
         steps = []
         for trials in (1_000, 10_000):
             id = self.fill(record, spec(), trials)
@@ -250,8 +248,9 @@ class TestPages:
                 found = record.experiment(id)
             assert found.best is not None
             assert found.best.trial.number == trials - 1
+            assert found.counts == {"completed": StateCount(trials, 100 * trials, 100 * trials)}
             steps.append(counter.steps)
-        assert steps[1] - steps[0] < MOST_STEPS_A_TRIAL * 9_000
+        assert steps[1] < 1.2 * steps[0]
 
     def fill(self, record: Record, spec: dict[str, Any], trials: int) -> str:
         """Add an experiment with so many completed trials, the last of them the best."""
@@ -279,6 +278,69 @@ class TestPages:
         with database.engine(record.url).execution_options(writes=True).begin() as connection:
             connection.execute(Base.metadata.tables["trials"].insert(), rows)
         return id
+
+
+class TestCounts:
+    """Triggers of the database count trials by state; no program has to."""
+
+    def check(self, record: Record, id: str) -> dict[str, StateCount]:
+        """Return an experiment's counts, which are those of its trials one by one."""
+        counted: dict[str, StateCount] = {}
+        for trial in (each.trial for each in record.trials(id, limit=100)):
+            so_far = counted.get(trial.state, StateCount(0, 0, 0))
+            counted[trial.state] = StateCount(
+                so_far.trials + 1, so_far.step + trial.step, so_far.steps + trial.steps
+            )
+        found = record.experiment(id).counts
+        assert found == counted
+        return found
+
+    def test_they_follow_each_move_of_a_trial(self, each_url, spec):
+        record = Record(each_url)
+        ledger = post_and_claim(record, spec())
+        id = ledger.experiment_id
+        assert self.check(record, id) == {}
+        for number in range(4):
+            ledger.open(number, "scornn", {}, CONFIG, f"h{number}")
+        assert self.check(record, id) == {"waiting": StateCount(4, 0, 400)}
+        attempts = [ledger.begin(number) for number in range(3)]
+        ledger.report(0, attempts[0], 50, {"loss": 0.5}, None)
+        ledger.report(0, attempts[0], 75, {}, None)  # this one has no event
+        assert self.check(record, id)["running"] == StateCount(3, 75, 300)
+        ledger.interrupt(1, attempts[1], "its process was lost")
+        ledger.finish(0, attempts[0], "completed", Result(value=0.5, step=100))
+        ledger.finish(2, attempts[2], "failed", error="no")
+        assert set(self.check(record, id)) == {"completed", "failed", "waiting"}
+        ledger.reopen(0, {**CONFIG, "training": {"steps": 300}}, "a longer budget")
+        assert self.check(record, id)["waiting"] == StateCount(3, 100, 500)
+        ledger.end("failed", "no more")
+        assert set(self.check(record, id)) == {"completed", "failed", "cancelled"}
+
+    def test_a_change_that_is_not_committed_is_not_counted(self, each_url, spec):
+        record = Record(each_url)
+        ledger = post_and_claim(record, spec())
+        ledger.open(0, "scornn", {}, CONFIG, "h")
+
+        def begin_and_fail(session: Session) -> None:
+            session.get_one(Trial, (ledger.experiment_id, 0)).state = "running"
+            session.flush()
+            raise KeyError("killed")
+
+        with pytest.raises(KeyError, match="killed"):
+            database.write(each_url, begin_and_fail)
+        assert self.check(record, ledger.experiment_id) == {"waiting": StateCount(1, 0, 100)}
+
+    def test_they_go_with_their_experiment_and_touch_no_other(self, each_url, spec):
+        record = Record(each_url)
+        kept, gone = (post_and_claim(record, spec()) for _ in range(2))
+        for ledger in (kept, gone):
+            ledger.open(0, "scornn", {}, CONFIG, "h")
+            ledger.end("cancelled")
+        record.delete(gone.experiment_id)
+        record.remove(gone.experiment_id)
+        left = database.read(each_url, lambda session: session.scalars(select(TrialCount)).all())
+        assert {count.experiment_id for count in left} == {kept.experiment_id}
+        assert set(self.check(record, kept.experiment_id)) == {"cancelled"}
 
 
 class TestProgress:

@@ -309,17 +309,30 @@ class Result(Measures):
 
 def summarize_replicates(replicates: Iterable[Measures]) -> dict[str, Summary]:
     """Return the statistics of `value`, `valid/NAME` and `test/NAME` over the replicates."""
+    return _summarize((each.value, each.valid, each.test) for each in replicates)
+
+
+def summarize_stored(result: Mapping[str, Any]) -> dict[str, Summary]:
+    """Return the `statistics` of a result as it is stored, without reading the rest of it."""
+    return _summarize(
+        (each.get("value"), each.get("valid") or {}, each.get("test") or {})
+        for each in result.get("by_replicate", ())
+    )
+
+
+def _summarize(
+    rows: Iterable[tuple[float | None, Mapping[str, float | None], Mapping[str, float | None]]],
+) -> dict[str, Summary]:
+    """Summarize the value, the validation metrics and the test metrics of several trainings."""
     columns: dict[str, list[float]] = {}
-    for each in replicates:
-        rows = {"value": each.value, **_name("valid", each.valid), **_name("test", each.test)}
-        for name, number in rows.items():
-            if number is not None:
-                columns.setdefault(name, []).append(number)
+    for value, valid, test in rows:
+        if value is not None:
+            columns.setdefault("value", []).append(value)
+        for split, metrics in (("valid", valid), ("test", test)):
+            for name, number in metrics.items():
+                if number is not None:
+                    columns.setdefault(f"{split}/{name}", []).append(number)
     return {name: summarize(numbers) for name, numbers in columns.items()}
-
-
-def _name(split: str, metrics: Metrics) -> Metrics:
-    return {f"{split}/{name}": value for name, value in metrics.items()}
 
 
 _TESTS = ("best_test", "last_test")

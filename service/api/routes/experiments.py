@@ -32,6 +32,7 @@ from eigensweep.service.api.schemas import (
     PostedExperiment,
 )
 from eigensweep.service.api.warm_start import count_observations
+from eigensweep.service.api.written import WrittenRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.posting import scope_key
 from eigensweep.service.record.record import Record
@@ -40,7 +41,7 @@ from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.states import ExperimentState
 
-router = APIRouter(tags=["experiments"])
+router = APIRouter(tags=["experiments"], route_class=WrittenRoute)
 previews = APIRouter(tags=["experiments"])
 """What needs the settings alone, and no record."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -15,7 +16,7 @@ from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, Metric
-from eigensweep.workers.shared.messages import Result
+from eigensweep.workers.shared.messages import Json, Result
 from eigensweep.workers.shared.objectives import find_front, read_goals
 
 router = APIRouter(tags=["trials"])
@@ -66,23 +67,33 @@ def get_pareto(
         raise error
     goals = spec.goals(others)
     names = [goal.name for goal in goals]
-    found, points, unknown = [], [], 0
-    for trial in service.record.ranked(id):
-        means = {**(trial.result or {}), "by_replicate": ()}  # goals are of the trial as a whole
-        values = read_goals(names, Result.from_dict(means))
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
-            unknown += 1
-            continue
-        found.append((trial, dict(zip(names, known, strict=True))))
-        points.append([sign(g.better) * v for g, v in zip(goals, known, strict=True)])
+
+    def see(number: int, result: Json | None) -> tuple[int, tuple[float | None, ...]]:
+        means = {**(result or {}), "by_replicate": ()}  # goals are of the trial as a whole
+        return number, tuple(read_goals(names, Result.from_dict(means)))
+
+    ranked = service.record.ranked(id, see)
+    known = [(number, _without_none(values)) for number, values in ranked if None not in values]
+    signs = [sign(goal.better) for goal in goals]
+    points = [[s * v for s, v in zip(signs, values, strict=True)] for _, values in known]
+    best = [known[place] for place in find_front(points)]
+    settings = service.record.settings(id, [number for number, _ in best])
     front = [
-        FrontTrial(number=trial.number, arm=trial.arm, params=trial.params, values=values)
-        for trial, values in (found[place] for place in find_front(points))
+        FrontTrial(
+            number=number,
+            arm=settings[number][0],
+            params=settings[number][1],
+            values=dict(zip(names, values, strict=True)),
+        )
+        for number, values in best
     ]
     return ParetoTable(
         objectives=[Metric(name=g.name, unit=g.unit, better=g.better) for g in goals],
         front=front,
-        beaten=len(found) - len(front),
-        unknown=unknown,
+        beaten=len(known) - len(front),
+        unknown=len(ranked) - len(known),
     )
+
+
+def _without_none(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

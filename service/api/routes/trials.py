@@ -14,6 +14,7 @@ from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Page, TrialNow, TrialSummary
+from eigensweep.service.api.written import WrittenRoute
 from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
 
@@ -29,7 +30,7 @@ EXPORTED = ("number", "arm", "state", "value", "best_step", "step", "steps", "se
 SPREAD = ("sd", "low", "high")
 """What an export says of each mean, as `NAME/sd`, `NAME/low` and `NAME/high`."""
 
-router = APIRouter(tags=["trials"])
+router = APIRouter(tags=["trials"], route_class=WrittenRoute)
 
 
 class TrialQuery(BaseModel):
@@ -96,11 +97,11 @@ MEDIA_TYPES = {Format.csv: "text/csv", Format.parquet: "application/vnd.apache.p
 )
 def export_trials(service: TheService, id: ExperimentId, format: Format) -> Response:
     """Return all trials as a table: a row for each, a column for each parameter and metric."""
-    records, after = [], None
+    frames, after = [], None
     while page := service.record.trials(id, limit=EXPORTED_AT_ONCE, after=after):
-        records += page
+        frames.append(make_frame([service.views.summary(each) for each in page]))
         after = (page[-1].trial.number,)
-    frame = make_frame([service.views.summary(each) for each in records])
+    frame = join_frames(frames)
     if format is Format.csv:
         content = frame.to_csv(index=False).encode()
     else:
@@ -138,6 +139,18 @@ def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
         }
         for trial in trials
     )
+
+
+def join_frames(frames: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of several frames; a small part of the memory of their trials is enough."""
+    import pandas as pd
+
+    if not frames:
+        return make_frame([])
+    joined = pd.concat(frames, ignore_index=True)
+    if "lineage" in joined:  # frames without it are of trials without one
+        joined["lineage"] = joined["lineage"].fillna("")
+    return joined
 
 
 def _describe_lineage(trial: TrialSummary) -> str:
