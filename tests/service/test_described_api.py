@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
+from starlette.testclient import TestClient
 
 from eigensweep.service.api.app import create_app
 
@@ -75,6 +76,27 @@ SHORT: dict[str, Any] = {
     "operations": [{"include-name": SPECS, "phases": {"coverage": {"enabled": False}}}],
 }
 """Of specs, whose schema is by far the largest, only the examples; nothing at random."""
+
+
+EXAMPLES: dict[str, Any] = {
+    "seed": 1,
+    "phases": {phase: {"enabled": False} for phase in ("coverage", "fuzzing", "stateful")},
+}
+"""Only the examples of the page."""
+
+
+def test_every_example_of_the_page_is_answered_as_the_page_says(app: FastAPI) -> None:
+    failures, asked = find_failures(app, 1, **EXAMPLES)
+    assert not failures, "\n\n".join(failures)
+    assert "POST /v1/experiments" in asked
+
+
+def test_a_number_of_days_is_a_number(app: FastAPI) -> None:
+    with TestClient(app, headers=HEADERS) as client:
+        for wrong in ("7", True):
+            asked = {"keep": "best", "older_than_days": wrong}
+            answer = client.post("/v1/storage/prune", json=asked)
+            assert answer.status_code == 422, wrong
 
 
 @pytest.mark.slow

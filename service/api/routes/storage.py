@@ -123,7 +123,11 @@ class PruneRequest(BaseModel):
         | None
     ) = Field(None, description="Ids; null: all that are over, and yours unless you are an admin")
     older_than_days: float | None = Field(
-        None, ge=0, le=36_500, description="Only experiments that ended so many days ago"
+        None,
+        strict=True,
+        ge=0,
+        le=36_500,
+        description="Only experiments that ended so many days ago",
     )
     dry_run: bool = Field(
         True, strict=True, description="Only say what would be removed; false removes it"
