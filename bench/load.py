@@ -9,7 +9,9 @@ with its Ray and MLflow, and prints median, 95th percentile and longest time of
 - events: 200 streams follow an experiment that trains; from an event's time to its arrival;
 - posts: 100 clients post 5 experiments each, one after another, while a driver starts and trains.
 
-Clients and service share the machine's processors. Times are in milliseconds.
+Clients and service share the machine's processors; the table says how much of one the clients
+take. Times are in milliseconds. The last line is the memory of the service's process before the
+first request and after the last one, with all these trials and a queue of 500 experiments.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from sqlalchemy import update
 from sqlalchemy.orm import Session
@@ -58,8 +62,8 @@ class Visitor:
     def __init__(self, url: str) -> None:
         self._connection = HTTPConnection(urlsplit(url).netloc, timeout=LONGEST_SECONDS)
 
-    def ask(self, path: str, body: Any = None) -> tuple[float, Any]:
-        """Return the milliseconds until the whole answer was there, and the answer.
+    def ask(self, path: str, body: Any = None) -> tuple[float, bytes]:
+        """Return the milliseconds until the whole answer was there, and its JSON.
 
         Raises:
             RuntimeError: if it is refused.
@@ -73,7 +77,7 @@ class Visitor:
         took = 1e3 * (time.perf_counter() - began)
         if answer.status >= 300:
             raise RuntimeError(f"{path} was answered {answer.status}: {text[:500]!r}")
-        return took, json.loads(text)
+        return took, text
 
     def follow(self, path: str) -> Iterator[dict[str, Any]]:
         """Yield the data of each event of a stream until it ends."""
@@ -100,6 +104,14 @@ def summarise(times: list[float]) -> dict[str, float]:
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
     return {"count": len(ordered), "p50": rank(0.5), "p95": rank(0.95), "max": ordered[-1]}
+
+
+def watch(work: Callable[[], list[float]]) -> dict[str, float]:
+    """Return the summary of some times, and how much of a processor their clients took, in %."""
+    began, used = time.perf_counter(), time.process_time()
+    times = work()
+    share = (time.process_time() - used) / (time.perf_counter() - began)
+    return summarise(times) | {"clients": 100 * share}
 
 
 def at_once(work: Callable[[int], list[float]], people: int) -> list[float]:
@@ -135,7 +147,7 @@ def read(url: str, id: str, trials: int, readers: int, requests: int, pause: flo
 def follow(url: str, streams: int) -> list[float]:
     """Return the milliseconds from each event of an experiment to each stream that follows it."""
     with closing(Visitor(url)) as poster:
-        id = poster.ask("/v1/experiments", one_step(TRAINED, 0))[1]["id"]
+        id = json.loads(poster.ask("/v1/experiments", one_step(TRAINED, 0))[1])["id"]
     opened = threading.Barrier(streams)
 
     def listen(person: int) -> list[float]:
@@ -184,10 +196,11 @@ def prepare(home: Path, trials: int) -> str:
 
 
 @contextmanager
-def service(home: Path) -> Iterator[str]:
-    """Run the real service in a home folder; give its address."""
+def service(home: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """Run the real service in a home folder; give its address and its process."""
     with running_service(home, Console()):
-        yield json.loads((home / "service.json").read_text())["url"]
+        found = json.loads((home / "service.json").read_text())
+        yield found["url"], psutil.Process(found["pid"])
 
 
 def main() -> None:
@@ -216,19 +229,26 @@ def main() -> None:
         home = Path(folder) / "home"
         home.mkdir(mode=0o700)
         id = prepare(home, given.trials)
-        with service(home) as url:
+        with service(home) as (url, process):
+            megabytes = [process.memory_info().rss / 1e6]
             size = (given.trials, given.readers, given.requests)
-            found = {
-                "reads": read(url, id, *size, given.pause),
-                "reads without a pause": read(url, id, *size, 0.0),
-                "events": follow(url, given.streams),
-                "posts": post(url, given.clients),
+            works: dict[str, Callable[[], list[float]]] = {
+                "reads": partial(read, url, id, *size, given.pause),
+                "reads without a pause": partial(read, url, id, *size, 0.0),
+                "events": partial(follow, url, given.streams),
+                "posts": partial(post, url, given.clients),
             }
-    shown = {name: summarise(times) for name, times in found.items()}
+            shown = {}
+            for name, work in works.items():
+                shown[name] = watch(work)
+                say(f"{name}: p95 {shown[name]['p95']:.0f} ms")
+            megabytes.append(process.memory_info().rss / 1e6)
     headings = {"what": "", "count": "count", "p50": "median", "p95": "p95", "max": "longest"}
+    headings["clients"] = "clients, % of a processor"
     say(table([{"what": name, **numbers} for name, numbers in shown.items()], headings))
+    say("memory of the service: {:.0f} MB, then {:.0f} MB".format(*megabytes))
     sizes = {name: value for name, value in vars(given).items() if name != "json"}
-    write({**sizes, "milliseconds": shown}, given.json)
+    write({**sizes, "milliseconds": shown, "service_mb": megabytes}, given.json)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 
 import pytest
@@ -14,7 +15,7 @@ from eigensweep.service.settings import Settings
 def test_every_request_of_readers_streams_and_clients_is_measured(scripted_service):
     spec = load.one_step(trials=4, offset=9)
     with closing(load.Visitor(scripted_service)) as visitor:
-        id = visitor.ask("/v1/experiments", spec)[1]["id"]
+        id = json.loads(visitor.ask("/v1/experiments", spec)[1])["id"]
     assert len(load.read(scripted_service, id, 4, readers=2, requests=12, pause=0.0)) == 24
     assert len(load.post(scripted_service, clients=2)) == 2 * load.POSTS
     told = load.follow(scripted_service, streams=3)
