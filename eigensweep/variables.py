@@ -50,6 +50,7 @@ KNOWN: Final = frozenset(
         "TOKEN",
         "TOKEN_FILE",
         "URL",
+        "WARM_DRIVERS",
         "WEBHOOK_HOSTS",
         "WEBHOOK_SECRET",
         "WEBHOOK_URLS",

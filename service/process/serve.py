@@ -341,6 +341,7 @@ def _run_cluster(settings: Settings, mark: str) -> Iterator[ClusterProcess]:
             "address": settings.ray_address,
             "num_cpus": settings.cpus,
             "temp_dir": str(settings.home / "ray"),
+            "warm_drivers": settings.warm_drivers,
             "log_level": settings.log_level.upper(),
             "log_format": settings.log_format,
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -12,20 +13,24 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import psutil  # type: ignore[import-untyped]
 import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.private_folders import UnsafeFolderError
 from eigensweep.variables import warn_of_unknown
+from eigensweep.workers.cluster import warm_drivers as warm
 from eigensweep.workers.cluster.nodes import Node, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
+from eigensweep.workers.cluster.warm_drivers import WarmDrivers
 from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared import logs, traces
+from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
 
@@ -38,12 +43,21 @@ logger = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 128 * 2**20
 
 ANSWER_SECONDS = 20.0
-"""How long a driver may take to answer; one that does not answer in time counts as running."""
+"""How long a driver may take to answer."""
+
+YES_SECONDS = 5.0
+"""How long a driver may take to answer whether it can have an experiment."""
 
 KNOCK_SECONDS = 10.0
 
 LOOK_SECONDS = 0.8
 """How long Ray's control processes may take to accept a connection; a kernel needs milliseconds."""
+
+MOST_EXPERIMENTS = 20
+"""A process drives so many experiments, one after the other, and then ends."""
+
+MOST_BYTES = 700 * 2**20
+"""A driver's process that is larger than that ends after its experiment."""
 
 LINGER_SECONDS = 120.0
 """How long a driver that is over still answers, before its process ends by itself."""
@@ -64,13 +78,50 @@ def begin_driver(experiment: str, options: DriverOptions) -> None:
 
 
 class DriverActor:
-    """The process of one experiment's driver, which also answers how it is."""
+    """The process of a driver, which also answers how it is. It has one experiment at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, loads_ahead: bool = False) -> None:
+        """`loads_ahead` says whether processes for trials may be loaded before there are any."""
+        self._loads_ahead = loads_ahead
         self._state: State = "running"
         self._error: str | None = None
+        self._experiments = 0
+        self._end: threading.Timer | None = None
+
+    def prepare(self) -> None:
+        """Load what a driver needs, and what its first trials need, before there are any."""
+        from eigensweep.workers.driver.experiment import run_experiment  # noqa: F401
+        from eigensweep.workers.tracking.mlflow_runs import load_client
+
+        own_code()
+        load_client()
+        if not self._experiments:  # else it has one by now, whose trials load what they need
+            self.load_trials()
+
+    def begin(self) -> bool:
+        """Get ready for an experiment; return False if the code on the disk is another by now."""
+        if has_changed():
+            return False
+        self._state, self._error = "running", None
+        self._experiments += 1
+        return True
+
+    def rest(self) -> bool:
+        """Wait for another experiment; return False if this process should not have one."""
+        if self._end is not None:
+            self._end.cancel()
+        gc.collect()  # Ray ends the actors whose handles are gone
+        size = psutil.Process().memory_info().rss
+        return self._experiments < MOST_EXPERIMENTS and size < MOST_BYTES
+
+    def load_trials(self) -> None:
+        """Have processes load what trials need; Ray gives them to the first trials."""
+        from eigensweep.workers.driver import trial_processes
+
+        trial_processes.load_ahead()
 
     def run(self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
+        self._experiments = max(1, self._experiments)
         from eigensweep.workers.driver.experiment import run_experiment
 
         begin_driver(experiment, options)
@@ -79,21 +130,82 @@ class DriverActor:
         try:
             try:
                 with traces.span("driver", options.trace, experiment=experiment):
-                    inside = replace(options, trace=traces.carry())
+                    inside = replace(options, trace=traces.carry(), loads_ahead=self._loads_ahead)
                     run_experiment(experiment, spec, ledger, inside)
             finally:
                 traces.flush()  # whoever learns that it is over ends this process
+            self._linger()
             self._state = "ended"
         except BaseException:
+            self._linger()
             # Nothing is recorded of it: the service asks for the state, and starts another driver.
             self._error, self._state = traceback.format_exc(), "died"
             logger.exception("driver died experiment=%s", experiment)
-        end = threading.Timer(LINGER_SECONDS, os._exit, [0])
-        end.daemon = True
-        end.start()
+
+    def _linger(self) -> None:
+        """End this process some time after its experiment, unless it gets another."""
+        self._end = threading.Timer(LINGER_SECONDS, os._exit, [0])
+        self._end.daemon = True
+        self._end.start()
 
     def state(self) -> tuple[State, str | None]:
         return self._state, self._error
+
+
+@dataclass(frozen=True)
+class DriverProcess:
+    """A driver's process, as `WarmDrivers` has it."""
+
+    actor: Any
+    loading: Any = None
+    """What its loading will answer; None: it loads when it gets an experiment."""
+
+    @classmethod
+    def start(cls, name: str, loads_ahead: bool = False) -> Self:
+        """Start a process on this node; return at once."""
+        here = ray.get_runtime_context().get_node_id()
+        return cls(
+            ray.remote(DriverActor)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=0,
+                max_concurrency=4,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            )
+            .remote(loads_ahead)
+        )
+
+    def prepare(self) -> Self:
+        """Let it load everything; return at once."""
+        return replace(self, loading=self.actor.prepare.remote())
+
+    def is_loading(self) -> bool:
+        if self.loading is None:
+            return False
+        done, _ = ray.wait([self.loading], timeout=0)
+        return not done
+
+    def begin(self) -> bool:
+        return self._asks(self.actor.begin)
+
+    def rest(self) -> bool:
+        return self._asks(self.actor.rest)
+
+    def load_trials(self) -> None:
+        self.actor.load_trials.remote()
+
+    def end(self) -> None:
+        """End it at once, and with it its trials' processes."""
+        with suppress(ray.exceptions.RayActorError, ValueError):
+            ray.kill(self.actor, no_restart=True)
+
+    def _asks(self, question: Any) -> bool:
+        try:
+            return bool(ray.get(question.remote(), timeout=YES_SECONDS))
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return False
 
 
 @dataclass
@@ -101,25 +213,49 @@ class DriverHandle:
     """A driver, wherever its process is."""
 
     experiment: str
-    _actor: Any
+    _process: DriverProcess
     error: str | None = None
     """Why it died, once `state` said so."""
+    _pool: WarmDrivers[DriverProcess] | None = None
+    """Where the process waits for another experiment after this one; None: it ends."""
     _over: State | None = None
+    _work: Any = None
+    """What `run` will answer, which is nothing; None: another process has asked for it."""
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def state(self) -> State:
-        """Return how the driver is. If it is over, its process and its trials' are ended."""
-        if self._over is not None:
-            return self._over
+    def state(self, seconds: float = ANSWER_SECONDS) -> State:
+        """Return how the driver is. If it is over, its process ends or waits, its trials' end.
+
+        One that does not answer within `seconds` counts as running.
+        """
+        with self._turn:  # it is given back once
+            return self._over or self._look(seconds)
+
+    def _look(self, seconds: float) -> State:
         try:
-            state, self.error = ray.get(self._actor.state.remote(), timeout=ANSWER_SECONDS)
+            state, self.error = ray.get(self._process.actor.state.remote(), timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             return "running"
         except ray.exceptions.RayActorError as error:
             state, self.error = "died", f"the driver's process died: {error}"
+        if state == "running" and self._work is not None:
+            state, self.error = self._see_whether_it_began(self._work)
         if state != "running":
             self._over = state
-            self.kill()
+            if state == "ended" and self._pool is not None:
+                self._pool.give_back(self._process)
+            else:
+                self.kill()
         return state
+
+    def _see_whether_it_began(self, work: Any) -> tuple[State, str | None]:
+        """Return "died", and why, if the driver could not even read what it was told."""
+        done, _ = ray.wait([work], timeout=0)
+        try:
+            ray.get(done)
+        except ray.exceptions.RayError as error:
+            return "died", str(error)
+        return "running", None
 
     def wait(self, timeout: float | None = None) -> State:
         """Wait until the driver is over, or for `timeout` seconds; return its state."""
@@ -130,18 +266,29 @@ class DriverHandle:
             time.sleep(0.1)
         return state
 
+    def run(self, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
+        """Let the driver begin with its experiment. Returns at once."""
+        self._work = self._process.actor.run.remote(self.experiment, spec, ledger, options)
+
     def kill(self) -> None:
         """End the driver's process at once, and with it its trials'."""
-        with suppress(ray.exceptions.RayActorError, ValueError):
-            ray.kill(self._actor, no_restart=True)
+        self._process.end()
 
 
 class RayCluster:
     """A connection to Ray. One in a process."""
 
-    def __init__(self, folder: RayFolder | None) -> None:
+    def __init__(self, folder: RayFolder | None, warm_drivers: int = 0) -> None:
         """`folder` is that of a Ray of our own; None: Ray belongs to somebody else."""
         self._folder = folder
+        self._pool: WarmDrivers[DriverProcess] | None = None
+        self._drivers: dict[str, DriverHandle] = {}
+        """Drivers of the pool by their experiments; the others are found by their names."""
+        self._warming = threading.Lock()
+        if folder is not None and warm_drivers:
+            self._pool = WarmDrivers(
+                warm_drivers, lambda: DriverProcess.start(_new_name(), True).prepare()
+            )
 
     @classmethod
     def start(
@@ -150,11 +297,13 @@ class RayCluster:
         num_cpus: int | None = None,
         num_gpus: int | None = None,
         temp_dir: Path | str | None = None,
+        warm_drivers: int = 0,
     ) -> Self:
         """Start a Ray of our own, which ends with this process, or join the one at `address`.
 
         Call it in the main thread: Ray's processes die with the thread that started them. Our own
-        has `temp_dir` to itself: it is emptied now, and removed by `stop`.
+        has `temp_dir` to itself: it is emptied now, and removed by `stop`. There `keep_warm` keeps
+        `warm_drivers` drivers that wait for an experiment.
 
         Raises:
             ClusterError: if Ray does not start or does not answer, or its folder is not safe.
@@ -168,11 +317,15 @@ class RayCluster:
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
         # none is given. One for each process: Ray remembers the first.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ["SPT_NOENV"] = "1"  # Ray's processes keep their environment readable
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         try:
             folder = RayFolder.make(None if temp_dir is None else Path(temp_dir))
         except (UnsafeFolderError, OSError) as error:
             raise ClusterError(f"Ray has no folder to work in: {error}") from error
+        utils: Any = ray._private.utils  # without types
+        memory = int(utils.estimate_available_memory()) - OBJECT_STORE_BYTES
+        warm_drivers = warm.count_that_fit(warm_drivers, memory)
         with _keep_signal_handlers():
             _init(
                 address="local",
@@ -180,9 +333,26 @@ class RayCluster:
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
+                _memory=memory - warm_drivers * warm.BYTES,  # so that no trial counts on theirs
                 _temp_dir=str(folder.path),
             )
-        return cls(folder)
+        return cls(folder, warm_drivers)
+
+    def keep_warm(self) -> None:
+        """Take back drivers that have finished, and start what is missing; call it regularly.
+
+        It may take a while, since it asks every driver.
+        """
+        with self._warming:
+            if self._pool is not None:
+                self._take_back()
+                self._pool.fill(len(self._drivers))
+
+    def _take_back(self) -> None:
+        """Let drivers that have finished wait; nobody else asks how they are after their end."""
+        for experiment, handle in list(self._drivers.items()):
+            if handle.state(YES_SECONDS) != "running":
+                self._drivers.pop(experiment, None)
 
     def launch(
         self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
@@ -191,26 +361,26 @@ class RayCluster:
         found = self.find(experiment)
         if found is not None and found.state() == "running":
             return found
-        here = ray.get_runtime_context().get_node_id()
-        actor: Any = (
-            ray.remote(DriverActor)
-            .options(
-                name=_name(experiment),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                num_cpus=0,
-                max_concurrency=4,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-            )
-            .remote()
-        )
-        actor.run.remote(experiment, spec, ledger, options)
-        return DriverHandle(experiment, actor)
+        if self._pool is None:
+            handle = DriverHandle(experiment, DriverProcess.start(_name(experiment)))
+        else:
+            self._take_back()
+            process = self._pool.take() or DriverProcess.start(_new_name(), True)
+            handle = self._drivers[experiment] = DriverHandle(experiment, process, _pool=self._pool)
+        handle.run(spec, ledger, options)
+        return handle
 
     def find(self, experiment: str) -> DriverHandle | None:
         """Return the driver of an experiment, None if there is none."""
+        if self._pool is not None:
+            handle = self._drivers.get(experiment)
+            if handle is not None and handle.state() != "running":
+                self._drivers.pop(experiment, None)
+                return None
+            return handle
         try:
-            return DriverHandle(experiment, ray.get_actor(_name(experiment), NAMESPACE))
+            actor = ray.get_actor(_name(experiment), NAMESPACE)
+            return DriverHandle(experiment, DriverProcess(actor))
         except ValueError:
             return None
 
@@ -231,6 +401,9 @@ class RayCluster:
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes; else drivers go on."""
+        if self._warming.acquire(timeout=YES_SECONDS):  # Ray would start anew for who asks it later
+            self._pool = None
+            self._warming.release()
         if self._folder is not None:
             for actor in ray.util.list_named_actors(all_namespaces=True):
                 with suppress(ValueError, ray.exceptions.RayError):
@@ -262,6 +435,11 @@ def explain_loss() -> str | None:
 
 def _name(experiment: str) -> str:
     return f"driver-{experiment}"
+
+
+def _new_name() -> str:
+    """Return the name of a driver that may have many experiments."""
+    return f"driver:{secrets.token_hex(4)}"
 
 
 def _knock(address: str) -> None:

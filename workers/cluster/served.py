@@ -71,6 +71,12 @@ class Served:
         self.tell(None, "lost", loss)
         os._exit(1)  # leaving Ray in order would wait for it
 
+    def keep_warm(self) -> None:
+        """Keep drivers ready. They only save time: an error ends this thread, and nothing else."""
+        while True:
+            self.cluster.keep_warm()
+            time.sleep(CHECK_SECONDS)
+
     def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         try:
             self.tell(number, "answer", getattr(self, f"_{name}")(*arguments))
@@ -112,6 +118,7 @@ def main() -> None:
     served = Served(cluster, pipe)
     served.tell(None, "ready", socket.gethostname())
     threading.Thread(target=served.watch, name="watch", daemon=True).start()
+    threading.Thread(target=served.keep_warm, name="warm", daemon=True).start()
     served.serve()
     cluster.stop()
     os._exit(0)

@@ -44,6 +44,7 @@ from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
+from eigensweep.workers.driver.trial_processes import want_loaded
 from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
@@ -330,6 +331,7 @@ class ExperimentDriver:
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
         os.environ.update(TUNE_SETTINGS)
+        want_loaded(self.options.loads_ahead and self.share.engine is None)
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
         tune.Tuner(

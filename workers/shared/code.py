@@ -11,6 +11,7 @@ Importing this loads neither torch nor Ray.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import platform
 import uuid
 from collections.abc import Iterable, Mapping
@@ -62,6 +63,13 @@ def own_code() -> Code:
         packages=_digest(versions),
         identity=_identify([folder, *_plugin_folders().values()]),
     )
+
+
+def has_changed() -> bool:
+    """Return whether the files and packages here are other ones than when `own_code` looked."""
+    importlib.invalidate_caches()
+    _plugin_folders.cache_clear()
+    return _digest(_own_files() | _own_versions()) != own_code().digest
 
 
 def check_code(driver: Code, parts: Mapping[str, str] | None = None) -> None:

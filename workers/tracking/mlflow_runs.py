@@ -23,6 +23,7 @@ from eigensweep.workers.shared.checkpoints import CurvePoint
 from eigensweep.workers.shared.messages import Json
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,18 @@ class Answer(NamedTuple):
     content: Any
 
 
+def load_client() -> type[MlflowClient]:
+    """Load MLflow's client, which takes a second, with the settings that we want."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # Else each end of a run asks for the run first, to print where it can be seen.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    from mlflow import MlflowClient
+
+    return MlflowClient
+
+
 class Runs:
     """The runs of one experiment, written one after the other. Threads may share it."""
 
@@ -102,14 +115,7 @@ class Runs:
 
     def __init__(self, uri: str, project: str, experiment: str) -> None:
         """Connect, and send nothing yet. The caller tries again, so MLflow's client does not."""
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        # Else each end of a run asks for the run first, to print where it can be seen.
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        from mlflow import MlflowClient
-
-        self._client = MlflowClient(tracking_uri=uri)
+        self._client = load_client()(tracking_uri=uri)
         self._uri, self._project, self._experiment = uri, project, experiment
         self._project_id: str | None = None
         self._known: dict[tuple[int | None, int | None], str] = {}

@@ -1,0 +1,125 @@
+"""Drivers that have loaded everything and wait for an experiment: who gets one, and who does not.
+
+A driver that has finished an experiment waits for the next one. On a Ray of somebody else's there
+are none: a driver has to be found there by its experiment's name, and outlives the service.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS: Final = 2.0
+"""A driver that had an experiment waits so long before it gets new processes for trials: if the
+next experiment is there already, these would be loaded twice."""
+
+BYTES: Final = 1_150_000_000
+"""Memory of a driver that waits (330 MB) and of its two processes for trials (390 MB each)."""
+MOST_OF_MEMORY: Final = 0.25
+"""Where all that wait would take a larger part of the memory, none waits."""
+
+
+class Driver(Protocol):
+    """A driver's process."""
+
+    def is_loading(self) -> bool:
+        """Return whether it still loads for the first time; it may have an experiment even then."""
+
+    def begin(self) -> bool:
+        """Let it get ready for an experiment; return False if it is of no use any more."""
+
+    def rest(self) -> bool:
+        """Let it wait after an experiment; return False if it should not have another one."""
+
+    def load_trials(self) -> None:
+        """Let it have new processes for the first trials of its next experiment."""
+
+    def end(self) -> None:
+        """End its process at once."""
+
+
+D = TypeVar("D", bound=Driver)
+
+
+@dataclass
+class _Waiting(Generic[D]):
+    """A driver that waits."""
+
+    driver: D
+    since: float
+    """Time, by the pool's clock."""
+    needs_trials: bool
+    """Whether it had an experiment, which took its processes for trials."""
+
+
+@dataclass
+class WarmDrivers(Generic[D]):
+    """At most `most` drivers that wait. Threads may share it."""
+
+    most: int
+    make: Callable[[], D]
+    """Returns a driver that begins to load."""
+    clock: Callable[[], float] = time.monotonic
+    _waiting: list[_Waiting[D]] = field(default_factory=list)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> D | None:
+        """Return a driver that waits and has the code of now; None: a fresh one is needed."""
+        while True:
+            with self._turn:
+                if not self._waiting:
+                    return None
+                found = self._waiting.pop().driver
+            # One that loads now cannot answer yet. It loads the code of now.
+            if found.is_loading() or found.begin():
+                return found
+            logger.info("a driver that waited has died or has older code, another one is started")
+            found.end()
+
+    def give_back(self, driver: D) -> None:
+        """Let a driver that has finished its experiment wait for another, or end it."""
+        if self._has_room() and driver.rest():
+            with self._turn:
+                if len(self._waiting) < self.most:
+                    self._waiting.append(_Waiting(driver, self.clock(), needs_trials=True))
+                    return
+        driver.end()
+
+    def fill(self, working: int) -> None:
+        """Start what is missing; call it regularly.
+
+        `working` is how many drivers have an experiment: they will wait after it, and nothing is
+        loaded beside their trials.
+        """
+        now = self.clock()
+        with self._turn:
+            for each in self._waiting:
+                if each.needs_trials and now >= each.since + QUIET_SECONDS:
+                    each.driver.load_trials()
+                    each.needs_trials = False
+            if len(self._waiting) + working < self.most:
+                self._waiting.append(_Waiting(self.make(), now, needs_trials=False))
+
+    def _has_room(self) -> bool:
+        with self._turn:
+            return len(self._waiting) < self.most
+
+
+def count_that_fit(wanted: int, memory: int) -> int:
+    """Return how many drivers may wait where there are so many bytes of memory: all, or none."""
+    if wanted * BYTES <= memory * MOST_OF_MEMORY:
+        return wanted
+    logger.warning(
+        "no driver is kept ready: %d would take %.1f GB, and Ray has %.1f GB. "
+        "EIGENSWEEP_WARM_DRIVERS=0 says the same without this warning",
+        wanted,
+        wanted * BYTES / 1e9,
+        memory / 1e9,
+    )
+    return 0

@@ -1,0 +1,100 @@
+"""Processes that have loaded what a trial needs before there is one. Runs in a driver's process.
+
+Ray starts a process ahead if it is asked to, and gives it to the next actor that wants the same
+environment. So a trial's process has the environment that `want_loaded` sets: it names a function
+that Ray calls in each such process at its start, and the code that the driver runs. A driver with
+other code never gets what was loaded for this one.
+
+A process that had a task or an actor of Ray's is never given to a trial.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import psutil  # type: ignore[import-untyped]
+import ray
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray._private.utils import get_runtime_env_info
+from ray.runtime_env import RuntimeEnv
+from ray.tune.execution import class_cache
+
+from eigensweep.workers.engine.trainable import TrialTrainable
+from eigensweep.workers.shared.code import own_code
+from eigensweep.workers.shared.messages import Json
+
+MOST: Final = 2
+"""Processes that are kept ready."""
+LEAST_SECONDS: Final = 60
+"""So long Ray keeps a process that it started ahead. Then it keeps as many as CPUs are free."""
+ANSWER_SECONDS: Final = 5.0
+
+HOOK: Final = "eigensweep.workers.engine.preload.load"
+CODE: Final = "CODE_OF_TRIALS"
+"""Variable with the digest of the code that trials run."""
+
+
+def want_loaded(wanted: bool) -> None:
+    """Let the trials' processes of the next `tune.Tuner` be such that may be loaded ahead."""
+    variables = class_cache.DEFAULT_ENV_VARS
+    for name, value in _variables().items():
+        if wanted:
+            variables[name] = value
+        else:
+            variables.pop(name, None)
+
+
+def load_ahead() -> None:
+    """Have Ray start what is missing of the processes that are kept ready; return at once."""
+    node = _own_node()
+    missing = min(MOST, int(node["Resources"].get("CPU", 0))) - len(find_ready())
+    if missing <= 0:
+        return
+    want_loaded(True)
+    tune: Any = class_cache  # without types
+    like_trials = tune._ActorClassCache().get(TrialTrainable)
+    environment = RuntimeEnv(**like_trials._default_options["runtime_env"])
+    messages = import_module("ray.core.generated.node_manager_pb2")
+    calls = import_module("ray.core.generated.node_manager_pb2_grpc")
+    request = messages.PrestartWorkersRequest(
+        language=0,  # Python
+        runtime_env_info=get_runtime_env_info(environment),
+        keep_alive_duration_secs=LEAST_SECONDS,
+        num_workers=missing,
+    )
+    address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    with init_grpc_channel(address) as channel:
+        calls.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=ANSWER_SECONDS)
+
+
+def find_ready() -> list[int]:
+    """Return the ids of the processes that wait for a trial with this code, loaded or not yet."""
+    digest, found = own_code().digest, []
+    for process in psutil.Process(os.getppid()).children():
+        with suppress(psutil.Error):
+            is_free = "ray::IDLE" in " ".join(process.cmdline())
+            if is_free and process.environ().get(CODE) == digest:
+                found.append(process.pid)
+    return found
+
+
+def _variables() -> dict[str, str]:
+    """Return what says which code to load. Ray tells a process its path only with a trial."""
+    code = own_code()
+    path = [str(Path(code.folder).parent), os.environ.get("PYTHONPATH", "")]
+    return {
+        WORKER_PROCESS_SETUP_HOOK_ENV_VAR: HOOK,
+        CODE: code.digest,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+    }
+
+
+def _own_node() -> Json:
+    here = ray.get_runtime_context().get_node_id()
+    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
+    return next(node for node in nodes if node["NodeID"] == here)

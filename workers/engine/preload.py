@@ -1,0 +1,19 @@
+"""Loads what a trial's process needs, before it has a trial."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+
+def load() -> None:
+    """Import what takes seconds, as `TrialTrainable.setup` would, which does so again for nothing.
+
+    Where something is missing the trial says so. An error here would only end the process.
+    """
+    with suppress(ImportError):
+        from eigensweep.workers.engine import trainable  # noqa: F401  (Ray Tune)
+        from eigensweep.workers.shared.code import own_code
+        from eigensweep.workers.trial.attempt import warm_up
+
+        own_code()
+        warm_up()
