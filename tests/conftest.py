@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -290,6 +291,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure() -> None:
     """Let a run that is terminated end as Ctrl-C ends it: fixtures stop what they have started."""
+    gc.set_threshold(50_000, 20, 50)  # at 700 a seventh of the time goes into looking for garbage
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
