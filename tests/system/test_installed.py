@@ -27,6 +27,7 @@ def running(installed: Any, research_folder: Path, service: Any) -> Any:
     return service
 
 
+@pytest.mark.slow  # test_packaging.py starts the wheel; test_serve.py a service beside such files
 def test_the_command_line_the_service_and_a_trial_work_there(
     installed: Any, research_folder: Path, running: Any
 ) -> None:
