@@ -36,8 +36,9 @@ CONFIGS: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "eigensweep" / "corpora"
+    """Where a node keeps corpora; compiled steps stay where they are."""
+    monkeypatch.setattr("eigensweep.workers.trial.corpora.cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "corpora"
 
 
 @pytest.fixture
