@@ -1,13 +1,15 @@
 """Faults of a cluster whose nodes have addresses of their own: docker-compose.yml's services.
 
-The tests of one cluster follow one another, and each leaves it whole. What they measure goes into
-the log, and from there into docs/how-to/cluster.md.
+The tests of one cluster follow one another, and each leaves it whole. Their grids sleep for
+different times, so that none takes over results of an earlier one. What they measure goes into the
+log, and from there into docs/how-to/cluster.md.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 import urllib.error
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+CUT_SECONDS = float(os.environ.get("CUT_SECONDS", "90"))
+"""How long a link is cut."""
 WORKERS = [WORKER, f"{WORKER}-2", f"{WORKER}-3"]
 
 
@@ -170,3 +174,32 @@ def test_a_node_that_is_killed_costs_the_work_since_the_last_commit(
         cluster.composition.start_again(worker)
         grid.check(cluster, id)
     assert attempts_of(cluster, id) == {0: 2, 1: 1}
+
+
+def test_a_link_that_is_cut_and_healed_leaves_one_end_of_each_trial(
+    cluster: ComposedService,
+) -> None:
+    network = cluster.composition.network
+    assert network is not None
+    grid = Grid(trials=2, steps=800, seconds=0.18)
+    id, victim, worker = begin(cluster, grid)
+    old = victim["attempts"][-1]["pid"]
+    with watching(cluster, id) as commits:
+        cut = time.monotonic()
+        network.cut(worker)
+        time.sleep(CUT_SECONDS)
+        network.heal(worker)
+        wait_until(lambda: commits.first_after("00000", victim["attempt"]))
+        resumed = commits.first_after("00000", victim["attempt"])
+        assert resumed is not None
+        logger.info("link cut: committed elsewhere after %.1f s", resumed - cut)
+        grid.check_results(cluster, id)
+    assert attempts_of(cluster, id) == {0: 2, 1: 1}
+    for lines in commits.seen.values():
+        assert [line[:2] for line in lines] == sorted(line[:2] for line in lines)
+    pids = [int(line) for line in (cluster.steps / "0").read_text().split()]
+    new = [pid for pid in dict.fromkeys(pids) if pid != old]
+    assert len(new) == 1, "one process went on"
+    late = pids[pids.index(new[0]) :].count(old)
+    logger.info("link cut: the cut-off process took %d steps beside its successor", late)
+    wait_until(lambda: cluster.composition.check(worker).returncode == 0, pause=0.5)
