@@ -26,8 +26,11 @@ from eigensweep.service.record.record import Record
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs, traces
+from eigensweep.workers.shared.checkpoints import open_store, replicate_key
+from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
+from eigensweep.workers.shared.shortages import is_shortage
 from eigensweep.workers.shared.states import DRIVEN, ENDED
 
 logger = logging.getLogger(__name__)
@@ -289,7 +292,12 @@ class Dispatcher:
             if state == "died":
                 logger.warning("delivery died experiment=%s error=%s", id, driver.error)
             return True
-        deaths = self.record.count_death(id)
+        if is_shortage(driver.error):  # not the experiment's fault, so it is never given up for it
+            logger.warning("driver died experiment=%s %s", id, driver.error)
+            care.driver = None
+            self._pause(care)
+            return True
+        deaths = self.record.count_death(id, self._count_trained(id))
         care.driver = None
         words = f"its driver died {deaths} times without any progress: {driver.error}"
         logger.warning("driver %s with work left experiment=%s %s", state, id, words)
@@ -300,6 +308,21 @@ class Dispatcher:
         else:
             care.not_before, care.pause = 0.0, FIRST_PAUSE
         return True
+
+    def _count_trained(self, id: str) -> int:
+        """Return how many steps an experiment's unfinished trials have committed; 0: not known."""
+        assert self.options is not None
+        keys = [
+            replicate_key(id, number, seed)
+            for number, seeds in self.record.list_begun(id)
+            for seed in seeds
+        ]
+        try:
+            store = open_store(self.options.storage)
+            return sum(max(0, store.progress(key).step) for key in keys)
+        except StorageError as error:
+            logger.warning("cannot see what trials have committed experiment=%s %s", id, error)
+            return 0
 
     def _pause(self, care: _Care, at_least: float = 0.0) -> None:
         care.not_before = self.clock() + max(care.pause, at_least)

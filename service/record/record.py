@@ -34,7 +34,10 @@ from eigensweep.service.record.tables import (
 )
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import SpecJson
-from eigensweep.workers.shared.states import DRIVEN, ENDED
+from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS
+
+MOST_LOOKED_AT = 100
+"""Trials at which is looked, at most, to see whether an experiment comes on."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +175,30 @@ class Record(Reopening, Removal, Retention):
 
         return database.write(self.url, work)
 
-    def count_death(self, id: str) -> int:
+    def list_begun(self, id: str) -> list[tuple[int, range]]:
+        """Return number and seeds of trials that have begun and not ended, the newest first.
+
+        These are at most `MOST_LOOKED_AT`.
+        """
+        wanted = (
+            select(Trial.number, Trial.seed, Trial.replicates)
+            .where(Trial.experiment_id == id, Trial.state.in_(OPEN_TRIALS), Trial.attempt > 0)
+            .order_by(Trial.number.desc())
+            .limit(MOST_LOOKED_AT)
+        )
+        found = database.read(self.url, lambda session: session.execute(wanted).all())
+        return [
+            (number, range(seed, seed + replicates))
+            for number, seed, replicates in found
+            if seed is not None and replicates is not None
+        ]
+
+    def count_death(self, id: str, trained: int = 0) -> int:
         """Count the death of a driver; return how many died in a row without progress.
 
-        Progress is a rung report or the end of a trial, also of one that was opened again.
+        Progress is a rung report or the end of a trial, also of one that was opened again. So is a
+        change of `trained`, the steps that unfinished trials have committed, which only the store
+        knows.
         """
 
         def work(session: Session) -> int:
@@ -190,8 +213,9 @@ class Record(Reopening, Removal, Retention):
                 Attempt.ended_at.is_not(None),
                 Attempt.reason.is_(None),
             )
-            mark = sum(session.scalars(count).one() for count in (reports, untrained, ended))
-            experiment.deaths = 1 if mark > experiment.progress_mark else experiment.deaths + 1
+            counts = (session.scalars(count).one() for count in (reports, untrained, ended))
+            mark = trained + sum(counts)
+            experiment.deaths = 1 if mark != experiment.progress_mark else experiment.deaths + 1
             experiment.progress_mark = mark
             experiment.wants = None  # the next driver may be long in coming
             return experiment.deaths

@@ -180,7 +180,8 @@ class Experiment(Base):
     deaths: Mapped[int] = mapped_column(Integer, default=0)
     """Drivers that died in a row, without progress between their deaths."""
     progress_mark: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Rung reports and ended trials at the last death; more of them are progress."""
+    """Rung reports, ended trials and committed steps of the others at the last death; another
+    number is progress."""
     idempotency_key: Mapped[str | None] = mapped_column(String(255), unique=True)
     """The key as it was sent; of a user who is not the operator, a digest of name and key."""
     trace: Mapped[str | None] = mapped_column(String(64))

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,10 +15,17 @@ from sqlalchemy.exc import OperationalError
 from waiting import wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.queue.dispatcher import LEAST_INTERVAL, MOST_DEATHS, Dispatcher
+from eigensweep.service.queue.dispatcher import (
+    LEAST_INTERVAL,
+    LONGEST_PAUSE,
+    MOST_DEATHS,
+    Dispatcher,
+)
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared import logs
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.messages import DriverOptions
+from eigensweep.workers.shared.shortages import explain_shortage
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
 
@@ -91,6 +99,55 @@ class TestDispatcher:
         row = record.row(id)
         assert row.state == "failed"
         assert f"died {MOST_DEATHS} times without any progress: out of luck" in str(row.error)
+
+    def test_drivers_that_are_killed_again_and_again_while_trials_train_on_are_no_failure(
+        self, record, launcher, post, tmp_path
+    ):
+        clock = iter(range(0, 10**9, 1000))
+        options = replace(OPTIONS, storage=str(tmp_path))
+        dispatcher = Dispatcher(
+            record, launcher=launcher, options=options, clock=lambda: next(clock)
+        )
+        id, store = post(), Store(tmp_path)
+        key = replicate_key(id, 0, seed=0)
+
+        def live_and_die(step: int) -> int:
+            """Let the next driver's trial commit a step, if any is given, before it dies."""
+            dispatcher.tick()
+            ledger = launcher.launched[-1].ledger
+            ledger.open(0, "scornn", {}, {"training": {"steps": 99}, "replicates": 1}, "h")
+            attempt = ledger.begin(0)
+            if step:
+                store.begin(key, attempt)
+                store.commit(key, attempt, step, {}, [])
+            launcher.launched[-1].now = "died"
+            return len(launcher.launched)
+
+        for step in range(1, 3 * MOST_DEATHS):
+            assert live_and_die(step) == step
+        for _ in range(MOST_DEATHS - 1):
+            live_and_die(0)
+        assert record.row(id).state != "failed"
+        dispatcher.tick()
+        assert record.row(id).state == "failed", "no step was committed any more"
+
+    def test_drivers_that_find_no_memory_are_started_again_however_often(
+        self, record, launcher, post
+    ):
+        now = [0.0]
+        dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
+        id = post()
+        dispatcher.tick()
+        for _ in range(2 * MOST_DEATHS):
+            launcher.launched[-1].now = "died"
+            launcher.launched[-1].error = explain_shortage("the node is low on memory")
+            before = len(launcher.launched)
+            dispatcher.tick()
+            while len(launcher.launched) == before:
+                now[0] += 1.0
+                dispatcher.tick()
+        assert record.row(id).state != "failed"
+        assert 300 < now[0] < 2 * MOST_DEATHS * LONGEST_PAUSE, "after growing pauses"
 
     def test_an_ended_experiment_gets_a_driver_until_mlflow_has_all(self, record, launcher, post):
         clock = iter(range(0, 10**9, 1000))

@@ -12,7 +12,7 @@ from sweeps import SCORNN, Bench, spec
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import open_storage
-from eigensweep.workers.driver.sweep import Job
+from eigensweep.workers.driver.sweep import MOST_SHORTAGES, Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
 from eigensweep.workers.shared.messages import Result, Source
 
@@ -264,6 +264,56 @@ class TestADiskThatFails:
         b.sweep.cancel("cancelled on request")
         assert b.sweep.is_over
         assert b.sweep.entries[0].state == "cancelled"
+
+
+class TestANodeWithoutMemory:
+    def lose(self, b: Bench, now: list[float]) -> float:
+        """Lose the trial and return how long it then waits; `now` goes on."""
+        job = b.sweep.next_job()
+        b.sweep.begin(0, job.attempt)
+        b.sweep.lose(0, job.attempt, "no memory left", by="memory")
+        began = now[0]
+        while b.sweep._rests and b.sweep.next_job() is None:
+            now[0] += 1.0
+        b.sweep._handed_out.discard(0)
+        b.sweep._queue.append(0)
+        return now[0] - began
+
+    def bench(self, tmp_path: Path) -> tuple[Bench, list[float]]:
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
+        b.sweep._clock = lambda: now[0]
+        return b, now
+
+    def test_its_trials_wait_longer_and_longer_and_it_is_said(self, tmp_path):
+        b, now = self.bench(tmp_path)
+        job = b.sweep.next_job()
+        b.sweep.begin(0, job.attempt)
+        b.sweep.lose(0, job.attempt, "no memory left", by="memory")
+        (notice,) = b.sweep.notices()
+        assert notice.kind == "memory"
+        assert notice.words.startswith("1 trials wait, because a node had no memory left")
+        assert ["interrupt", 0, 1, "no memory left"] in b.ledger.read("history")
+        now[0] += 2.0
+        assert b.sweep.next_job().attempt == 2
+        assert b.sweep.notices() == []
+
+    def test_a_trial_that_never_gets_on_fails_after_half_an_hour_with_the_reason(self, tmp_path):
+        b, now = self.bench(tmp_path)
+        pauses = [self.lose(b, now) for _ in range(MOST_SHORTAGES)]
+        assert pauses[:7] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+        assert b.sweep.entries[0].state == "waiting"
+        self.lose(b, now)
+        assert b.sweep.entries[0].state == "failed"
+        assert "died 31 times; the last: no memory left" in b.sweep.entries[0].error
+
+    def test_a_report_makes_it_patient_again(self, tmp_path):
+        b, now = self.bench(tmp_path)
+        assert [self.lose(b, now) for _ in range(3)] == [2.0, 4.0, 8.0]
+        job = b.sweep.next_job()
+        b.sweep.begin(0, job.attempt)
+        b.sweep.report(0, 1, {}, None)
+        b.sweep.lose(0, job.attempt, "no memory left", by="memory")
+        assert b.sweep._rests[0] == now[0] + 2.0
 
 
 class TestANodeThatIsNotFit:

@@ -28,11 +28,12 @@ from eigensweep.workers.cluster import warm_drivers as warm
 from eigensweep.workers.cluster.nodes import Node, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.cluster.warm_drivers import WarmDrivers
-from eigensweep.workers.engine.actor import NAMESPACE
+from eigensweep.workers.engine.actor import NAMESPACE, PROCESS_LOST
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
+from eigensweep.workers.shared.shortages import explain_shortage
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.sections import ResourcesConfig
@@ -198,7 +199,7 @@ class DriverProcess:
 
     def end(self) -> None:
         """End it at once, and with it its trials' processes."""
-        with suppress(ray.exceptions.RayActorError, ValueError):
+        with suppress(*PROCESS_LOST, ValueError):
             ray.kill(self.actor, no_restart=True)
 
     def _asks(self, question: Any) -> bool:
@@ -236,6 +237,8 @@ class DriverHandle:
             state, self.error = ray.get(self._process.actor.state.remote(), timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             return "running"
+        except ray.exceptions.OutOfMemoryError as error:
+            state, self.error = "died", explain_shortage(str(error))
         except ray.exceptions.RayActorError as error:
             state, self.error = "died", f"the driver's process died: {error}"
         if state == "running" and self._work is not None:
@@ -253,6 +256,8 @@ class DriverHandle:
         done, _ = ray.wait([work], timeout=0)
         try:
             ray.get(done)
+        except ray.exceptions.OutOfMemoryError as error:
+            return "died", explain_shortage(str(error))
         except ray.exceptions.RayError as error:
             return "died", str(error)
         return "running", None

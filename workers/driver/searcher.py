@@ -19,7 +19,8 @@ from ray.tune.stopper import Stopper
 
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.engine.trainable import REPORT
-from eigensweep.workers.shared.messages import Json, Order, Report
+from eigensweep.workers.shared.messages import Json, LostBy, Order, Report
+from eigensweep.workers.shared.shortages import is_shortage
 from eigensweep.workers.trial.memory_limit import read_last_words
 
 LONGEST_CAUSE = 1500
@@ -151,13 +152,15 @@ class Recorder(tune.Callback):
         """Record that the process was lost; the trainable itself never raises for a bug.
 
         A process that ended itself, because its trial held too much memory, has failed: another
-        attempt would need as much.
+        attempt would need as much. One that was ended because its node had no memory left has not.
         """
         order = Order.from_dict(trial.config)
         if (words := read_last_words(order)) is not None:
             self._sweep.end(order.number, "failed", error=words)
             return
-        self._sweep.lose(order.number, order.attempt, _cause(trial))
+        cause = _cause(trial)
+        by: LostBy = "memory" if is_shortage(cause) else "process"
+        self._sweep.lose(order.number, order.attempt, cause, by=by)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **context: Any) -> None:
         """End the processes of trials that make no progress; Tune calls this often.

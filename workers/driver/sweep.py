@@ -56,13 +56,25 @@ FIRST_TIME = Standing()
 """How an experiment stands that was never over."""
 
 LONGEST_REST = 60.0
-"""Seconds that a trial waits at most before it tries a disk again that failed."""
+"""Seconds that a trial waits at most before it tries again what failed, a disk or memory."""
+
+MOST_SHORTAGES = 30
+"""How often a trial may be lost between two of its reports because its node has no memory left."""
 
 FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
 """Seconds that a node is left out after its first failure, and at most."""
 
 MOST_LEFT_OUT = 3
 """Nodes that are left out at once; if more fail, the fault is not theirs, and everything waits."""
+
+
+def grow(first: float, times: int, longest: float) -> float:
+    """Return a pause that doubles each time, up to the longest.
+
+    >>> [grow(2.0, times, 60.0) for times in (1, 2, 5, 6, 10_000)]
+    [2.0, 4.0, 32.0, 60.0, 60.0]
+    """
+    return min(first * 2.0 ** min(times - 1, 100), longest)
 
 
 @dataclass(frozen=True)
@@ -120,9 +132,10 @@ class Sweep:
         self._lost: Counter[int] = Counter()
         self._lost_engines: Counter[int] = Counter()
         self._lost_by_disk: Counter[int] = Counter()
+        self._lost_by_memory: Counter[int] = Counter()
         self._clock = clock
         self._rests: dict[int, float] = {}
-        """Trials that wait for the disk, and when each is tried again."""
+        """Trials that wait for disk or memory, and when each is tried again."""
         self._count_nodes = count_nodes
         self._faults: Counter[str] = Counter()
         self._left_out: dict[str, _LeftOut] = {}
@@ -277,6 +290,7 @@ class Sweep:
             return
         self._lost_engines.pop(number, None)
         self._lost_by_disk.pop(number, None)
+        self._lost_by_memory.pop(number, None)
         if place is not None and place.lanes is not None and place not in self._engines:
             self._engines.add(place)
             words = "engine trains node=%s pid=%d device=%s lanes=%d"
@@ -332,27 +346,33 @@ class Sweep:
         and store may be the same for all nodes and work again at any time: so these times grow up
         to `LONGEST_REST`, and on a single node each trial has a pause of its own.
 
+        Where a node has no memory left, Ray ends processes, the youngest ones first. Nobody knows
+        whose memory it is, so no trial is to blame, and each has such pauses of its own. It fails
+        after `MOST_SHORTAGES` of them without any report: it may itself take what the node has not.
+
         `node` is Ray's id and `host` the name for people.
         """
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
-        counts = {"engine": self._lost_engines, "disk": self._lost_by_disk, "process": self._lost}
-        rests = by == "disk" and (node is None or self._count_nodes() < 2)
+        counts = {
+            "engine": self._lost_engines,
+            "disk": self._lost_by_disk,
+            "memory": self._lost_by_memory,
+            "process": self._lost,
+        }
+        has_elsewhere = node is not None and self._count_nodes() > 1
+        rests = by == "memory" or (by == "disk" and not has_elsewhere)
         if by == "node" or (by == "disk" and not rests):
             longest = LONGEST_LEAVE if by == "node" else LONGEST_REST
             cause = self._leave_out(node or "unknown", host, cause, longest)
         elif by != "pause":
             counts[by][number] += 1
-        if rests:
-            rest = min(2.0 ** self._lost_by_disk[number], LONGEST_REST)
-            self._warn(number, "the disk fails, trial %d waits %.0f s: %s", number, rest, cause)
-            self._rests[number] = self._clock() + rest
         if by == "engine":
             words = "trial lost its engine trial=%d attempt=%d: %s"
             self._warn(number, words, number, attempt, cause)
-        if self._lost[number] > self.retries:
-            times = self._lost[number]
+        if self._lost[number] > self.retries or self._lost_by_memory[number] > MOST_SHORTAGES:
+            times = counts[by][number]
             self.end(number, "failed", error=f"its process died {times} times; the last: {cause}")
             return
         if entry.attempt == attempt:
@@ -361,6 +381,10 @@ class Sweep:
         self._handed_out.discard(number)
         if not rests:
             self._queue.append(number)
+            return
+        rest = grow(2.0, counts[by][number], LONGEST_REST)
+        self._warn(number, "%s fails, trial %d waits %.0f s: %s", by, number, rest, cause)
+        self._rests[number] = self._clock() + rest
 
     def _warn(self, number: int, words: str, *values: object) -> None:
         """Log a warning about a trial; the driver's process knows the experiment."""
@@ -453,6 +477,13 @@ class Sweep:
                 "out. If they all say the same, the fault may be the store's or the driver's code"
             )
             found.append(Notice("nodes", words))
+        if short := sum(1 for number in self._rests if self._lost_by_memory[number]):
+            words = (
+                f"{short} trials wait, because a node had no memory left and Ray ended their "
+                "processes. They go on by themselves. Fewer trials at once or more memory would "
+                "help"
+            )
+            found.append(Notice("memory", words))
         return found
 
     def _lacks_nodes(self) -> bool:
@@ -464,7 +495,7 @@ class Sweep:
         """Leave a node out for a while, and return the words for its trial."""
         if node not in self._left_out:
             self._faults[node] += 1
-            leave = min(FIRST_LEAVE * 2.0 ** (self._faults[node] - 1), longest)
+            leave = grow(FIRST_LEAVE, self._faults[node], longest)
             words = f"a node is left out for {leave:.0f} s, then it is tried again: {cause}"
             notice = Notice("node", words, host, time.time() + leave)
             self._left_out[node] = _LeftOut(self._clock() + leave, notice)

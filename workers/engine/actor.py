@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+PROCESS_LOST = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+"""How Ray tells that a process has ended. The second one is no kind of the first."""
+
 NAMESPACE = "eigensweep"
 """Ray's namespace of all named actors of a service."""
 
@@ -279,7 +282,7 @@ class Seat:
                 ray.kill(self._engine)
                 self._engine = None
                 return Report(self.reached_step, lost="the engine that trained it gave no answer")
-            except ray.exceptions.RayActorError as error:
+            except PROCESS_LOST as error:
                 self._engine = None
                 return Report(self.reached_step, lost=f"the engine that trained it died: {error}")
             else:
@@ -300,7 +303,8 @@ class Seat:
         """Return an engine of this node's in which the trial has a seat now.
 
         Raises:
-            RayActorError: if one engine after another ends while the trial goes aboard.
+            RayActorError, OutOfMemoryError: if one engine after another ends while the trial goes
+                aboard.
         """
         tries = 0
         while True:
@@ -309,7 +313,7 @@ class Seat:
                 try:
                     if ray.get(engine.board.remote(self._order.to_dict())):
                         return engine
-                except ray.exceptions.RayActorError:  # it was about to end, idle
+                except PROCESS_LOST:  # it was about to end, idle
                     tries += 1
                     if tries >= BOARDING_TRIES:
                         raise

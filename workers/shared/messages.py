@@ -163,9 +163,9 @@ class Source(Flat):
     """Its MLflow run, if it is known."""
 
 
-NoticeKind = Literal["disk", "node", "nodes", "share"]
-"""What a notice is about: a disk that is nearly full, a node that is left out, or so many of them
-that everything waits."""
+NoticeKind = Literal["disk", "memory", "node", "nodes", "share"]
+"""What a notice is about: a disk that is nearly full, a node without memory, a node that is left
+out, so many of them that everything waits, or a fair share."""
 
 
 @dataclass(frozen=True)
@@ -500,7 +500,7 @@ class Order:
         )
 
 
-LostBy = Literal["process", "engine", "disk", "node", "pause"]
+LostBy = Literal["process", "engine", "disk", "memory", "node", "pause"]
 """What an attempt can be lost by: its process died, what others share failed, or it was paused."""
 
 

@@ -1,0 +1,42 @@
+"""How a driver lives on when Ray ends processes of trials, because their node has no memory left.
+
+Ray tells of such an end by an `OutOfMemoryError`. Tune takes an end of a process for what it is
+only if it is told of it by a `RayActorError`. At any other error it gives up all trials, and the
+driver would die with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.tune.execution import tune_controller
+
+from eigensweep.workers.shared.shortages import explain_shortage
+
+
+class MemoryShortageError(RayActorError):
+    """A process was ended because its node had no memory left."""
+
+
+class PatientActorManager(RayActorManager):
+    """Tune's manager of processes; one that was ended for want of memory has ended for it, too."""
+
+    def _actor_start_failed(self, tracked_actor: Any, exception: Exception) -> None:
+        super()._actor_start_failed(tracked_actor, translate(exception))
+
+    def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+        super()._actor_task_failed(tracked_actor_task, translate(exception))
+
+
+def translate(error: Exception) -> Exception:
+    """Return the error that Tune understands."""
+    if not isinstance(error, OutOfMemoryError):
+        return error
+    return MemoryShortageError(error_msg=explain_shortage(str(error)))
+
+
+def teach_tune() -> None:
+    """Let Tune use the manager of processes above; it offers no other way to give it one."""
+    setattr(tune_controller, "RayActorManager", PatientActorManager)  # noqa: B010

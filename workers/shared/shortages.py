@@ -1,0 +1,30 @@
+"""Words for a process that Ray ended because its node had no memory left."""
+
+from __future__ import annotations
+
+import re
+
+SHORTAGE = "the node had no memory left, and Ray ended the process"
+"""First words of the account; they are known again in what another process tells."""
+
+LONGEST_SUMMARY = 400
+"""Characters of the line in which Ray says how much memory was taken."""
+
+
+def explain_shortage(account: str) -> str:
+    r"""Return what matters to a person in Ray's account, which is long.
+
+    >>> told = "Memory was 9GB used.\nObjects: 0\nTop 10 memory users: PID\n7 9.00 python"
+    >>> print(explain_shortage(told + "\nRefer to the documentation."))
+    the node had no memory left, and Ray ended the process: Memory was 9GB used.
+    Top 10 memory users: PID
+    7 9.00 python
+    """
+    summary = account.partition("\n")[0][:LONGEST_SUMMARY]
+    users = re.search(r"^Top \d+ memory users:.*?(?=^Refer to|\Z)", account, re.DOTALL | re.M)
+    return f"{SHORTAGE}: {summary}" + (f"\n{users[0].strip()}" if users else "")
+
+
+def is_shortage(words: str | None) -> bool:
+    """Tell whether a process was ended because its node had no memory left."""
+    return words is not None and SHORTAGE in words
