@@ -26,6 +26,17 @@ from eigensweep.workers.shared.states import ENDED
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests/plugins"
 
+PARTS = {
+    "guard": "process/guard.py",
+    "driver": "ray::Driver",
+    "trial": "ray::Trial",
+    "raylet": "raylet/raylet ",
+    "gcs": "gcs_server ",
+    "connection to ray": "workers.cluster.served ",
+    "mlflow": "process.mlflow_app ",
+}
+"""What the command line of each part of a service holds."""
+
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -158,6 +169,26 @@ class RunningService:
                 continue
         return found
 
+    def find_part(self, name: str) -> list[psutil.Process]:
+        """Return the processes of a part, which is `service` or one of `PARTS`."""
+        if name == "service":
+            assert self.process is not None
+            return [psutil.Process(self.process.pid)]
+        return self.find_named(PARTS[name])
+
+    def find_parts(self) -> dict[str, set[int]]:
+        """Return the numbers of the processes of each part, found in one look at all of them."""
+        found: dict[str, set[int]] = {}
+        for p in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = " ".join(p.cmdline())
+                for name in PARTS:
+                    if PARTS[name] in words:
+                        found.setdefault(name, set()).add(p.pid)
+        if self.process is not None:
+            found["service"] = {self.process.pid}
+        return found
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
@@ -204,6 +235,12 @@ def service() -> Iterator[RunningService]:
         running = RunningService(folder)
         yield running
         running.clear()
+
+
+@pytest.fixture
+def parts() -> list[str]:
+    """Return the names of all parts of a service."""
+    return ["service", *PARTS]
 
 
 @pytest.fixture

@@ -38,6 +38,23 @@ class Grid:
             **more,
         }
 
+    def begin(self, service: Any, **more: Any) -> str:
+        """Start a service, post the grid, and return its id once a trial trains."""
+        service.env["EIGENSWEEP_CHECKPOINT_SECONDS"] = str(CHECKPOINT_SECONDS)
+        service.start()
+        id: str = service.post(self.spec(**more))["id"]
+        self.wait_for_steps(service, 1)
+        return id
+
+    def wait_for_steps(self, service: Any, more: int) -> None:
+        """Wait until so many more steps were taken, whatever the record knows of them."""
+        wanted = self._count_steps(service) + more
+        wait_until(lambda: self._count_steps(service) >= wanted, service.log.read_text)
+
+    @staticmethod
+    def _count_steps(service: Any) -> int:
+        return sum(len(each.read_text().splitlines()) for each in service.steps.iterdir())
+
     def check(self, service: Any, id: str) -> None:
         """Wait for the experiment's end and check all that was left of it."""
         self.check_results(service, id)

@@ -19,8 +19,9 @@ from uuid import uuid4
 
 import psutil
 import pytest
-from grids import CHECKPOINT_SECONDS, Grid
+from grids import Grid
 from postgresql import PostgresqlServer, run_postgresql
+from recoveries import Recoveries, count_loss
 from waiting import wait_until
 
 from eigensweep.workers.shared.states import ENDED
@@ -30,17 +31,6 @@ logger = logging.getLogger(__name__)
 SECONDS = float(os.environ.get("KILLER_SECONDS", "1800"))
 ORPHAN_SECONDS = 60.0
 """How long a process may live when the service that started it is gone."""
-
-WORDS = {
-    "guard": "process/guard.py",
-    "driver": "ray::Driver",
-    "trial": "ray::Trial",
-    "raylet": "raylet/raylet ",
-    "gcs": "gcs_server ",
-    "connection to ray": "workers.cluster.served ",
-    "mlflow": "process.mlflow_app ",
-}
-"""What the command line of each part holds."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +47,13 @@ class Blow:
 class Killer:
     """Ends parts of a running service, and starts again what nobody else would start."""
 
-    def __init__(self, service: Any, database: PostgresqlServer | None, seed: int) -> None:
+    def __init__(
+        self, service: Any, database: PostgresqlServer | None, parts: list[str], seed: int
+    ) -> None:
         self.service, self.database = service, database
-        self.dice = random.Random(seed)
-        self.kinds = ["service", *WORDS, *(["postgresql"] if database else [])]
+        self.recoveries: Recoveries | None = None
+        self.seed, self.dice = seed, random.Random(seed)
+        self.kinds = [*parts, *(["postgresql"] if database else [])]
         self.struck: Counter[str] = Counter()
         self.story = [f"killer with seed {seed}"]
         self.began = time.monotonic()
@@ -84,7 +77,9 @@ class Killer:
 
     def strike(self, blow: Blow) -> None:
         """End one process of each kind, all at once; return when service and database are back."""
-        self._tell(f"{', '.join(blow.kinds)}; down {blow.down:g} s")
+        self.tell(f"{', '.join(blow.kinds)}; down {blow.down:g} s")
+        assert self.recoveries is not None
+        opened = self.recoveries.expect(blow.kinds)
         family, began = set(self.service.family()), time.monotonic()
         for process in self._find_victims(blow):
             with suppress(psutil.NoSuchProcess):
@@ -93,12 +88,16 @@ class Killer:
         if "service" in blow.kinds:
             self.service.process.wait()
         if not {"service", "postgresql"} & set(blow.kinds):
+            self.recoveries.follow(opened)
             return
         was_alone_at = None
         while time.monotonic() < began + blow.down:
             if was_alone_at is None and not family & set(self.service.family()):
                 was_alone_at = time.monotonic()
             time.sleep(0.2)
+        if was_alone_at is None and blow.down and "service" in blow.kinds:
+            self.tell(f"left after {blow.down:g} s: {set(self.service.family()) & family}")
+        self.recoveries.follow(opened, blow.down)
         if "postgresql" in blow.kinds:
             assert self.database is not None
             self.database.start()
@@ -108,7 +107,12 @@ class Killer:
             lived = (was_alone_at or time.monotonic()) - began
             self.orphans_lived = max(self.orphans_lived, lived)
 
-    def _tell(self, words: str) -> None:
+    def has_recovered(self) -> bool:
+        """Say whether all that was struck is back, and what had stopped trains again."""
+        assert self.recoveries is not None
+        return all(each.training is not None for each in self.recoveries.seen)
+
+    def tell(self, words: str) -> None:
         self.story.append(f"{time.monotonic() - self.began:6.1f} s: {words}")
         logger.info("%s", self.story[-1])
 
@@ -130,12 +134,11 @@ class Killer:
         return victims
 
     def _find(self, kind: str) -> list[psutil.Process]:
-        if kind == "service":
-            return [psutil.Process(self.service.process.pid)]
         if kind == "postgresql":
             assert self.database is not None
             return self.database.processes()
-        return self.service.find_named(WORDS[kind])
+        found: list[psutil.Process] = self.service.find_part(kind)
+        return found
 
     def _is_over(self, id: str) -> bool:
         try:
@@ -155,35 +158,54 @@ def database() -> Iterator[PostgresqlServer | None]:
 class TestWhateverIsKilled:
     """Each point of a grid is finished exactly once, every curve is whole, and nothing is left."""
 
-    def kill(self, killer: Killer, grid: Grid, blows: Iterable[Blow]) -> None:
+    def kill(self, name: str, killer: Killer, grid: Grid, blows: Iterable[Blow]) -> None:
         service, database = killer.service, killer.database
-        service.env["EIGENSWEEP_CHECKPOINT_SECONDS"] = str(CHECKPOINT_SECONDS)
         if database is not None:
             for variable in ("EIGENSWEEP_DATABASE_URL", "EIGENSWEEP_OPTUNA_URL"):
                 service.env[variable] = database.create_database(f"killed_{uuid4().hex}")
-        service.start()
-        id = service.post(grid.spec())["id"]
+        id = grid.begin(service)
+        killer.recoveries = Recoveries(service, grid, database)
         try:
-            killer.kill_in(id, blows)
-            assert set(killer.struck) == set(killer.kinds)
+            with killer.recoveries:
+                killer.kill_in(id, blows)
+                assert set(killer.struck) == set(killer.kinds)
+                grid.check(service, id)
             assert killer.orphans_lived < ORPHAN_SECONDS
-            grid.check(service, id)
+            lived = round(killer.orphans_lived, 1)
+            loss = count_loss(service, id, grid)
+            killer.recoveries.write(name, seed=killer.seed, orphans_lived=lived, **loss)
         except BaseException as error:
+            killer.recoveries.write(name, seed=killer.seed, failed=str(error)[:500])
             error.add_note("\n".join(killer.story))
             raise
         service.stop()
         service.wait_until_alone()
 
-    def test_in_short(self, service, database):
+    def test_in_short(self, service, database, parts):
         service.env |= {"EIGENSWEEP_CPUS": "2"}
-        killer = Killer(service, database, seed=7)
+        killer = Killer(service, database, parts, seed=7)
         blows = killer.deal(pauses=(0.0, 1.0), downs=(0.0,))
-        self.kill(killer, Grid(trials=6, steps=50), blows)
+        self.kill("in short", killer, Grid(trials=6, steps=50), blows)
 
     @pytest.mark.slow
-    def test_for_half_an_hour(self, service, database):
+    def test_alone_it_is_back_and_training_goes_on(self, service, database, parts):
+        """One trial at a time, so that steps are taken again only when all is back."""
+        service.env |= {"EIGENSWEEP_CPUS": "1"}
+        killer = Killer(service, database, parts, seed=3)
+        grid = Grid(trials=2, steps=400)
+
+        def one_by_one() -> Iterator[Blow]:
+            for kind in killer.kinds:
+                grid.wait_for_steps(service, 25)
+                yield Blow(0.0, (kind,), 0.0)
+                wait_until(killer.has_recovered, lambda: killer.recoveries)
+
+        self.kill("one by one", killer, grid, one_by_one())
+
+    @pytest.mark.slow
+    def test_for_half_an_hour(self, service, database, parts):
         service.env |= {"EIGENSWEEP_CPUS": "4", "EIGENSWEEP_RETRIES": "100"}
-        killer = Killer(service, database, seed=11)
+        killer = Killer(service, database, parts, seed=11)
 
         def strike_on() -> Iterator[Blow]:
             end = time.monotonic() + SECONDS
@@ -191,4 +213,4 @@ class TestWhateverIsKilled:
                 yield from killer.deal(pauses=(1.0, 8.0), downs=(0.0, 20.0, 60.0))
 
         steps = max(2, round(SECONDS / 150)) * 25  # an eighth of the time, if nothing were killed
-        self.kill(killer, Grid(trials=60, steps=steps), strike_on())
+        self.kill("for half an hour", killer, Grid(trials=60, steps=steps), strike_on())

@@ -145,7 +145,10 @@ def test_a_trial_that_hangs_in_a_lane_is_in_the_end_alone_and_stalled(experiment
             "limits": {"stall_seconds": 5},
         }
     )
-    e.finish(e.launch(checkpoint_seconds=1.0))
+    handle = e.launch(checkpoint_seconds=1.0)
+    for count in (1, 2):  # an engine that gives no answer at all is waited for for two minutes
+        e.until(lambda: len(e.history("interrupt")) >= count)  # noqa: B023
+    e.finish(handle)
     assert {t.params["model.hangs"]: t.state for t in e.trials()} == {
         True: "stalled",
         False: "completed",

@@ -1,0 +1,191 @@
+"""Faults that end no process by themselves: a grid is finished exactly once all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from grids import Grid
+from recoveries import Recoveries, count_loss
+
+from eigensweep.workers.shared.shortages import SHORTAGE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+STOPPED_SECONDS = float(os.environ.get("STOPPED_SECONDS", "60"))
+FULL_SECONDS = SHORT_SECONDS = 30.0
+GRID = Grid(trials=4, steps=200)
+
+ROOM = 5 * 10**9
+"""Bytes that may be taken beside what is taken already; a service with its trials takes less."""
+BEYOND = 2 * 10**9
+"""Bytes by which it is then more, also when Ray has ended all trials."""
+
+HOG = """
+import sys, time
+
+taken = bytearray(b"x") * int(sys.argv[1])
+print("all of it", flush=True)
+time.sleep(600)
+"""
+
+CLOCK = """
+import os, time
+
+HOUR = 3600
+
+
+def back(read, unit):
+    return lambda: read() - (HOUR * unit if os.path.exists(os.environ["TOY_CLOCK"]) else 0)
+
+
+time.time, time.time_ns = back(time.time, 1), back(time.time_ns, 10**9)
+"""
+"""Sets the clock of each Python process back once a file is there; the machine's is not ours."""
+
+
+def check_recovery(service, fault, happen, seconds, **spec):
+    """Let a fault happen while a grid runs, and check that nothing is lost.
+
+    How long recovery took is written down. Return what the experiment was before.
+    """
+    id = GRID.begin(service, **spec)
+    before = service.experiment(id)
+    with Recoveries(service, GRID) as recoveries:
+        opened = recoveries.expect([fault], are_kills=False)
+        happen()
+        recoveries.follow(opened, down=seconds)
+        GRID.check(service, id)
+    recoveries.write(fault, **count_loss(service, id, GRID))
+    return before
+
+
+def end(service):
+    service.stop()
+    service.wait_until_alone()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("trial", "mlflow"), ("driver",), ("raylet",), ("gcs",), ("service",)],
+    ids=" and ".join,
+)
+def test_processes_stand_still_for_a_minute(service, names):
+    def stand_still() -> None:
+        stopped = [process for name in names for process in service.find_part(name)]
+        assert len(stopped) >= len(names)
+        for process in stopped:
+            process.suspend()
+        time.sleep(STOPPED_SECONDS)
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):  # it was given up, and has a successor
+                process.resume()
+
+    fault = f"SIGSTOP of {' and '.join(names)}, {STOPPED_SECONDS:g} s"
+    check_recovery(service, fault, stand_still, STOPPED_SECONDS)
+    end(service)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a disk of 300 MB; where that is not allowed, the test is skipped."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=300m,mode=0700", "small", str(folder)]
+    if (done := subprocess.run(command, capture_output=True, text=True)).returncode:
+        pytest.skip(f"a disk of a given size cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write a file until the disk is full."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_the_disk_of_the_home_folder_is_full_for_half_a_minute(service):
+    ballast = service.folder / "home" / "ballast"
+
+    def fill_for_a_while() -> None:
+        fill(ballast)
+        assert psutil.disk_usage(str(ballast.parent)).free == 0
+        time.sleep(FULL_SECONDS)
+        ballast.unlink()
+
+    with small_disk(service.folder / "home"):
+        service.env["EIGENSWEEP_LEAST_FREE_MB"] = "0"  # so that trials run into it
+        check_recovery(service, f"disk full, {FULL_SECONDS:g} s", fill_for_a_while, FULL_SECONDS)
+        end(service)
+
+
+def test_the_clock_is_set_back_by_an_hour(service):
+    (service.folder / "clock").mkdir()
+    (service.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+    back = service.folder / "back"
+    service.env["PYTHONPATH"] = f"{service.folder / 'clock'}:{service.env['PYTHONPATH']}"
+    service.env["TOY_CLOCK"] = str(back)
+    limits = {"wall_seconds": 900}
+    before = check_recovery(service, "clock set back by an hour", back.touch, 0.0, limits=limits)
+    after = service.experiment(before["id"])
+    assert after["finished_at"] < before["started_at"], "the service sees the other clock"
+    assert after["wall_seconds"] >= 0
+    assert all(trial["seconds"] >= 0 for trial in service.trials(before["id"]))
+    end(service)
+
+
+def test_a_trial_that_takes_memory_without_end_fails_alone_with_words(service):
+    service.start()
+    spec = {
+        "task": GRID.spec()["task"],
+        "model": {"name": "toy_hoard", "hidden_size": 4},
+        "search": {"method": "grid", "space": {"model.megabytes": [0, 100, 1]}},
+        "training": {"steps": 40, "evaluate_every": 40, "log_every": 5},
+        "resources": {"memory": "900 MB"},
+    }
+    id = service.post(spec)["id"]
+    assert service.wait(id)["state"] == "completed"
+    first, greedy, last = service.trials(id)
+    assert [first["state"], greedy["state"], last["state"]] == ["completed", "failed", "completed"]
+    assert [t["attempt"] for t in (first, greedy, last)] == [1, 1, 1]
+    assert greedy["error"].startswith("MemoryLimitError: trial 1 held ")
+    assert "its limit was 0.90 GB" in greedy["error"]
+    assert "resources.memory" in greedy["error"]
+    end(service)
+
+
+def test_the_node_has_no_memory_left_for_half_a_minute(service):
+    """Another program takes it, and Ray ends what it may end: trials, and the driver, too."""
+    memory = psutil.virtual_memory()
+    limit = memory.total - memory.available + ROOM
+    if limit + BEYOND > 0.9 * memory.total:
+        pytest.skip(f"this takes {(ROOM + BEYOND) / 1e9:.0f} GB of memory, and there is less")
+    service.env["RAY_memory_usage_threshold"] = f"{limit / memory.total:.4f}"
+    service.env["EIGENSWEEP_RETRIES"] = "0"
+
+    def take_memory() -> None:
+        now = psutil.virtual_memory()
+        more = limit + BEYOND - (now.total - now.available)
+        hog = subprocess.Popen([sys.executable, "-c", HOG, str(more)], stdout=subprocess.PIPE)
+        try:
+            assert hog.stdout is not None
+            assert hog.stdout.readline() == b"all of it\n"
+            time.sleep(SHORT_SECONDS)
+        finally:
+            hog.kill()
+            hog.communicate()
+
+    fault = f"memory of the node exhausted, {SHORT_SECONDS:g} s"
+    id = check_recovery(service, fault, take_memory, SHORT_SECONDS)["id"]
+    assert SHORTAGE in service.log.read_text()
+    assert max(trial["attempt"] for trial in service.trials(id)) > 1, "Ray ended none"
+    end(service)
