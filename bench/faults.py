@@ -27,9 +27,9 @@ from bench.report import new_parser, say
 
 ROOT = Path(__file__).parents[1]
 TESTS = ("tests/system/test_seeded_killer.py", "tests/system/test_faults.py")
-AT_ONCE = "for half an hour"
-"""Name of the test in which everything is killed again and again, so that one fault hits the
-recovery from another."""
+AT_ONCE = ("in short", "for half an hour")
+"""Runs in which everything is killed again and again, so that one fault hits the recovery from
+another."""
 
 Row = Mapping[str, Any]
 
@@ -86,8 +86,8 @@ def describe_loss(test: Row) -> str:
 
 def print_faults(tests: Sequence[Row]) -> None:
     """Print a row for each fault: those that came alone, and the same among all others."""
-    alone = group([test for test in tests if test["test"] != AT_ONCE])
-    among = group([test for test in tests if test["test"] == AT_ONCE])
+    alone = group([test for test in tests if test["test"] not in AT_ONCE])
+    among = group([test for test in tests if test["test"] in AT_ONCE])
     rows = []
     for fault in [*alone, *(each for each in among if each not in alone)]:
         counts = f"{len(alone[fault])} alone, {len(among[fault])} among others"
