@@ -9,8 +9,8 @@ import logging
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -26,6 +26,7 @@ from tenacity import (
     wait_exponential,
 )
 
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.settings import name_driver
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ MISSING_IN_POSTGRESQL: Final = {"3F000", "42P01", "42703"}
 """SQLSTATE of a schema, a table or a column that does not exist."""
 MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column named")
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -121,7 +123,12 @@ def lacks_schema(error: DBAPIError) -> bool:
 
 def read(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     """Return `work(session)`, which only reads; tried again, and refused, as in `write`."""
-    return _persist(url, work, patience, {})
+    return _persist(url, work, patience, _open_session, False)
+
+
+def look(url: str, work: Callable[[Connection], T], patience: float = 0.0) -> T:
+    """Return `work(connection)`, the same as `read`, for a single statement."""
+    return _persist(url, work, patience, _open_connection, False)
 
 
 def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
@@ -133,15 +140,24 @@ def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     Raises:
         WrongSchemaError: if a table or column is missing; this is never waited for.
     """
-    return _persist(url, work, patience, {"writes": True})
+    return _persist(url, work, patience, _open_session, True)
+
+
+def write_rows(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
+    """Return `work(rows)`, committed as one transaction; the same as `write`, for few rows."""
+    return _persist(url, work, patience, _open_rows, True)
 
 
 def _persist(
-    url: str, work: Callable[[Session], T], patience: float, options: Mapping[str, bool]
+    url: str,
+    work: Callable[[S], T],
+    patience: float,
+    begin: Callable[[Engine], AbstractContextManager[S]],
+    writes: bool,
 ) -> T:
     if patience <= 0:  # most requests: making a `Retrying` would be a good part of their cost
-        return _transact(url, work, options)
-    return _retry_for(patience)(_transact, url, work, options)
+        return _transact(url, work, begin, writes)
+    return _retry_for(patience)(_transact, url, work, begin, writes)
 
 
 def _retry_for(patience: float) -> Retrying:
@@ -155,12 +171,48 @@ def _retry_for(patience: float) -> Retrying:
     )
 
 
-def _transact(url: str, work: Callable[[Session], T], options: Mapping[str, bool]) -> T:
+def _transact(
+    url: str,
+    work: Callable[[S], T],
+    begin: Callable[[Engine], AbstractContextManager[S]],
+    writes: bool,
+) -> T:
+    turn = writers_turn(url) if writes else nullcontext()
+    with _say_what_lacks(url), turn, begin(_bound(url, writes)) as session:
+        return work(session)
+
+
+@contextmanager
+def _open_session(bound: Engine) -> Iterator[Session]:
+    with Session(bound, expire_on_commit=False) as session, session.begin():
+        yield session
+
+
+@contextmanager
+def _open_rows(bound: Engine) -> Iterator[RowSession]:
+    with bound.begin() as connection:
+        rows = RowSession(connection)
+        yield rows
+        rows.flush()
+
+
+@contextmanager
+def _open_connection(bound: Engine) -> Iterator[Connection]:
+    with bound.connect() as connection:
+        yield connection
+
+
+@lru_cache(maxsize=128)
+def _bound(url: str, writes: bool) -> Engine:
+    """Return the engine, as it begins transactions that write, or that only read."""
+    return engine(url).execution_options(writes=True) if writes else engine(url)
+
+
+@contextmanager
+def _say_what_lacks(url: str) -> Iterator[None]:
+    """Raise WrongSchemaError in place of an error that says that a table or column is missing."""
     try:
-        bound = engine(url).execution_options(**options) if options else engine(url)
-        turn = writers_turn(url) if options.get("writes") else nullcontext()
-        with turn, Session(bound, expire_on_commit=False) as session, session.begin():
-            return work(session)
+        yield
     except DBAPIError as error:
         if lacks_schema(error):
             raise WrongSchemaError(url, error) from error

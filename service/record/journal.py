@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from eigensweep.direction import sign
 from eigensweep.service.record.errors import WrongMoveError
+from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
@@ -64,7 +65,7 @@ def remove_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "")
 
 
-def emit(session: Session, experiment: Experiment, kind: str, **data: Unpack[EventDetails]) -> None:
+def emit(session: Rows, experiment: Experiment, kind: str, **data: Unpack[EventDetails]) -> None:
     """Add an event to the transaction that makes the change it reports."""
     session.add(
         Event(
@@ -77,7 +78,7 @@ def emit(session: Session, experiment: Experiment, kind: str, **data: Unpack[Eve
 
 
 def emit_trial(
-    session: Session,
+    session: Rows,
     experiment: Experiment,
     trial: Trial,
     kind: str,
@@ -96,7 +97,7 @@ def emit_trial(
 
 
 def move_experiment(
-    session: Session,
+    session: Rows,
     experiment: Experiment,
     following: ExperimentState,
     **data: Unpack[EventDetails],
@@ -131,7 +132,7 @@ def move_trial(trial: Trial, following: TrialState) -> str:
 
 
 def finish_trial(
-    session: Session,
+    session: Rows,
     experiment: Experiment,
     trial: Trial,
     outcome: Outcome,
@@ -166,7 +167,7 @@ def finish_trial(
 
 
 def reopen_trial(
-    session: Session, experiment: Experiment, trial: Trial, config: ConfigJson, reason: str
+    session: Rows, experiment: Experiment, trial: Trial, config: ConfigJson, reason: str
 ) -> None:
     """Take a trial that has ended back to `waiting`, to be trained as `config` says.
 
@@ -186,7 +187,7 @@ def reopen_trial(
 
 
 def _bring_back(
-    session: Session,
+    session: Rows,
     experiment: Experiment,
     trial: Trial,
     before: EarlierJson,
@@ -225,15 +226,17 @@ def _last_line(error: str | None) -> str | None:
     return None if error is None else error.strip().rsplit("\n", 1)[-1]
 
 
-def interrupt_trial(session: Session, experiment: Experiment, trial: Trial, reason: str) -> None:
+def interrupt_trial(session: Rows, experiment: Experiment, trial: Trial, reason: str) -> None:
     """Take a running trial back to `waiting`: its attempt is over."""
     kind = move_trial(trial, "waiting")
     close_attempt(session, trial, reason)
     emit_trial(session, experiment, trial, kind, reason=remove_nul(reason))
 
 
-def close_attempt(session: Session, trial: Trial, reason: str | None) -> None:
+def close_attempt(session: Rows, trial: Trial, reason: str | None) -> None:
     """Record that the trial's newest attempt is over; `reason`: why it ended early, if it did."""
+    if not trial.attempt:
+        return
     attempt = session.get(Attempt, (trial.experiment_id, trial.number, trial.attempt))
     if attempt is not None and attempt.ended_at is None:
         count_use(session, trial, attempt)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
@@ -27,6 +28,7 @@ from eigensweep.service.record.journal import (
     replace_non_finite,
     spent_seconds,
 )
+from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
 from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.fair_shares import Contender, Want
@@ -64,6 +66,16 @@ from eigensweep.workers.shared.states import (
 
 T = TypeVar("T")
 
+COMPLETED: Final = (
+    select(Trial.number)
+    .where(Trial.config_hash == bindparam("name"), Trial.state == "completed")
+    .limit(1)
+)
+"""Finds a completed trial of a configuration, by its hash."""
+
+AT_ONCE: Final = 500
+"""Trials that are read in one transaction."""
+
 CLOSED = "it was cancelled before; then its failed trials were tried again"
 """Why an experiment is cancelled whose failed trials were tried again."""
 
@@ -82,24 +94,39 @@ class RecordLedger:
     patience: float = 24 * 3600.0
 
     def load(self) -> list[TrialEntry]:
-        def work(session: Session) -> list[TrialEntry]:
-            reports: dict[int, dict[int, Metrics]] = {}
-            mine = select(Report).where(Report.experiment_id == self.experiment_id)
-            for report in session.scalars(mine.order_by(Report.number, Report.step)):
-                reports.setdefault(report.number, {})[report.step] = report.metrics
-            tried = select(Attempt).where(Attempt.experiment_id == self.experiment_id)
-            places = {
-                attempt.number: Place.from_dict(attempt.place)
-                for attempt in session.scalars(tried.order_by(Attempt.number, Attempt.attempt))
-                if attempt.place
-            }
-            trials = select(Trial).where(Trial.experiment_id == self.experiment_id)
-            return [
-                _entry(trial, reports.get(trial.number, {}), places.get(trial.number))
-                for trial in session.scalars(trials.order_by(Trial.number))
-            ]
+        return list(self.walk())
 
-        return database.read(self.database_url, work, self.patience)
+    def walk(self) -> Iterator[TrialEntry]:
+        first = 0
+        while part := database.read(self.database_url, partial(self._load, first), self.patience):
+            yield from part
+            first = part[-1].number + 1
+
+    def _load(self, first: int, session: Session) -> list[TrialEntry]:
+        """Return the next trials from a number on, `AT_ONCE` at most."""
+        mine = select(Trial).where(Trial.experiment_id == self.experiment_id, Trial.number >= first)
+        trials = list(session.scalars(mine.order_by(Trial.number).limit(AT_ONCE)))
+        if not trials:
+            return []
+        last = trials[-1].number
+        reports: dict[int, dict[int, Metrics]] = {}
+        of_these = select(Report).where(
+            Report.experiment_id == self.experiment_id, Report.number.between(first, last)
+        )
+        for report in session.scalars(of_these.order_by(Report.number, Report.step)):
+            reports.setdefault(report.number, {})[report.step] = report.metrics
+        tried = select(Attempt).where(
+            Attempt.experiment_id == self.experiment_id, Attempt.number.between(first, last)
+        )
+        places = {
+            attempt.number: Place.from_dict(attempt.place)
+            for attempt in session.scalars(tried.order_by(Attempt.number, Attempt.attempt))
+            if attempt.place
+        }
+        return [
+            _entry(trial, reports.get(trial.number, {}), places.get(trial.number))
+            for trial in trials
+        ]
 
     def open(
         self,
@@ -109,7 +136,7 @@ class RecordLedger:
         config: ConfigJson,
         config_hash: str,
     ) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: RowSession, experiment: Experiment) -> None:
             if session.get(Trial, (self.experiment_id, number)) is None:
                 trial = Trial(
                     experiment_id=self.experiment_id,
@@ -124,7 +151,7 @@ class RecordLedger:
                 )
                 session.add(trial)
 
-        self._write(work)
+        self._write_rows(work)
 
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
@@ -146,9 +173,10 @@ class RecordLedger:
     def begin(self, number: int) -> int:
         token = uuid4().hex
 
-        def work(session: Session, experiment: Experiment) -> int:
+        def work(session: RowSession, experiment: Experiment) -> int:
             trial = self._trial(session, number)
-            newest = session.get(Attempt, (self.experiment_id, number, trial.attempt))
+            key = self.experiment_id, number, trial.attempt
+            newest = session.get(Attempt, key) if trial.attempt else None
             if newest is not None and newest.token == token:
                 return trial.attempt  # committed before, and the answer was lost
             if trial.state in OUTCOMES:
@@ -171,20 +199,20 @@ class RecordLedger:
             emit_trial(session, experiment, trial, kind, params=trial.params)
             return trial.attempt
 
-        return self._write(work)
+        return self._write_rows(work)
 
     def interrupt(self, number: int, attempt: int, reason: str) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: RowSession, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
             if trial.state == "running":
                 interrupt_trial(session, experiment, trial, reason)
 
-        self._write(work)
+        self._write_rows(work)
 
     def report(
         self, number: int, attempt: int, step: int, metrics: Metrics, place: Place | None
     ) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: RowSession, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
             started = session.get(Attempt, (self.experiment_id, number, attempt))
             if started is not None and place is not None:
@@ -213,7 +241,7 @@ class RecordLedger:
             session.add(report)
             emit_trial(session, experiment, trial, "report", metrics=kept)
 
-        self._write(work)
+        self._write_rows(work)
 
     def finish(
         self,
@@ -223,13 +251,13 @@ class RecordLedger:
         result: Result | None = None,
         error: str | None = None,
     ) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
+        def work(session: RowSession, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
             if trial.state not in OUTCOMES:
                 content = None if result is None else result.to_dict()
                 finish_trial(session, experiment, trial, outcome, content, error)
 
-        self._write(work)
+        self._write_rows(work)
 
     def reopen(self, number: int, config: ConfigJson, reason: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
@@ -259,6 +287,9 @@ class RecordLedger:
         *conditions: ColumnElement[bool],
         first: Any,
     ) -> Finished | None:
+        if not self._is_known(config_hash):
+            return None
+
         def work(session: Session) -> Finished | None:
             same = select(Trial).where(
                 Trial.config_hash == config_hash,
@@ -278,6 +309,14 @@ class RecordLedger:
             return Finished(source, result)
 
         return database.read(self.database_url, work, self.patience)
+
+    def _is_known(self, config_hash: str) -> bool:
+        """Tell whether a trial with this configuration is completed: nearly always, none is."""
+
+        def work(connection: Connection) -> bool:
+            return connection.execute(COMPLETED, {"name": config_hash}).first() is not None
+
+        return database.look(self.database_url, work, self.patience)
 
     def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
         return load_earlier(self.database_url, experiments, self.patience)
@@ -455,6 +494,16 @@ class RecordLedger:
 
         return database.write(self.database_url, check_and_work, self.patience)
 
+    def _write_rows(self, work: Callable[[RowSession, Experiment], T]) -> T:
+        """Do the same for what is written for each trial, in a fraction of the time."""
+
+        def check_and_work(rows: RowSession) -> T:
+            experiment = rows.get_one(Experiment, self.experiment_id, lock=True)
+            self._refuse_if_superseded(experiment.generation)
+            return work(rows, experiment)
+
+        return database.write_rows(self.database_url, check_and_work, self.patience)
+
     def _refuse_if_superseded(self, generation: int) -> None:
         if generation != self.generation:
             raise StaleWriteError(
@@ -462,7 +511,7 @@ class RecordLedger:
                 f"driver {generation}"
             )
 
-    def _trial(self, session: Session, number: int, attempt: int | None = None) -> Trial:
+    def _trial(self, session: Rows, number: int, attempt: int | None = None) -> Trial:
         trial = session.get_one(Trial, (self.experiment_id, number))
         if attempt is not None and attempt < trial.attempt:
             raise StaleWriteError(

@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.lanes import count_aboard
 from eigensweep.service.record import database
+from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import Attempt, Experiment, Trial
 from eigensweep.workers.shared.messages import SpecJson
 
@@ -57,7 +57,7 @@ def devices_of(spec: SpecJson, lanes: int | None = None) -> Devices:
     return Devices(float(cpus) / aboard, float(gpus) / aboard)
 
 
-def count_use(session: Session, trial: Trial, attempt: Attempt) -> None:
+def count_use(session: Rows, trial: Trial, attempt: Attempt) -> None:
     """Add the time since this attempt was counted last to its trial and its experiment."""
     now = time.time()
     seconds = max(0.0, now - (attempt.counted_at or attempt.started_at))

@@ -33,6 +33,10 @@ def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
     assert (use["node"], use["pid"], use["device"]) == (PLACE.node, PLACE.pid, PLACE.device)
     assert client.get(use["page"]).status_code == 200
     assert found["engines"] == []
+    drivers = found["drivers"]
+    assert (drivers["running"], drivers["at_most"]) == (1, 2)
+    assert drivers["memory_bytes"] > 10**8
+    assert "Drivers: 1 of at most 2" in client.get("/cluster").text
 
 
 def test_lanes_in_use_are_counted_by_engine(client, ledger):

@@ -80,6 +80,9 @@ class FileLedger:
         trials = self.read("trials")
         return [_read_entry(trials[number]) for number in sorted(trials, key=int)]
 
+    def walk(self) -> Iterator[TrialEntry]:
+        yield from self.load()
+
     def _add(self, number: int, **fields: Any) -> None:
         rest = {"attempt": 0, "reports": {}, "place": None, "result": None, "error": None}
         rest["lineage"] = []

@@ -50,6 +50,7 @@ class RunsInMemory:
         self.texts: dict[tuple[str, str], str] = {}
         self.ended: dict[str, str] = {}
         self.sends_until_away: int | None = None
+        self.forgotten: list[int] = []
 
     def get(self, number: Any, seed: Any, name: str, tags: Any, parent: Any = None) -> str:
         self.names[run := f"run-{number}-{seed}"] = name
@@ -60,6 +61,9 @@ class RunsInMemory:
     def list_seeds(self, number: int) -> dict[int, str]:
         begun = (run.split("-") for run in self.names)
         return {int(s): f"run-{n}-{s}" for _, n, s in begun if n == str(number) and s != "None"}
+
+    def forget(self, number: int) -> None:
+        self.forgotten.append(number)
 
     def begin_again(self, run_id: str) -> None:
         self.ended[run_id] = "RUNNING"
@@ -210,8 +214,10 @@ class TestCurves:
         tracker._pass()
         assert self.steps(runs) == [5, 10]
         commit(store, "e1/00004/7", 15)
+        assert runs.forgotten == []
         tracker.see(self.ENDED)
         tracker._pass()
+        assert runs.forgotten == [4]
         tracker._pass()
         assert self.steps(runs) == [5, 10, 15]
         assert runs.ended == {"run-4-None": "FINISHED"}

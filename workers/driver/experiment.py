@@ -19,7 +19,6 @@ from pathlib import Path
 
 import optuna
 from ray import tune
-from ray.tune.experiment import Trial
 
 from eigensweep.search_spaces.memory import limit_memory, reserve_memory
 from eigensweep.search_spaces.space import Point
@@ -40,14 +39,14 @@ from eigensweep.workers.driver.memory_shortages import teach_tune
 from eigensweep.workers.driver.nonce import LeftNonce, find_lack
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
-from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
+from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.trial_processes import want_loaded
+from eigensweep.workers.driver.tune_loop import run_tune
 from eigensweep.workers.engine.shares import Share, share_of
-from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
@@ -81,13 +80,9 @@ DELIVERY_SECONDS = 10.0
 """How long an experiment that is paused waits until MLflow has what was committed."""
 
 TUNE_SETTINGS = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0: silence
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that diverged has no objective
-    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # snapshots are never read back
     "TUNE_MAX_PENDING_TRIALS_PG": "1000000",  # a driver bounds what it hands out itself
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
 
@@ -336,28 +331,7 @@ class ExperimentDriver:
         teach_tune()
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
-        tune.Tuner(
-            TrialTrainable,
-            tune_config=tune.TuneConfig(
-                search_alg=ExperimentSearch(self.experiment),
-                scheduler=self._scheduler(),
-                num_samples=-1,
-                reuse_actors=True,
-                trial_name_creator=_short_name,
-                trial_dirname_creator=_short_name,
-            ),
-            run_config=tune.RunConfig(
-                name=self.experiment,
-                storage_path=str(folder),
-                callbacks=[Recorder(self.experiment)],
-                stop=Halt(self.experiment),
-                failure_config=tune.FailureConfig(max_failures=0),
-                checkpoint_config=tune.CheckpointConfig(
-                    checkpoint_frequency=0, checkpoint_at_end=False
-                ),
-                verbose=0,
-            ),
-        ).fit()
+        run_tune(self.experiment, self._scheduler(), folder)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _own_folder(self) -> Path:
@@ -405,19 +379,25 @@ class ExperimentDriver:
 
     def _scheduler(self) -> tune.schedulers.TrialScheduler:
         """Return the spec's scheduler, which knows what trials under earlier drivers reported."""
-        entries = self.sweep.entries.values()
-        configs = [TrialConfig.from_dict(entry.config) for entry in entries if entry.config]
+        compares = self.spec.scheduler.name not in ("none", "pbt")
+        entries = self.ledger.walk() if compares else iter(list(self.sweep.entries.values()))
+        first: list[int] = []
+        most: list[int] = []
+        past: list[Past] = []
+        for entry in entries:
+            if entry.config:
+                config = TrialConfig.from_dict(entry.config)
+                first.append(self.spec.rung_steps(config)[0])
+                most.append(config.training.steps or 1)
+            if compares and entry.state not in OPEN_TRIALS:
+                past.append(Past(entry.number, _objectives(entry)))
         return make_scheduler(
             self.spec.scheduler,
             better=self.spec.objective_metric.better,
             baseline=self.spec.baseline,
-            first_rung=min(self.spec.rung_steps(config)[0] for config in configs),
-            max_steps=max(config.training.steps or 1 for config in configs),
-            past=[
-                Past(entry.number, _objectives(entry))
-                for entry in entries
-                if entry.state not in OPEN_TRIALS
-            ],
+            first_rung=min(first),
+            max_steps=max(most),
+            past=past,
         )
 
     def _end(self) -> None:
@@ -429,7 +409,7 @@ class ExperimentDriver:
             self.ledger.set_tracked(None)
         else:
             folder = self._own_folder() / "report"
-            files = write_report(folder, self.spec, self.sweep.entries.values(), state)
+            files = write_report(folder, self.spec, self.ledger.walk(), state)
             self.tracker.close(state, error, self.sweep.best(), files)
             self.tracker.wait(self.ledger.intent)
 
@@ -498,8 +478,3 @@ def _objectives(entry: TrialEntry) -> Reports:
     """Return step and objective of a trial's rung reports."""
     reports = sorted(entry.reports.items())
     return tuple((step, metrics[OBJECTIVE]) for step, metrics in reports if OBJECTIVE in metrics)
-
-
-def _short_name(trial: Trial) -> str:
-    order = Order.from_dict(trial.config)
-    return f"{order.number:05d}-{order.attempt}-{trial.trial_id}"

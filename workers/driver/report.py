@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from eigensweep.direction import Better
@@ -46,7 +46,7 @@ def write_report(
     experiment waits for a report: if the disk refuses it, there is none.
     """
     try:
-        _write(folder, spec, list(entries), state)
+        _write(folder, spec, entries, state)
         return sorted(folder.iterdir())
     except OSError as error:
         logger.warning("no report: %s", error)
@@ -54,23 +54,29 @@ def write_report(
 
 
 def _write(
-    folder: Path, spec: ExperimentSpec, trials: list[TrialEntry], state: ExperimentEnd
+    folder: Path, spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    report = make_report(spec, trials, state)
+    points: list[Json] = []
+    population: list[TrialEntry] = []
+
+    def look_on() -> Iterator[TrialEntry]:
+        for e in entries:
+            if e.lineage or spec.scheduler.name == "pbt":
+                population.append(e)
+            if e.state in RANKED and e.result and e.result.value is not None and not e.lineage:
+                value = e.result.value
+                points.append(
+                    {"arm": e.arm, "params": e.params, "value": value, "number": e.number}
+                )
+            yield e
+
+    report = make_report(spec, look_on(), state)
     (folder / "report.json").write_text(json.dumps(report, indent=2))
     (folder / "report.md").write_text(format_report(report))
-    if any(trial.lineage for trial in trials):
-        (folder / "lineage.md").write_text(format_lineages(trials))
-    points = [
-        {"arm": e.arm, "params": e.params, "value": e.result.value, "number": e.number}
-        for e in trials
-        if e.state in RANKED
-        and e.result is not None
-        and e.result.value is not None
-        and not e.lineage
-    ]
+    if any(trial.lineage for trial in population):
+        (folder / "lineage.md").write_text(format_lineages(population))
     if len(points) > 1:
         order = {"spec": spec.model_dump(mode="json", exclude_unset=True), "trials": points}
         _draw(folder, json.dumps(order))
@@ -92,13 +98,15 @@ def _draw(folder: Path, order: str) -> None:
 def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd) -> Json:
     """Return the best trial of each arm with mean, n, spread and interval, best arm first."""
     metric = spec.objective_metric
-    entries = list(entries)
-    arms: dict[str, list[TrialEntry]] = {arm: [] for arm in spec.space().arms}
+    arms = {arm: _Arm(arm) for arm in spec.space().arms}
+    racers = []
     for entry in entries:
-        arms[entry.arm].append(entry)
-    rows = [_describe_arm(arm, trials, metric.better) for arm, trials in arms.items()]
+        arms[entry.arm].add(entry, metric.better)
+        if spec.racing is not None:
+            racers.append(entry)
+    rows = [arm.describe() for arm in arms.values()]
     rows.sort(key=lambda row: row["rank"] or LAST)
-    race = read_race(spec, entries)
+    race = read_race(spec, racers)
     return {
         "name": spec.name,
         "state": state,
@@ -112,29 +120,41 @@ def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: Expe
     }
 
 
-def _describe_arm(arm: str, trials: list[TrialEntry], better: Better) -> Json:
-    ranked = [
-        (key, trial.number, trial, trial.result)
-        for trial in trials
-        if trial.state in RANKED and trial.result and (key := rank(trial.result, better))
-    ]
-    row: Json = {
-        "arm": arm,
-        "trials": dict(Counter(trial.state for trial in trials)),
-        "best_trial": None,
-        "params": {},
-        "value": None,
-        "statistics": {},
-        "test": {},
-        "rank": None,
-    }
-    if not ranked:
-        return row
-    key, number, best, result = min(ranked)
-    found = {"rank": key, "best_trial": number, "params": best.params, "value": result.value}
-    if best.lineage:
-        found["lineage"] = [taken.to_dict() for taken in best.lineage]
-    return row | found | {"statistics": _statistics(result), "test": result.test}
+class _Arm:
+    """Counts the trials of an arm, and keeps the best of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._states: Counter[str] = Counter()
+        self._best: tuple[tuple[int, float], TrialEntry, Result] | None = None
+
+    def add(self, trial: TrialEntry, better: Better) -> None:
+        self._states[trial.state] += 1
+        if trial.state not in RANKED or trial.result is None:
+            return
+        key = rank(trial.result, better)
+        if key is not None and (self._best is None or key < self._best[0]):
+            self._best = key, trial, trial.result
+
+    def describe(self) -> Json:
+        row: Json = {
+            "arm": self._name,
+            "trials": dict(self._states),
+            "best_trial": None,
+            "params": {},
+            "value": None,
+            "statistics": {},
+            "test": {},
+            "rank": None,
+        }
+        if self._best is None:
+            return row
+        key, best, result = self._best
+        found = {"rank": key, "best_trial": best.number, "params": best.params}
+        if best.lineage:
+            found["lineage"] = [taken.to_dict() for taken in best.lineage]
+        scores = {"value": result.value, "statistics": _statistics(result), "test": result.test}
+        return row | found | scores
 
 
 def _statistics(result: Result) -> Json:

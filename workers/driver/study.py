@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -130,11 +130,28 @@ def open_storage(where: str, experiment: str) -> BaseStorage:
 
 
 class Journal(JournalFileBackend):
-    """A journal of one writer that may be lost: it takes no lock and does not wait for the disk."""
+    """A journal of one writer that may be lost: it takes no lock and does not wait for the disk.
+
+    It remembers only where it was read last; Optuna's own keeps the place of every line.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
+        self._lines, self._bytes = 0, 0
+        """How much of it was read."""
+
+    def read_logs(self, log_number_from: int) -> Generator[Json, None, None]:
+        if log_number_from < self._lines:
+            self._lines, self._bytes = 0, 0
+        if self._path.stat().st_size == self._bytes:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._bytes)
+            for line in file:
+                self._lines, self._bytes = self._lines + 1, self._bytes + len(line)
+                if self._lines > log_number_from:
+                    yield json.loads(line)
 
     def append_logs(self, logs: list[Json]) -> None:
         lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
@@ -251,6 +268,8 @@ class _Part:
             if SOURCE in trial.user_attrs
             and trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
         }
+        self._axes: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
+        """Descriptions of parameters by their names, as the first trial with these has them."""
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
 
@@ -367,6 +386,19 @@ class _Part:
                     self._storage.set_trial_intermediate_value(trial_id, step, metrics[OBJECTIVE])
         told = values if state == TrialState.COMPLETE else None
         self._study.tell(trial.number, told, state=state, skip_if_finished=True)
+        self._share_axes(trial_id)
+
+    def _share_axes(self, trial_id: int) -> None:
+        """Let a trial in memory share what its parameters may be with the others.
+
+        Optuna's journal gives each trial descriptions of its own, which take most of its memory.
+        """
+        if isinstance(self._storage, JournalStorage):
+            trial = self._storage.get_trial(trial_id)
+            own = trial.distributions
+            same = self._axes.setdefault(tuple(own), own)
+            if same == own:
+                trial.distributions = same
 
     def _read_values(self, entry: TrialEntry) -> list[float]:
         """Return the value of each goal, the worst one where it is not known or not finite."""

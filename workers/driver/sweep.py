@@ -6,12 +6,12 @@ next driver finds in the ledger all that Optuna must be told.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
@@ -147,8 +147,12 @@ class Sweep:
         self._sequence = quasi_random(self._space, spec.search.seed)
         self._misses = 0
         """Points of the sequence since the last that became a trial."""
-        self._points: set[tuple[str, tuple[tuple[str, Scalar], ...]]] = set()
-        self._identities: set[tuple[Any, ...]] = set()
+        self._points: set[bytes] = set()
+        self._identities: set[bytes] = set()
+        self._keeps_all = True
+        """Whether entries of ended trials are kept whole."""
+        self._best: tuple[tuple[int, float], int] | None = None
+        """Place in the ranking and number of the best of the trials that have ended."""
         for entry in ledger.load():
             if entry.state == "running":
                 ledger.interrupt(entry.number, entry.attempt, "its driver was lost")
@@ -180,6 +184,9 @@ class Sweep:
         self._exhausted = has_searched or standing.is_closed
         self._most = len(self.entries) if standing.is_closed else spec.trial_count()
         ledger.set_total(self._most)
+        self._keeps_all = spec.racing is not None or self._round is not None
+        for entry in list(self.entries.values()):
+            self._keep(entry)
 
     @property
     def is_handed_out(self) -> bool:
@@ -670,14 +677,46 @@ class Sweep:
         return find(entry.config_hash, config.seed, config.replicates, config.training.steps)
 
     def _put(self, entry: TrialEntry) -> None:
-        self.entries[entry.number] = entry
+        self._keep(entry)
         self.watch(entry)
 
+    def _keep(self, entry: TrialEntry) -> None:
+        """Keep an entry, and of a trial that has ended little, unless it is the best or may go on.
 
-def _key(point: Point) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
-    return point.arm, tuple(sorted(point.params.items()))
+        The configurations and results of a hundred thousand trials would take a gigabyte.
+        """
+        self.entries[entry.number] = entry
+        if self._keeps_all or not entry.is_over or entry.state == "invalid":
+            return
+        place = None
+        if entry.state in RANKED:
+            place = rank(entry.result, self.spec.objective_metric.better)
+        worse: int | None = entry.number
+        if place is not None and (self._best is None or (place, entry.number) < self._best):
+            worse = None if self._best is None else self._best[1]
+            self._best = place, entry.number
+        if worse is not None and (self._best is None or worse != self._best[1]):
+            self.entries[worse] = self.entries[worse].outline()
 
 
-def _identity(config: TrialConfig) -> tuple[Any, ...]:
-    """Return the values that tell two configurations of an experiment apart."""
-    return config.content_hash(), config.training.steps
+def _key(point: Point) -> bytes:
+    """Return what tells the points of an experiment apart, in few bytes."""
+    return _shorten(
+        point.arm, *(f"{path}={_plain(v)!r}" for path, v in sorted(point.params.items()))
+    )
+
+
+def _identity(config: TrialConfig) -> bytes:
+    """Return what tells the configurations of an experiment apart, in few bytes."""
+    return _shorten(config.content_hash(), str(config.training.steps))
+
+
+def _shorten(*words: str) -> bytes:
+    return hashlib.blake2b("\0".join(words).encode(), digest_size=16).digest()
+
+
+def _plain(value: Scalar) -> Scalar:
+    """Return a value so that equal ones look equal: a whole number as an integer."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -13,8 +13,9 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
@@ -59,8 +60,7 @@ class TrialTrainable(tune.Trainable):
         labels = dict(order.labels)
         if order.avoid:
             labels[NODE_ID_LABEL_KEY] = f"!in({','.join(order.avoid)})"
-        where: Json = {"bundle_label_selector": [labels]} if labels else {}
-        return tune.PlacementGroupFactory([order.resources], **where)
+        return request_place(frozenset(order.resources.items()), frozenset(labels.items()))
 
     def setup(self, config: Json) -> None:
         """Import what trains, which takes seconds: they belong to the process, not to a trial.
@@ -122,6 +122,15 @@ class TrialTrainable(tune.Trainable):
         told = {"done": done, LOST: lost, "step": report.step}
         return {REPORT: report.to_dict(), **told, **report.metrics}
 
+    def get_auto_filled_metrics(self, *arguments: Any, **others: Any) -> Json:
+        """Return what Tune adds to each report, without the order, which the driver has.
+
+        It would be sent back with each report, and taken apart by Tune four times.
+        """
+        found: Json = super().get_auto_filled_metrics(*arguments, **others)
+        found.pop("config", None)
+        return found
+
     def _stop_watch(self) -> None:
         watch, self.memory = self.memory, None
         if watch is not None:
@@ -139,6 +148,15 @@ class TrialTrainable(tune.Trainable):
 
     def load_checkpoint(self, checkpoint: Json | None) -> None:
         self.cleanup()
+
+
+@lru_cache(maxsize=64)
+def request_place(
+    resources: frozenset[tuple[str, float]], labels: frozenset[tuple[str, str]]
+) -> tune.PlacementGroupFactory:
+    """Return what Tune asks Ray for; the same object for the same: Tune compares it often."""
+    where: Json = {"bundle_label_selector": [dict(labels)]} if labels else {}
+    return tune.PlacementGroupFactory([dict(resources)], **where)
 
 
 def begin_span(order: Order) -> traces.OpenSpan:

@@ -307,6 +307,10 @@ class Store:
         self._read[key] = (head.curve_points, head.curve_bytes)
         return [CurvePoint(**json.loads(line)) for line in lines[since - index :]]
 
+    def forget(self, key: str) -> None:
+        """Forget up to where the curve of `key` was read; it can be read again."""
+        self._read.pop(key, None)
+
     def sample(self, key: str, metric: str, most: int) -> list[CurvePoint]:
         """Return about `most` committed points of `key` that hold `metric`: evenly spread, ends in.
 

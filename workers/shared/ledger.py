@@ -8,9 +8,9 @@ with `StaleWriteError`, so that a process that was cut off cannot write over its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from eigensweep.workers.shared.fair_shares import Contender, Want
 from eigensweep.workers.shared.messages import (
@@ -53,7 +53,11 @@ class Earlier:
     error: str | None = None
 
 
-@dataclass(frozen=True)
+NOTHING: Final[dict[Any, Any]] = {}
+"""Shared by all entries that have nothing there; nobody writes to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialEntry:
     """What the record holds of one trial."""
 
@@ -105,6 +109,16 @@ class TrialEntry:
             return 0
         added: int = self.config["replicates"] - self.earlier.config["replicates"]
         return added
+
+    def outline(self) -> TrialEntry:
+        """Return the little of a trial that is over which a driver keeps in memory.
+
+        That is number, arm, state and the last line of an error; the ledger has the rest.
+        """
+        error = None if self.error is None else self.error.strip().rsplit("\n", 1)[-1]
+        return TrialEntry(
+            self.number, self.arm, NOTHING, NOTHING, "", self.state, reports=NOTHING, error=error
+        )
 
     def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
         """Return this trial as `Ledger.reopen` records it."""
@@ -162,6 +176,9 @@ class Ledger(Protocol):
 
     def load(self) -> list[TrialEntry]:
         """Return every trial recorded so far, by number."""
+
+    def walk(self) -> Iterator[TrialEntry]:
+        """Yield every trial recorded so far, by number, with few of them in memory at a time."""
 
     def open(
         self,

@@ -38,7 +38,6 @@ class BatchedRuns(Runs):
     def __init__(self, uri: str, project: str, experiment: str) -> None:
         super().__init__(uri, project, experiment)
         self._waiting: dict[str, RunWrite] = {}
-        self._names: dict[str, str] = {}
 
     def flush(self) -> dict[str, str]:
         """Send what is waiting; return the runs that MLflow refuses, with the reason.
@@ -86,7 +85,7 @@ class BatchedRuns(Runs):
         words = f"{self._experiment}/{number}/{seed}/{deleted}"
         run_id, now = uuid.uuid5(NAMES, words).hex, int(time.time() * 1000)
         self._waiting[run_id] = RunWrite(run_id, name[:LONGEST_NAME], now, dict(tags))
-        self._known[key], self._start_times[run_id] = run_id, now
+        self._know(key, run_id, now)
         return run_id
 
     def _write_of(self, run_id: str) -> RunWrite:

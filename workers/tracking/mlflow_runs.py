@@ -119,6 +119,8 @@ class Runs:
         self._uri, self._project, self._experiment = uri, project, experiment
         self._project_id: str | None = None
         self._known: dict[tuple[int | None, int | None], str] = {}
+        self._seeds: dict[int, dict[int, str]] = {}
+        """The runs of replicates by trial and seed, which `_known` has, too."""
         self._deleted: Counter[tuple[int | None, int | None]] = Counter()
         self._start_times: dict[str, int] = {}
         self._over: set[str] = set()
@@ -164,11 +166,24 @@ class Runs:
 
     def list_seeds(self, number: int) -> dict[int, str]:
         """Return the runs of a trial's replicates by seed, as far as they are known."""
-        return {
-            seed: run
-            for (trial, seed), run in self._known.items()
-            if trial == number and seed is not None
-        }
+        return dict(self._seeds.get(number, {}))
+
+    def forget(self, number: int) -> None:
+        """Keep nothing more of a trial's runs, which are never written to again."""
+        seeds = self._seeds.pop(number, {})
+        for key in [(number, None), *((number, seed) for seed in seeds)]:
+            run_id = self._known.pop(key, None)
+            if run_id is not None:
+                self._start_times.pop(run_id, None)
+                self._over.discard(run_id)
+
+    def _know(self, key: tuple[int | None, int | None], run_id: str, start_time: int) -> None:
+        """Remember which run a trial and a seed have; the first counts."""
+        known = self._known.setdefault(key, run_id)
+        self._start_times[run_id] = start_time
+        number, seed = key
+        if number is not None and seed is not None:
+            self._seeds.setdefault(number, {})[seed] = known
 
     def begin_again(self, run_id: str) -> None:
         """Record that a run that had ended goes on; how it had ended is no longer said."""
@@ -196,7 +211,10 @@ class Runs:
                 _ask(partial(self._client.delete_run, run.info.run_id))
 
     def known_params(self, run_id: str) -> Mapping[str, str]:
-        """Return the parameters that a run had when it was found; they cannot be changed."""
+        """Return the parameters that the experiment's run had when it was found.
+
+        They cannot be changed.
+        """
         return self._params.get(run_id, {})
 
     @property
@@ -330,9 +348,9 @@ class Runs:
         if run.info.lifecycle_stage == "deleted":
             self._deleted[key] += 1
             return
-        self._known.setdefault(key, run.info.run_id)
-        self._start_times[run.info.run_id] = run.info.start_time
-        self._params[run.info.run_id] = run.data.params
+        self._know(key, run.info.run_id, run.info.start_time)
+        if number is None:
+            self._params[run.info.run_id] = run.data.params
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             self._over.add(run.info.run_id)
 

@@ -41,6 +41,8 @@ class Subject:
     """What every run of it carries."""
     replicates: int
     """Seeds that every trial has; a race gives some of them more."""
+    races: bool
+    """Whether there is a race, so that trials which have ended may go on."""
     axes: dict[str, tuple[str, ...]]
     """What the search varies in each arm: dotted paths, in the order of the spec."""
     settings: dict[str, Json]
@@ -76,6 +78,7 @@ def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subje
         metric=spec.objective_metric.name,
         better=better,
         replicates=spec.replicates,
+        races=spec.racing is not None,
         axes=axes,
         settings={arm.label: _settings(arm) for arm in spec.arms or ()},
         constants=_constants(spec),

@@ -284,7 +284,17 @@ class Tracker:
             for number in ended:
                 del self._news[number]
         for entry in whole:
-            self._held.pop(entry.number, None)
+            self._forget(runs, entry)
+
+    def _forget(self, runs: Runs, entry: TrialEntry) -> None:
+        """Keep nothing more of a trial that MLflow holds whole, unless a race may open it again."""
+        held = self._held.pop(entry.number, None)
+        if held is None or self._subject.races:
+            return
+        runs.forget(entry.number)
+        for line in held.lines:
+            if line.seed is not None:
+                self._store.forget(replicate_key(self._subject.id, entry.number, line.seed))
 
     def _trial(self, runs: Runs, parent: str, entry: TrialEntry) -> None:
         held = self._held.get(entry.number)
@@ -363,7 +373,7 @@ class Tracker:
         }
         name = self._subject.name_trial(entry.arm, entry.params)
         run_id = runs.get(entry.number, None, name, tags, parent)
-        runs.keep_text(run_id, json.dumps(entry.config, indent=2), "config.json")
+        runs.keep_text(run_id, json.dumps(entry.config), "config.json")
         return run_id
 
     def _end_experiment(

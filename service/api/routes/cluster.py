@@ -18,6 +18,9 @@ from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 
 router = APIRouter(tags=["cluster"])
 
+DRIVER_BYTES = 330 * 10**6
+"""Main memory of a driver's process alone, measured by `python -m bench.slots`."""
+
 LISTED = 500
 """Trials, and experiments, that an answer lists at most."""
 
@@ -86,9 +89,24 @@ class WaitNow(Answer):
     page: str
 
 
+class DriversNow(Answer):
+    """The processes that drive experiments, on the service's node. Ray reserves nothing for them.
+
+    That node needs their room beside what it offers to trials.
+    """
+
+    running: int = Field(description="Experiments that have a driver, or get one now")
+    at_most: int = Field(description="`EIGENSWEEP_MAX_EXPERIMENTS`; more wait in the queue")
+    memory_bytes: int = Field(
+        description="Main memory that those take which run, as one was measured. Of a processor "
+        "one takes what its trials' reports and ends need"
+    )
+
+
 class ClusterNow(Answer):
     """The cluster as it is now."""
 
+    drivers: DriversNow
     problem: str | None = Field(description="Why the nodes are not known; null: they are")
     nodes: list[NodeNow] = Field(description="Those that live first")
     engines: list[EngineNow]
@@ -107,7 +125,9 @@ def get_cluster(service: TheService) -> ClusterNow:
         (row, waiting, _explain(service, row, waiting, driven))
         for row, waiting in activity.experiments
     )
+    most = service.settings.max_experiments
     return ClusterNow(
+        drivers=DriversNow(running=driven, at_most=most, memory_bytes=driven * DRIVER_BYTES),
         problem=problem,
         nodes=[_describe_node(node) for node in nodes or ()],
         engines=_find_engines(activity.uses),

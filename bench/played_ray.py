@@ -1,0 +1,224 @@
+"""Ray's part of an experiment, played: slots, futures, and trials that sleep, in one process.
+
+The driver, Ray Tune's loop and Tune's books of actors are the real ones. What Tune asks Ray for is
+answered here: resources, actors, `wait` and `get`. A trial sleeps between its reports and commits
+to the store as a real one does. The processor time that this takes is counted, so that it can be
+left out of the driver's.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from ray import cloudpickle
+from ray.air.execution import AcquiredResources, ResourceManager, ResourceRequest
+from ray.air.execution._internal import actor_manager, event_manager
+from ray.train._internal import storage
+from ray.tune.execution import tune_controller
+from ray.tune.execution.class_cache import _ActorClassCache
+
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.driver import capacity
+from eigensweep.workers.engine.trainable import LOST, REPORT
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.messages import (
+    OBJECTIVE,
+    Json,
+    Order,
+    Place,
+    ReplicateResult,
+    Report,
+)
+from eigensweep.workers.shared.results import summarise
+
+send: Any = cloudpickle.dumps
+"""How Ray makes bytes of what a trial is given."""
+
+METRICS = ("train/loss", "valid/cross_entropy", "valid/accuracy", "learning_rate", "grad_norm")
+HERE = Place("played", 1, "cpu")
+
+
+class Future:
+    """The answer of an actor, which comes at a time of `time.monotonic()`."""
+
+    def __init__(self, due: float, answer: Callable[[], Any]) -> None:
+        self.due, self.answer = due, answer
+
+
+class PlayedRay:
+    """What Tune's books of actors use of the module `ray`, for trials that sleep."""
+
+    def __init__(self, seconds: float) -> None:
+        """A trial takes so many seconds in all."""
+        self.seconds = seconds
+        self.spent = 0.0
+        """Processor seconds that the trials took, which are not the driver's."""
+        self.actor, self.ObjectRef = SimpleNamespace(ActorClass=ActorClass), Future
+
+    def wait(
+        self, futures: Sequence[Future], num_returns: int = 1, timeout: float | None = None
+    ) -> tuple[list[Future], list[Future]]:
+        """Wait until one is due, or for so many seconds."""
+        now = time.monotonic()
+        first = min(futures, key=lambda future: future.due, default=None)
+        pause = (timeout or 0.0) if first is None else max(0.0, first.due - now)
+        if timeout is not None and pause >= timeout:
+            time.sleep(timeout)
+            return [], list(futures)
+        time.sleep(pause)
+        return [first] if first is not None else [], []
+
+    def get(self, future: Future) -> Any:
+        """Return an answer, which came as bytes."""
+        began = time.thread_time()
+        content = pickle.dumps(future.answer())
+        self.spent += time.thread_time() - began
+        return pickle.loads(content)
+
+    def kill(self, actor: object) -> None:
+        """Do nothing: a played actor has no process."""
+
+
+class ActorClass:
+    """Stands for `ray.remote(TrialTrainable)`."""
+
+    def __init__(self, ray: PlayedRay) -> None:
+        self._ray = ray
+
+    def options(self, **options: Any) -> ActorClass:
+        return self
+
+    def remote(self, **arguments: Any) -> Actor:
+        return Actor(self._ray, arguments["config"])
+
+
+class Actor:
+    """A handle of a trial's process. What is not `train` or `reset` is answered with True."""
+
+    def __init__(self, ray: PlayedRay, config: Json) -> None:
+        self._ray = ray
+        self._begin(config)
+
+    def __getattr__(self, name: str) -> Any:
+        own = {"train": self._train, "reset": self._reset}
+        return SimpleNamespace(remote=own.get(name, self._say_yes))
+
+    def _begin(self, config: Json) -> None:
+        self._order = Order.from_dict(config)
+        self._reports = 0
+
+    def _say_yes(self, *arguments: Any, **others: Any) -> Future:
+        return Future(time.monotonic(), lambda: True)
+
+    def _reset(self, config: Json, **others: Any) -> Future:
+        send(config)
+        began = time.thread_time()
+        self._begin(config)
+        self._ray.spent += time.thread_time() - began
+        return Future(time.monotonic(), lambda: True)
+
+    def _train(self) -> Future:
+        pause = self._ray.seconds / len(self._order.rungs)
+        return Future(time.monotonic() + pause, self._report)
+
+    def _report(self) -> Json:
+        """Return what a trial's process returns at its next rung."""
+        order, config = self._order, TrialConfig.from_dict(self._order.config)
+        step, is_over = order.rungs[self._reports], self._reports + 1 == len(order.rungs)
+        self._reports += 1
+        value = config.optimizer.lr
+        metrics = {OBJECTIVE: value, "cross_entropy": value, "accuracy": value}
+        store = Store(order.storage)
+        seeds = []
+        for seed in config.seeds:
+            key = replicate_key(order.experiment, order.number, seed)
+            if self._reports == 1:
+                store.begin(key, order.attempt)
+            now = int(1000 * time.time())
+            point = CurvePoint(step, dict.fromkeys(METRICS, value), now)
+            store.commit(key, order.attempt, step, {}, [point])
+            scores = {"cross_entropy": value, "accuracy": value}
+            result = ReplicateResult(
+                seed=seed, value=value, step=step, valid=scores, test=scores, seconds=1.0
+            )
+            seeds.append(result)
+        report = Report(
+            step,
+            metrics,
+            outcome="completed" if is_over else None,
+            result=summarise(seeds) if is_over else None,
+            place=HERE,
+            committed=tuple((seed, step) for seed in config.seeds),
+        )
+        told = {"done": is_over, LOST: False, "step": step}
+        return {REPORT: report.to_dict(), **told, **metrics}
+
+
+class Slots(ResourceManager):
+    """Room for so many trials, given out as Tune asks for it."""
+
+    def __init__(self, count: int) -> None:
+        self._free, self._asked = count, 0
+
+    def get_resource_futures(self) -> list[Any]:
+        return []
+
+    def update_state(self) -> None:
+        """Do nothing: all is known at once."""
+
+    def request_resources(self, resource_request: ResourceRequest) -> None:
+        self._asked += 1
+
+    def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
+        self._asked -= 1
+
+    def has_resources_ready(self, resource_request: ResourceRequest) -> bool:
+        return self._free > 0 and self._asked > 0
+
+    def acquire_resources(self, resource_request: ResourceRequest) -> AcquiredResources | None:
+        self._free, self._asked = self._free - 1, self._asked - 1
+        return Acquired(resource_request)
+
+    def free_resources(self, acquired_resource: AcquiredResources) -> None:
+        self._free += 1
+
+    def clear(self) -> None:
+        """Do nothing: it ends with the driver."""
+
+
+class Acquired(AcquiredResources):
+    """One slot."""
+
+    def annotate_remote_entities(self, entities: list[Any]) -> list[Any]:
+        return entities
+
+    def _annotate_remote_entity(self, entity: Any, bundle: Any, bundle_index: int) -> Any:
+        return entity
+
+
+@contextmanager
+def played_ray(slots: int, seconds: float) -> Iterator[PlayedRay]:
+    """Play a cluster of so many slots whose trials sleep so many seconds, while this is open."""
+    ray = PlayedRay(seconds)
+    room = {"CPU": float(slots), "memory": float(slots << 40)}
+    nodes = [{"Alive": True, "Resources": room, "Labels": {}}]
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="played-ray-"))
+        parts: list[tuple[Any, str, Any]] = [
+            (actor_manager, "ray", ray),
+            (event_manager, "ray", ray),
+            (tune_controller, "PlacementGroupResourceManager", lambda: Slots(slots)),
+            (_ActorClassCache, "get", lambda *of: ActorClass(ray)),
+            (storage, "_get_ray_train_session_dir", lambda: folder),
+            (capacity, "_living_nodes", lambda: nodes),
+        ]
+        for place, name, played in parts:
+            stack.enter_context(mock.patch.object(place, name, played))
+        yield ray

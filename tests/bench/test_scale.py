@@ -1,0 +1,63 @@
+"""A real driver with Ray's part played (`bench/played_ray.py`): what it keeps of trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import scale
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.workers.driver import experiment as module
+from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.driver.tune_loop import Controller
+
+TRIALS, SLOTS = 24, 4
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what is noted of a driver: itself, and how many trials Tune held after each step."""
+    noted: dict[str, Any] = {"held": []}
+    begin, step = ExperimentDriver.__init__, Controller.step
+
+    def begin_and_note(driver: ExperimentDriver, *arguments: Any) -> None:
+        begin(driver, *arguments)
+        noted["driver"] = driver
+
+    def step_and_note(controller: Controller) -> None:
+        step(controller)
+        noted["held"].append(len(controller.get_trials()))
+
+    monkeypatch.setattr(module.ExperimentDriver, "__init__", begin_and_note)
+    monkeypatch.setattr(Controller, "step", step_and_note)
+    return noted
+
+
+def test_a_driver_keeps_little_of_trials_that_have_ended(tmp_path: Path, seen: dict[str, Any]):
+    found = scale.drive(TRIALS, SLOTS, 0.0, "random", 2, tracks=False, folder=tmp_path)
+    assert found["trials"] == TRIALS
+    assert max(seen["held"]) <= 2 * SLOTS, "Tune holds trials that have ended"
+    assert seen["held"][-1] == 0
+    sweep = seen["driver"].sweep
+    assert {entry.state for entry in sweep.entries.values()} == {"completed"}
+    whole = [entry for entry in sweep.entries.values() if entry.config]
+    assert whole == [sweep.best()]
+    ledger = seen["driver"].ledger
+    assert isinstance(ledger, RecordLedger)
+    recorded = ledger.load()
+    assert len(recorded) == TRIALS
+    assert all(entry.config and entry.result and len(entry.reports) == 2 for entry in recorded)
+    values = [entry.result.value for entry in recorded if entry.result is not None]
+    assert whole[0].result is not None
+    assert whole[0].result.value == min(value for value in values if value is not None)
+    assert [len(part) for part in ([*ledger.walk()], seen["driver"].sweep.study.trials())] == [
+        TRIALS,
+        TRIALS,
+    ]
+
+
+def test_trials_that_wait_for_a_slot_begin_when_others_end(tmp_path: Path, seen: dict[str, Any]):
+    scale.drive(TRIALS, SLOTS, 0.01, "qmc", 1, tracks=False, folder=tmp_path)
+    assert max(seen["held"]) >= SLOTS

@@ -1,0 +1,82 @@
+"""Ray Tune's loop for one experiment, which keeps nothing of trials that have ended.
+
+Tune holds every trial until its loop is over, with configuration and results, and looks at all of
+them whenever a trial starts. The ledger has all that, so here an ended trial is dropped at once.
+Nor are Tune's snapshots written: nobody reads them. Both are done in a subclass of Tune's own
+controller, whose interface is for developers (`DeveloperAPI`): `tune.Tuner` takes no other one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Experiment, Trial
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.utils.log import set_verbosity
+
+from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Recorder
+from eigensweep.workers.engine.trainable import TrialTrainable
+from eigensweep.workers.shared.messages import Order
+
+
+def run_tune(experiment: str, scheduler: TrialScheduler, folder: Path) -> None:
+    """Run Tune until the search is over and no trial runs, or the experiment must stop.
+
+    `folder` is what Tune wants to write to. What it writes there is never read back.
+    """
+    asked = Experiment(
+        experiment,
+        TrialTrainable,
+        num_samples=-1,
+        storage_path=str(folder),
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+        trial_name_creator=_short_name,
+        trial_dirname_creator=_short_name,
+        max_failures=0,
+    )
+    set_verbosity(0)
+    search = ExperimentSearch(experiment)
+    scheduler.set_search_properties(None, None)
+    controller: Any = Controller(
+        search_alg=search,
+        scheduler=scheduler,
+        stopper=Halt(experiment),
+        callbacks=[Recorder(experiment)],
+        trial_checkpoint_config=asked.checkpoint_config,
+        storage=asked.storage,
+        reuse_actors=True,
+    )
+    search.add_configurations([asked])
+    controller.update_max_pending_trials()
+    controller.setup_experiments([asked], search.total_samples)
+    try:
+        while not controller.is_finished():
+            controller.step()
+    finally:
+        controller.cleanup()
+
+
+class Controller(TuneController):
+    """Tune's controller, which writes no snapshots and drops trials that have ended."""
+
+    def checkpoint(self, force: bool = False, wait: bool = False) -> None:
+        """Write nothing: a driver starts from the ledger, never from Tune's snapshot."""
+
+    def step(self) -> None:
+        """Handle one event, as Tune does, and drop the trials that have ended by then."""
+        super().step()  # type: ignore[no-untyped-call]
+        ended = self._stopped_trials | self._failed_trials
+        if ended:
+            self._trials = [trial for trial in self._trials if trial not in ended]
+            self._live_trials -= ended
+            self._stopped_trials.clear()
+            self._failed_trials.clear()
+        self._trials_to_cache.clear()  # what the next snapshot would hold
+
+
+def _short_name(trial: Trial) -> str:
+    order = Order.from_dict(trial.config)
+    return f"{order.number:05d}-{order.attempt}-{trial.trial_id}"
