@@ -19,7 +19,7 @@ from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 router = APIRouter(tags=["cluster"])
 
 DRIVER_BYTES = 330 * 10**6
-"""Main memory of a driver's process alone, measured by `python -m bench.slots`."""
+"""About what a driver's process holds; it is not measured for each driver."""
 
 LISTED = 500
 """Trials, and experiments, that an answer lists at most."""
