@@ -17,7 +17,7 @@ from waiting import PATIENCE
 
 from bench.trial_memory import make_config, measure
 from eigensweep.search_spaces.memory import PROCESS, estimate_memory
-from eigensweep.workers.trial.memory import private_bytes
+from eigensweep.workers.trial.memory import give_back, private_bytes
 from eigensweep.workers.trial.memory_limit import EXIT_CODE, MemoryWatch, read_last_words, watch
 
 MB = 10**6
@@ -76,6 +76,7 @@ def test_a_trial_that_takes_memory_without_end_ends_alone_and_its_neighbour_comp
 
 
 def test_what_is_held_counts_and_what_was_given_back_does_not():
+    give_back()  # what other tests of this process left would be given back in the middle
     own, ended = private_bytes(), []
     over = threading.Event()
 
@@ -83,7 +84,7 @@ def test_what_is_held_counts_and_what_was_given_back_does_not():
         ended.append(held)
         over.set()
 
-    watching = MemoryWatch(private_bytes() + 200 * MB, end)
+    watching = MemoryWatch(own + 200 * MB, end)
     watching.start()
     for _ in range(5):
         bytearray(150 * MB)
