@@ -9,8 +9,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Hashable
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from fastapi.sse import ServerSentEvent
 from sqlalchemy.exc import SQLAlchemyError
@@ -23,6 +24,8 @@ from eigensweep.service.record.tables import Event
 from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 INTERVAL: Final = 0.3
 LONGEST_QUIET: Final = 2.0
@@ -37,22 +40,21 @@ END_KINDS: Final = frozenset(f"experiment.{state}" for state in ENDED)
 
 
 class Tailer:
-    """Follows the newest event for all streams, with one query in `INTERVAL` seconds."""
+    """Follows the record for all streams; what several ask within `INTERVAL` is read once."""
 
     def __init__(self, record: Queries) -> None:
         self._record = record
-        self._lock = asyncio.Lock()
-        self._newest = 0
-        self._asked = -INTERVAL
+        self._shared: dict[Hashable, asyncio.Task[Any]] = {}
         self.closing = threading.Event()
         """Set it, from any thread, to end all streams."""
 
     async def stream(
-        self, id: str, after: int, is_known: Callable[[], bool]
+        self, id: str, after: int, caller: Hashable, is_known: Callable[[], bool]
     ) -> AsyncIterator[ServerSentEvent]:
         """Yield the experiment's events after number `after`, as they come, until its end.
 
-        `is_known` says whether the caller still gets anything here; if not, the stream ends.
+        `is_known` says whether the caller still gets anything here; if not, the stream ends. For
+        streams with an equal `caller` it says the same.
         """
         # A loop of our own: tenacity repeats a call, and this is a generator between two events.
         seen, looked = -1, -LONGEST_QUIET
@@ -61,17 +63,19 @@ class Tailer:
         while not self.closing.is_set():
             try:
                 if time.monotonic() - trusted >= LONGEST_TRUST:
-                    if not await run_in_threadpool(is_known):
+                    if not await self._share(("known", caller), is_known):
                         return
                     trusted = time.monotonic()
                 if may_be_over:  # read before the events: what was done until then is among them
                     is_over = (await run_in_threadpool(self._record.row, id)).state in ENDED
-                newest = await self._newest_event()
+                newest = await self._share("newest", self._record.newest_event)
                 is_quiet = newest == seen and time.monotonic() - looked < LONGEST_QUIET
                 if is_quiet and not is_over:
                     await asyncio.sleep(INTERVAL)
                     continue
-                events = await run_in_threadpool(self._record.events, id, after, PIECE)
+                read = partial(self._record.events, id, after, PIECE)
+                # What others have read counts only if they knew as much when they began.
+                events = await self._share(("events", id, after, newest, is_over), read)
             except ExperimentNotFoundError:
                 return  # it was deleted
             except SQLAlchemyError as error:
@@ -89,12 +93,17 @@ class Tailer:
             if len(events) < PIECE:
                 seen, looked = newest, time.monotonic()
 
-    async def _newest_event(self) -> int:
-        async with self._lock:
-            if time.monotonic() - self._asked >= INTERVAL:
-                self._newest = await run_in_threadpool(self._record.newest_event)
-                self._asked = time.monotonic()
-            return self._newest
+    async def _share(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Return what `find` returns, or what another stream was answered to the same `key`."""
+        task = self._shared.get(key)
+        if task is None:
+            task = self._shared[key] = asyncio.ensure_future(run_in_threadpool(find))
+            task.add_done_callback(lambda _: self._forget_later(key))
+        found: T = await asyncio.shield(task)  # a stream that is closed leaves it to the others
+        return found
+
+    def _forget_later(self, key: Hashable) -> None:
+        asyncio.get_running_loop().call_later(INTERVAL, self._shared.pop, key, None)
 
 
 def to_server_sent(event: Event) -> ServerSentEvent:

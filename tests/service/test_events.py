@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,6 +120,37 @@ class TestEvents:
         make = Accounts(record.url).create_token
         after_first_look(record, monkeypatch, lambda: make("anna", "read", None))
         assert len(receive(client, ledger.experiment_id)) == 2
+
+    def test_what_many_streams_ask_is_read_once(self, record, ledger, monkeypatch):
+        ledger.end("completed")
+        read, looks, asked = record.events, [], []
+
+        def look(*arguments: Any) -> Any:
+            looks.append(arguments)
+            return read(*arguments)
+
+        def is_known(person: int) -> bool:
+            asked.append(person)
+            return True
+
+        monkeypatch.setattr(record, "events", look)
+        monkeypatch.setattr(tailer, "LONGEST_TRUST", 0.0)
+        monkeypatch.setattr(tailer, "INTERVAL", 300.0)
+        shared = tailer.Tailer(record)
+
+        async def follow(person: int) -> list[str | None]:
+            known = partial(is_known, person)
+            caller = "anna" if person < 20 else "bert"
+            stream = shared.stream(ledger.experiment_id, 0, caller, known)
+            return [event.event async for event in stream]
+
+        async def follow_all() -> list[list[str | None]]:
+            return await asyncio.gather(*(follow(person) for person in range(40)))
+
+        seen = asyncio.run(follow_all())
+        assert seen == [["experiment.queued", "experiment.started", "experiment.completed"]] * 40
+        assert len(looks) == 2  # what there is, and that there is no more
+        assert len(asked) == 2  # for each caller once
 
     def test_one_who_comes_back_with_nonsense_is_told(self, client, ledger):
         headers = {"Last-Event-ID": "x"}

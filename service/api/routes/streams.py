@@ -44,5 +44,6 @@ async def follow(
     `attempt`, `metrics` or `value`. Comments in between keep a quiet connection open.
     """
     is_known = partial(service.identity.knows, request)
-    async for event in service.tailer.stream(id, last_event_id, is_known):
+    caller = request.client and request.client.host, tuple(request.headers.items())
+    async for event in service.tailer.stream(id, last_event_id, caller, is_known):
         yield event
