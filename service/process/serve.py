@@ -6,6 +6,7 @@ Started by `python -m eigensweep.service.process.serve` or `eigensweep serve`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from anyio import to_thread
 from pydantic import ValidationError
 
 from eigensweep.service.process import home, ports
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from eigensweep.service.queue.webhooks import Notifier
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
+
+THREADS: Final = 6
+"""Requests that are worked on at once. They share Python's lock, so more of them only wait for each
+other: with 40, the default, posts and reads took up to twice as long (`python -m bench.load`)."""
 
 LONGEST_STOP: Final = 10.0
 """Seconds after which a service that was told to stop ends in any case."""
@@ -312,9 +318,14 @@ class _Http:
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
-            target=self._server.run, args=([self._listener],), name="http", daemon=True
+            target=asyncio.run, args=(self._serve(),), name="http", daemon=True
         )
         self._thread.start()
+
+    async def _serve(self) -> None:
+        """Answer until `begin_to_stop`."""
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
+        await self._server.serve([self._listener])
 
     def is_alive(self) -> bool:
         """Return whether it still answers."""
