@@ -44,7 +44,8 @@ logger = logging.getLogger("eigensweep.service.process.serve")  # also where it 
 
 THREADS: Final = 6
 """Requests that are worked on at once. They share Python's lock, so more of them only wait for each
-other: with 40, the default, posts and reads took up to twice as long (`python -m bench.load`)."""
+other: with 40, the default, the slowest twentieth of reads without a pause took 1.6 times as long
+(`python -m bench.load`)."""
 
 LONGEST_STOP: Final = 10.0
 """Seconds after which a service that was told to stop ends in any case."""
