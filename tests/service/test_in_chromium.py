@@ -16,6 +16,7 @@ from played import complete, play
 from pydantic import SecretStr
 from reproduced import NAME, make_reproducer, play_driver
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
@@ -70,7 +71,24 @@ def find(browser: webdriver.Chrome, selector: str) -> Any:
 
 
 def text_of(browser: webdriver.Chrome, selector: str) -> str:
-    return find(browser, selector).get_attribute("textContent")
+    """Return the text of the first element, once there is one; a page may renew it meanwhile."""
+    script = "return document.querySelector(arguments[0])?.textContent"
+    wait_until(lambda: browser.execute_script(script, selector) is not None, lambda: selector)
+    found: str | None = browser.execute_script(script, selector)
+    return found or ""
+
+
+def click(browser: webdriver.Chrome, selector: str) -> None:
+    """Click on the first element, also where the page renews it at that moment."""
+
+    def has_clicked() -> bool:
+        try:
+            find(browser, selector).click()
+        except StaleElementReferenceException:
+            return False
+        return True
+
+    wait_until(has_clicked)
 
 
 def complain(browser: webdriver.Chrome, address: str) -> list[str]:
@@ -99,7 +117,7 @@ def test_an_experiment_is_drawn_renewed_and_cancelled(browser, serve, ledger, se
     wait_until(lambda: "8 of 8 trials" in text_of(browser, "#state"))
     wait_until(lambda: "lstm, trial 8" in text_of(browser, "#curves details"))
 
-    find(browser, "button[data-post$='/cancel']").click()
+    click(browser, "button[data-post$='/cancel']")
     browser.switch_to.alert.accept()
     wait_until(lambda: "cancelling" in text_of(browser, "#state"))
     assert ledger.intent() == "cancel"
