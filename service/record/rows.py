@@ -1,4 +1,4 @@
-"""A few rows, read and written in one transaction without the books of SQLAlchemy's ORM.
+"""A few rows, read and written in one transaction without SQLAlchemy's ORM.
 
 A driver writes four times for each trial, two or three rows at a time. With a `Session` most of its
 time goes into the ORM. `RowSession` has the few methods of one that the shared steps in

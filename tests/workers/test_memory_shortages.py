@@ -7,13 +7,12 @@ from unittest.mock import Mock
 import pytest
 from ray.air.execution._internal.actor_manager import RayActorManager, TrackedActor
 from ray.exceptions import ActorDiedError, OutOfMemoryError
-from ray.tune.execution import tune_controller
+from ray.train._internal.storage import StorageContext
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import BasicVariantGenerator
 
-from eigensweep.workers.driver.memory_shortages import (
-    MemoryShortageError,
-    teach_tune,
-    translate,
-)
+from eigensweep.workers.driver.memory_shortages import MemoryShortageError, translate
+from eigensweep.workers.driver.tune_loop import Controller
 from eigensweep.workers.shared.shortages import LONGEST_SUMMARY, explain_shortage, is_shortage
 
 ACCOUNT = """1 worker(s) were killed due to the node running low on memory. It was 22GB used
@@ -51,11 +50,13 @@ def test_tune_alone_gives_up_everything():
 
 
 @pytest.mark.parametrize("where", ["start", "task"])
-def test_tune_as_we_run_it_takes_it_for_a_process_that_died(monkeypatch, where):
-    monkeypatch.setattr(tune_controller, "RayActorManager", RayActorManager)
-    teach_tune()
+def test_tune_as_we_run_it_takes_it_for_a_process_that_died(monkeypatch, where, tmp_path):
+    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")  # else it asks a running Ray
+    storage = StorageContext(str(tmp_path), "here")
+    search, scheduler = BasicVariantGenerator(), FIFOScheduler()
+    ours = Controller(search_alg=search, scheduler=scheduler, storage=storage)
     task = Task()
-    manager = make_manager(tune_controller.RayActorManager, task)
+    manager = make_manager(type(ours._actor_manager), task)
     if where == "task":
         manager._actor_task_failed(task, OutOfMemoryError(ACCOUNT))
     else:

@@ -35,7 +35,6 @@ from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
 from eigensweep.workers.driver.fair_share import FairShare
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
-from eigensweep.workers.driver.memory_shortages import teach_tune
 from eigensweep.workers.driver.nonce import LeftNonce, find_lack
 from eigensweep.workers.driver.report import write_report
 from eigensweep.workers.driver.schedulers import Past, make_scheduler
@@ -328,7 +327,6 @@ class ExperimentDriver:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
         os.environ.update(TUNE_SETTINGS)
         want_loaded(self.options.loads_ahead and self.share.engine is None)
-        teach_tune()
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
         run_tune(self.experiment, self._scheduler(), folder)

@@ -11,7 +11,6 @@ from typing import Any
 
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
-from ray.tune.execution import tune_controller
 
 from eigensweep.workers.shared.shortages import explain_shortage
 
@@ -21,7 +20,7 @@ class MemoryShortageError(RayActorError):
 
 
 class PatientActorManager(RayActorManager):
-    """Tune's manager of processes; one that was ended for want of memory has ended for it, too."""
+    """Tune's manager of processes, which treats one ended for lack of memory as one that died."""
 
     def _actor_start_failed(self, tracked_actor: Any, exception: Exception) -> None:
         super()._actor_start_failed(tracked_actor, translate(exception))
@@ -35,8 +34,3 @@ def translate(error: Exception) -> Exception:
     if not isinstance(error, OutOfMemoryError):
         return error
     return MemoryShortageError(error_msg=explain_shortage(str(error)))
-
-
-def teach_tune() -> None:
-    """Let Tune use the manager of processes above; it offers no other way to give it one."""
-    setattr(tune_controller, "RayActorManager", PatientActorManager)  # noqa: B010

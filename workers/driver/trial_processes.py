@@ -40,7 +40,7 @@ CODE: Final = "CODE_OF_TRIALS"
 
 
 def want_loaded(wanted: bool) -> None:
-    """Let the trials' processes of the next `tune.Tuner` be such that may be loaded ahead."""
+    """Let Ray Tune give the next trials processes that were loaded ahead, or let it not."""
     variables = class_cache.DEFAULT_ENV_VARS
     for name, value in _variables().items():
         if wanted:

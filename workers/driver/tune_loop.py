@@ -2,8 +2,9 @@
 
 Tune holds every trial until its loop is over, with configuration and results, and looks at all of
 them whenever a trial starts. The ledger has all that, so here an ended trial is dropped at once.
-Nor are Tune's snapshots written: nobody reads them. Both are done in a subclass of Tune's own
-controller, whose interface is for developers (`DeveloperAPI`): `tune.Tuner` takes no other one.
+Nor are Tune's snapshots written: nobody reads them. A process that was ended for lack of memory
+counts as one that died. All of this is done in a subclass of Tune's own controller, whose interface
+is for developers (`DeveloperAPI`): `tune.Tuner` takes no other one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ray.tune.experiment import Experiment, Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils.log import set_verbosity
 
+from eigensweep.workers.driver.memory_shortages import PatientActorManager
 from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Recorder
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.messages import Order
@@ -61,6 +63,11 @@ def run_tune(experiment: str, scheduler: TrialScheduler, folder: Path) -> None:
 
 class Controller(TuneController):
     """Tune's controller, which writes no snapshots and drops trials that have ended."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        resources = self._actor_manager._resource_manager
+        self._actor_manager = PatientActorManager(resource_manager=resources)
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:
         """Write nothing: a driver starts from the ledger, never from Tune's snapshot."""

@@ -98,8 +98,8 @@ class DriversNow(Answer):
     running: int = Field(description="Experiments that have a driver, or get one now")
     at_most: int = Field(description="`EIGENSWEEP_MAX_EXPERIMENTS`; more wait in the queue")
     memory_bytes: int = Field(
-        description="Main memory that those take which run, as one was measured. Of a processor "
-        "one takes what its trials' reports and ends need"
+        description="About how much main memory the drivers that run take: 330 MB for each. It is "
+        "neither measured nor reserved"
     )
 
 
