@@ -251,7 +251,7 @@ class TestSpectra:
     def test_what_was_kept_beyond_the_last_commit_does_not_count(self, enrnn, folders):
         store, key = Store(folders.storage), enrnn.store_key(0)
         kept = spectrum_files.read(store, key)
-        spectrum_files.write(store, key, 999, kept[-1][1])
+        spectrum_files.write(store, key, store.attempt(key), 999, kept[-1][1])
         assert analyse("spectra", enrnn, folders)["steps"][-1] == 12
         (store.root / key / "spectra" / "000000999.json").unlink()
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +55,60 @@ def to_the_end(attempt: Attempt) -> list[Report]:
 
 def drop_time(report: Report) -> Report:
     return replace(report, result=replace(report.result, seconds=0.0, by_replicate=()))
+
+
+KEPT = {"training": {"steps": 20, "evaluate_every": 5, "spectra": True}}
+
+TRAINER = """
+import json, sys
+from eigensweep.workers.shared.checkpoints import StaleAttemptError
+from eigensweep.workers.shared.messages import Order
+from eigensweep.workers.trial.attempt import Attempt
+
+order = Order.from_dict(json.loads(sys.argv[1]))
+attempt = None if sys.argv[2] == "later" else Attempt(order, "cpu")
+for line in sys.stdin:
+    try:
+        if attempt is None:
+            attempt, said = Attempt(order, "cpu"), "begun"
+        else:
+            said = attempt.advance().step
+    except StaleAttemptError as error:
+        said = error
+    print(said, flush=True)
+"""
+"""A trial's process: each line of its input lets it train to the next rung."""
+
+
+@contextmanager
+def running(order: Order, begins: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """Run a trial's process; unless it `begins`, its attempt begins with the first line."""
+    when = "now" if begins else "later"
+    command = [sys.executable, "-c", TRAINER, json.dumps(order.to_dict()), when]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def go_on(process: subprocess.Popen[str]) -> str:
+    """Let a trial's process train to the next rung; return what it says."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def written(folder: Path) -> dict[Path, tuple[int, str]]:
+    """Return each file with the digest of its content, and when it was written."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in files
+    }
 
 
 class TestLongerBudget:
@@ -110,6 +169,28 @@ class TestRungs:
         Attempt(order(tmp_path, 2), "cpu")
         with pytest.raises(StaleAttemptError):
             first.advance()
+
+    def test_a_process_that_was_cut_off_writes_nothing_once_its_successor_has_begun(self, tmp_path):
+        """It stands still in mid-training while its successor, a process too, trains to the end."""
+        first, second = (order(tmp_path, n, **KEPT) for n in (1, 2))
+        with running(first) as cut_off, running(second, begins=False) as successor:
+            assert go_on(cut_off) == "5"
+            cut_off.send_signal(signal.SIGSTOP)
+            assert [go_on(successor) for _ in range(5)] == ["begun", "5", "10", "15", "20"]
+            before = written(tmp_path)
+            assert {"best.pt", "head.json", "000000020.json"} <= {path.name for path in before}
+            cut_off.send_signal(signal.SIGCONT)
+            assert go_on(cut_off) == "attempt 1 of e1/00003/0 has a successor, 2"
+            assert written(tmp_path) == before
+
+    def test_one_that_ended_before_its_successor_began_writes_no_weights_over_its(self, tmp_path):
+        first = Attempt(order(tmp_path), "cpu")
+        first.train(20)
+        to_the_end(Attempt(order(tmp_path, 2), "cpu"))
+        before = written(tmp_path)
+        with pytest.raises(StaleAttemptError):
+            first.keep_best()
+        assert written(tmp_path) == before
 
     def test_a_cancelled_experiment_ends_its_trials_where_they_are(self, tmp_path):
         attempt = Attempt(order(tmp_path), "cpu")

@@ -182,7 +182,7 @@ class TestEveryStore:
         )
 
     def test_files_beside_the_checkpoints_are_kept(self, any_store):
-        spectrum_files.write(any_store, KEY, 5, {"W": {"eigenvalues": []}})
+        spectrum_files.write(any_store, KEY, 1, 5, {"W": {"eigenvalues": []}})
         assert spectrum_files.read(any_store, KEY) == [(5, {"W": {"eigenvalues": []}})]
         nonce = nonces.leave(any_store, "e1", {"torch": "2"})
         assert nonces.read(any_store, "e1", nonce) == {"torch": "2"}

@@ -487,6 +487,18 @@ class Store:
         make_folder(place.parent)
         write_whole(place, content)
 
+    def keep_file(self, key: str, attempt: int, name: str, content: bytes) -> None:
+        """Write a file beside the checkpoints of a key, as `write_file` does.
+
+        Raises:
+            StaleAttemptError: if a higher attempt has begun.
+            StorageError: if it cannot be written.
+        """
+        folder = self._folder(key)
+        with hold_lock(folder):
+            check_attempt(key, self._head(folder), attempt)
+            self.write_file(f"{key}/{name}", content)
+
     def file_names(self, folder: str) -> list[str]:
         """Return the names of what lies in a folder, sorted; none if there is no such folder.
 

@@ -231,6 +231,11 @@ class ObjectStore(Store):
     def write_file(self, path: str, content: bytes) -> None:
         self._put(self.root / path, content)
 
+    def keep_file(self, key: str, attempt: int, name: str, content: bytes) -> None:
+        # A successor may begin between the look and the put. It writes the same file again.
+        check_attempt(key, self._head(self._folder(key)), attempt)
+        self.write_file(f"{key}/{name}", content)
+
     def file_names(self, folder: str) -> list[str]:
         return self._names(self.root / folder)
 

@@ -31,14 +31,15 @@ def to_json(spectra: Mapping[str, Spectrum]) -> Json:
     }
 
 
-def write(store: Store, key: str, step: int, content: Json) -> None:
+def write(store: Store, key: str, attempt: int, step: int, content: Json) -> None:
     """Keep the spectra of one step of the replicate with this key.
 
     Raises:
+        StaleAttemptError: if a later attempt has begun.
         StorageError: if that cannot be written.
     """
     content_bytes = json.dumps(content, allow_nan=False).encode()
-    store.write_file(f"{key}/{FOLDER}/{step:09d}.json", content_bytes)
+    store.keep_file(key, attempt, f"{FOLDER}/{step:09d}.json", content_bytes)
 
 
 def read(store: Store, key: str) -> list[tuple[int, Json]]:

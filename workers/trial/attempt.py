@@ -329,7 +329,7 @@ class Replicate:
         """
         began = self._clock()
         for step, spectra in commit.spectra:
-            spectrum_files.write(self._store, self._key, step, spectra)
+            spectrum_files.write(self._store, self._key, self._attempt, step, spectra)
         self._store.commit(self._key, self._attempt, commit.step, commit.state, commit.points)
         self._committed_at = self._clock()
         self._cost += self._committed_at - began
@@ -378,7 +378,12 @@ class Replicate:
         return [each for each in scores if each]
 
     def keep_best(self) -> None:
-        """Write the weights of the selected point to `best.pt`, beside the checkpoints."""
+        """Write the weights of the selected point to `best.pt`, beside the checkpoints.
+
+        Raises:
+            StaleAttemptError: if a later attempt has begun.
+            StorageError: if it cannot be written.
+        """
         best = self.training.selection.best
         if best is None:
             return
@@ -391,7 +396,7 @@ class Replicate:
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
-        self._store.write_file(f"{self._key}/best.pt", buffer.getvalue())
+        self._store.keep_file(self._key, self._attempt, "best.pt", buffer.getvalue())
 
     def _evaluations_until(self, until: int) -> list[CurvePoint]:
         """Return the evaluations up to a step, but not one that only a shorter budget asked for."""

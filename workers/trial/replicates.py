@@ -157,7 +157,7 @@ def _train_replicate(
         spectra = training.drain_spectra()
         if store is not None:
             for step, content in spectra:
-                spectrum_files.write(store, key, step, content)
+                spectrum_files.write(store, key, attempt, step, content)
             store.commit(key, attempt, training.step, training.state_dict(), points)
         for point in points:
             curve.append(point)
