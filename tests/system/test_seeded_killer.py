@@ -126,11 +126,15 @@ class Killer:
         wait_until(is_time, lambda: f"{blow}; {self.service.log.read_text()[-4000:]}")
 
     def _find_victims(self, blow: Blow) -> list[psutil.Process]:
-        """Return the processes that a blow ends: one of each kind, and all of PostgreSQL's."""
+        """Return the processes that a blow ends: one of each kind, and all of PostgreSQL's.
+
+        All drivers, too, because one of them may only wait for an experiment.
+        """
         victims = []
         for kind in blow.kinds:
             found = self._find(kind)
-            victims += found if kind == "postgresql" or not found else [self.dice.choice(found)]
+            is_whole = kind in ("postgresql", "driver") or not found
+            victims += found if is_whole else [self.dice.choice(found)]
         return victims
 
     def _find(self, kind: str) -> list[psutil.Process]:

@@ -1,0 +1,139 @@
+"""Drivers that wait for an experiment, on a real Ray: the next experiment really gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from experiments import Launched, toys_on_path
+from sweeps import COPYING, SCORNN
+from waiting import wait_until
+
+from eigensweep.workers.cluster import warm_drivers
+from eigensweep.workers.cluster.ray_cluster import DriverHandle, RayCluster
+
+Launch = Callable[..., tuple[Launched, DriverHandle]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with toys_on_path(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_drivers, "QUIET_SECONDS", 0.0)
+        patch.setattr(warm_drivers, "MOST_OF_MEMORY", 1.0)
+        started = RayCluster.start(num_cpus=2, warm_drivers=1)
+        yield started
+        started.stop()
+
+
+@pytest.fixture
+def waiting(cluster: RayCluster) -> Any:
+    """Return the actor of the driver that waits, once it and its trials' processes have loaded."""
+
+    def look() -> Any:
+        cluster.keep_warm()
+        assert cluster._pool is not None
+        drivers = [each.driver for each in cluster._pool._waiting]
+        if drivers and not drivers[0].is_loading() and len(find_loaded()) == 2:
+            return drivers[0].actor
+        return None
+
+    return wait_until(look)
+
+
+@pytest.fixture
+def launch(cluster: RayCluster, tmp_path: Path) -> Launch:
+    def launch(id: str, **changes: Any) -> tuple[Launched, DriverHandle]:
+        spec = {
+            "task": COPYING,
+            "model": SCORNN,
+            "search": {"space": {"optimizer.lr": [0.1, 0.01]}},
+            "training": {"steps": 2},
+            **changes,
+        }
+        experiment = Launched(cluster, tmp_path, id, spec)
+        return experiment, experiment.launch()
+
+    return launch
+
+
+class Unreadable:
+    """A ledger that no other process can make again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def find_loaded() -> set[int]:
+    """Return the process ids of this Ray's processes that are free and have loaded torch."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            is_free = "ray::IDLE" in " ".join(process.cmdline())
+            if is_free and any("libtorch" in part.path for part in process.memory_maps()):
+                found.add(process.pid)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def find_places(experiment: Launched) -> set[int]:
+    """Return the ids of the processes in which trials were trained."""
+    return {entry.place.pid for entry in experiment.trials()}
+
+
+def test_an_experiment_gets_what_waits_and_leaves_the_driver_to_the_next_one(
+    cluster, waiting, launch
+):
+    loaded = find_loaded()
+    experiment, handle = launch("first")
+    assert handle._process.actor == waiting
+    assert cluster.find("first") is handle
+    experiment.finish(handle)
+    assert [entry.state for entry in experiment.trials()] == ["completed"] * 2
+    assert find_places(experiment) <= loaded
+
+    cluster.keep_warm()
+    assert cluster.find("first") is None
+    following, handle = launch("second")
+    assert handle._process.actor == waiting
+    following.finish(handle)
+    assert [entry.state for entry in following.trials()] == ["completed"] * 2
+    assert not find_places(following) & find_places(experiment)
+
+
+@pytest.mark.slow
+class TestWhatIsNotUsedAgain:
+    def test_a_driver_that_died_while_it_waited(self, waiting, launch):
+        ray.kill(waiting)
+        experiment, handle = launch("another")
+        assert handle._process.actor != waiting
+        experiment.finish(handle)
+
+    def test_a_driver_that_failed(self, cluster, waiting, launch):
+        _, handle = launch("failed", search={"space": {"optimizer.lr": "no list"}})
+        assert handle.wait(60) == "died"
+        assert "no list" in handle.error
+        cluster.keep_warm()
+        assert waiting not in [each.driver.actor for each in cluster._pool._waiting]
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(waiting.state.remote())
+
+    def test_a_driver_that_could_not_read_what_it_was_told(self, cluster, waiting, tmp_path):
+        experiment = Launched(cluster, tmp_path, "unread", {})
+        handle = cluster.launch("unread", {}, Unreadable(), experiment.options())
+        assert handle.wait(60) == "died"
+        assert "no number" in handle.error
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(waiting.state.remote())
+
+    def test_one_driver_for_two_experiments_at_once(self, cluster, waiting, launch):
+        (one, first), (two, second) = launch("one"), launch("two")
+        assert first._process.actor != second._process.actor
+        one.finish(first)
+        two.finish(second)
+        cluster.keep_warm()
+        assert len(cluster._pool._waiting) == 1
