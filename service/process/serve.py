@@ -347,6 +347,7 @@ class _Http:
 @contextmanager
 def _run_cluster(settings: Settings, mark: str) -> Iterator[ClusterProcess]:
     from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
+    from eigensweep.service.record.ledger import RecordLedger
 
     cluster = ClusterProcess(
         {
@@ -354,6 +355,7 @@ def _run_cluster(settings: Settings, mark: str) -> Iterator[ClusterProcess]:
             "num_cpus": settings.cpus,
             "temp_dir": str(settings.home / "ray"),
             "warm_drivers": settings.warm_drivers,
+            "modules": [RecordLedger.__module__],  # of what drivers are given
             "log_level": settings.log_level.upper(),
             "log_format": settings.log_format,
         },

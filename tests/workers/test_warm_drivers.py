@@ -15,6 +15,7 @@ from ray.tune.execution import class_cache
 from eigensweep.workers.cluster import warm_drivers
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.cluster.warm_drivers import WarmDrivers, count_that_fit
+from eigensweep.workers.driver import trial_processes
 from eigensweep.workers.driver.trial_processes import want_loaded
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.code import own_code
@@ -53,8 +54,9 @@ class Played:
         self.told.append("rest")
         return self.is_usable
 
-    def load_trials(self) -> None:
+    def load_trials(self) -> bool:
         self.told.append("load_trials")
+        return self.is_usable
 
     def end(self) -> None:
         self.told.append("end")
@@ -148,6 +150,43 @@ def test_processes_for_trials_are_loaded_once_it_is_quiet():
     assert driver.told == ["rest", "load_trials"]
 
 
+def test_nothing_is_loaded_beside_the_trials_of_another_driver():
+    pool, driver = Pool(most=2), Played()
+    pool.drivers.give_back(driver)
+    pool.now += warm_drivers.QUIET_SECONDS
+    pool.drivers.fill(working=1)
+    assert driver.told == ["rest"]
+
+
+def test_processes_that_are_missing_later_are_loaded_again():
+    pool, driver = Pool(), Played()
+    pool.drivers.give_back(driver)
+    pool.pass_time(warm_drivers.QUIET_SECONDS)
+    pool.pass_time(warm_drivers.LOOK_SECONDS)
+    assert driver.told == ["rest", "load_trials", "load_trials"]
+
+
+def test_another_driver_is_started_for_one_that_died_while_it_waited():
+    pool = Pool()
+    pool.pass_time(0)
+    pool.made[0].is_usable = False
+    pool.pass_time(warm_drivers.LOOK_SECONDS)
+    assert pool.made[0].told == ["load_trials", "end"]
+    assert pool.drivers.take() is pool.made[1]
+
+
+def test_nothing_waits_any_more_where_there_was_no_experiment_for_long():
+    pool = Pool()
+    pool.pass_time(0)
+    pool.pass_time(warm_drivers.IDLE_SECONDS)
+    assert pool.made[0].told == ["end"]
+    pool.pass_time(1)
+    assert len(pool.made) == 1
+    assert pool.drivers.take() is None
+    pool.pass_time(1)
+    assert len(pool.made) == 2
+
+
 @pytest.mark.parametrize(("gigabytes", "fit"), [(16, 1), (4, 0)])
 def test_no_driver_waits_where_memory_is_short(gigabytes, fit, caplog):
     assert count_that_fit(1, gigabytes * 10**9) == fit
@@ -167,12 +206,23 @@ def ask_of_tune() -> dict[str, str]:
     return made._default_options["runtime_env"]["env_vars"]
 
 
-def test_trials_ask_for_processes_that_have_loaded_the_drivers_code_where_there_may_be_such():
+@pytest.fixture
+def no_threads_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service was started without `OMP_NUM_THREADS`."""
+    monkeypatch.setattr(trial_processes, "_given_threads", lambda: None)
+
+
+@pytest.mark.usefixtures("no_threads_given")
+@pytest.mark.parametrize(("cpus", "threads"), [(0.5, "1"), (1, "1"), (4, "4")])
+def test_trials_ask_for_processes_that_have_loaded_the_drivers_code_where_there_may_be_such(
+    cpus, threads
+):
     before = ask_of_tune()
-    want_loaded(True)
+    want_loaded(True, cpus)
     asked = ask_of_tune()
     assert asked.pop("PYTHONPATH").startswith(str(TESTS.parent))
     assert asked == before | {
+        "OMP_NUM_THREADS": threads,  # as Ray would set it, before NumPy is loaded
         "CODE_OF_TRIALS": own_code().digest,
         "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "eigensweep.workers.engine.preload.load",
     }

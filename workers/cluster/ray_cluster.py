@@ -11,9 +11,10 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -89,13 +90,18 @@ class DriverActor:
         self._experiments = 0
         self._end: threading.Timer | None = None
 
-    def prepare(self) -> None:
-        """Load what a driver needs, and what its first trials need, before there are any."""
+    def prepare(self, modules: Sequence[str]) -> None:
+        """Load what a driver needs, and what its first trials need, before there are any.
+
+        `modules` is what it needs beside its own: that of the ledger.
+        """
         from eigensweep.workers.driver.experiment import run_experiment  # noqa: F401
         from eigensweep.workers.tracking.mlflow_runs import load_client
 
         own_code()
         load_client()
+        for name in modules:
+            import_module(name)
         if not self._experiments:  # else it has one by now, whose trials load what they need
             self.load_trials()
 
@@ -111,15 +117,19 @@ class DriverActor:
         """Wait for another experiment; return False if this process should not have one."""
         if self._end is not None:
             self._end.cancel()
+        from eigensweep.workers.tracking.tracker import is_delivering
+
+        logs.name_process(None)
         gc.collect()  # Ray ends the actors whose handles are gone
         size = psutil.Process().memory_info().rss
-        return self._experiments < MOST_EXPERIMENTS and size < MOST_BYTES
+        return not is_delivering() and self._experiments < MOST_EXPERIMENTS and size < MOST_BYTES
 
-    def load_trials(self) -> None:
+    def load_trials(self) -> bool:
         """Have processes load what trials need; Ray gives them to the first trials."""
         from eigensweep.workers.driver import trial_processes
 
         trial_processes.load_ahead()
+        return True
 
     def run(self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
         self._experiments = max(1, self._experiments)
@@ -178,9 +188,9 @@ class DriverProcess:
             .remote(loads_ahead)
         )
 
-    def prepare(self) -> Self:
+    def prepare(self, modules: Sequence[str]) -> Self:
         """Let it load everything; return at once."""
-        return replace(self, loading=self.actor.prepare.remote())
+        return replace(self, loading=self.actor.prepare.remote(modules))
 
     def is_loading(self) -> bool:
         if self.loading is None:
@@ -194,8 +204,8 @@ class DriverProcess:
     def rest(self) -> bool:
         return self._asks(self.actor.rest)
 
-    def load_trials(self) -> None:
-        self.actor.load_trials.remote()
+    def load_trials(self) -> bool:
+        return self.is_loading() or self._asks(self.actor.load_trials)
 
     def end(self) -> None:
         """End it at once, and with it its trials' processes."""
@@ -283,16 +293,20 @@ class DriverHandle:
 class RayCluster:
     """A connection to Ray. One in a process."""
 
-    def __init__(self, folder: RayFolder | None, warm_drivers: int = 0) -> None:
+    def __init__(
+        self, folder: RayFolder | None, warm_drivers: int = 0, modules: Sequence[str] = ()
+    ) -> None:
         """`folder` is that of a Ray of our own; None: Ray belongs to somebody else."""
         self._folder = folder
         self._pool: WarmDrivers[DriverProcess] | None = None
         self._drivers: dict[str, DriverHandle] = {}
         """Drivers of the pool by their experiments; the others are found by their names."""
-        self._warming = threading.Lock()
+        self._launching = 0
+        """How many experiments get a driver at this moment."""
+        self._warming, self._listing = threading.Lock(), threading.Lock()
         if folder is not None and warm_drivers:
             self._pool = WarmDrivers(
-                warm_drivers, lambda: DriverProcess.start(_new_name(), True).prepare()
+                warm_drivers, lambda: DriverProcess.start(_new_name(), True).prepare(modules)
             )
 
     @classmethod
@@ -303,12 +317,13 @@ class RayCluster:
         num_gpus: int | None = None,
         temp_dir: Path | str | None = None,
         warm_drivers: int = 0,
+        modules: Sequence[str] = (),
     ) -> Self:
         """Start a Ray of our own, which ends with this process, or join the one at `address`.
 
         Call it in the main thread: Ray's processes die with the thread that started them. Our own
         has `temp_dir` to itself: it is emptied now, and removed by `stop`. There `keep_warm` keeps
-        `warm_drivers` drivers that wait for an experiment.
+        `warm_drivers` drivers that wait for an experiment; they have loaded `modules`, too.
 
         Raises:
             ClusterError: if Ray does not start or does not answer, or its folder is not safe.
@@ -341,7 +356,7 @@ class RayCluster:
                 _memory=memory - warm_drivers * warm.BYTES,  # so that no trial counts on theirs
                 _temp_dir=str(folder.path),
             )
-        return cls(folder, warm_drivers)
+        return cls(folder, warm_drivers, modules)
 
     def keep_warm(self) -> None:
         """Take back drivers that have finished, and start what is missing; call it regularly.
@@ -351,13 +366,19 @@ class RayCluster:
         with self._warming:
             if self._pool is not None:
                 self._take_back()
-                self._pool.fill(len(self._drivers))
+                self._pool.fill(len(self._drivers) + self._launching)
 
     def _take_back(self) -> None:
         """Let drivers that have finished wait; nobody else asks how they are after their end."""
-        for experiment, handle in list(self._drivers.items()):
+        for handle in list(self._drivers.values()):
             if handle.state(YES_SECONDS) != "running":
-                self._drivers.pop(experiment, None)
+                self._forget(handle)
+
+    def _forget(self, handle: DriverHandle) -> None:
+        """Forget a driver that is over. Its experiment may have got the next one meanwhile."""
+        with self._listing:
+            if self._drivers.get(handle.experiment) is handle:
+                del self._drivers[handle.experiment]
 
     def launch(
         self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
@@ -369,20 +390,38 @@ class RayCluster:
         if self._pool is None:
             handle = DriverHandle(experiment, DriverProcess.start(_name(experiment)))
         else:
-            self._take_back()
-            process = self._pool.take() or DriverProcess.start(_new_name(), True)
-            handle = self._drivers[experiment] = DriverHandle(experiment, process, _pool=self._pool)
+            handle = self._take(experiment, self._pool)
         handle.run(spec, ledger, options)
         return handle
+
+    def _take(self, experiment: str, pool: WarmDrivers[DriverProcess]) -> DriverHandle:
+        """Return the driver that an experiment gets from the pool, or a fresh one."""
+        with self._counting_launch():
+            self._take_back()
+            process = pool.take() or DriverProcess.start(_new_name(), True)
+            handle = DriverHandle(experiment, process, _pool=pool)
+            with self._listing:
+                self._drivers[experiment] = handle
+        return handle
+
+    @contextmanager
+    def _counting_launch(self) -> Iterator[None]:
+        with self._listing:
+            self._launching += 1
+        try:
+            yield
+        finally:
+            with self._listing:
+                self._launching -= 1
 
     def find(self, experiment: str) -> DriverHandle | None:
         """Return the driver of an experiment, None if there is none."""
         if self._pool is not None:
             handle = self._drivers.get(experiment)
-            if handle is not None and handle.state() != "running":
-                self._drivers.pop(experiment, None)
-                return None
-            return handle
+            if handle is None or handle.state() == "running":
+                return handle
+            self._forget(handle)
+            return None
         try:
             actor = ray.get_actor(_name(experiment), NAMESPACE)
             return DriverHandle(experiment, DriverProcess(actor))

@@ -29,11 +29,15 @@ from eigensweep.workers.cluster.ray_cluster import (
 )
 from eigensweep.workers.shared import logs
 
+logger = logging.getLogger(__name__)
+
 CHECK_SECONDS: Final = 1.0
 """Seconds between two looks at Ray."""
 STRIKES: Final = 2
 """How often in a row Ray does not answer before it counts as lost: so after less than 5 seconds,
 also if no packet comes back."""
+PAUSE_SECONDS: Final = 30.0
+"""Seconds until another try after drivers could not be made ready."""
 REQUESTS: Final = 8
 """How many requests are worked on at once; a driver that is busy answers late."""
 
@@ -72,16 +76,20 @@ class Served:
         os._exit(1)  # leaving Ray in order would wait for it
 
     def keep_warm(self) -> None:
-        """Keep drivers ready. They only save time: an error ends this thread, and nothing else."""
+        """Keep drivers ready. They only save time: where that fails, it is tried again later."""
         while True:
-            self.cluster.keep_warm()
+            try:
+                self.cluster.keep_warm()
+            except Exception:  # the edge of this thread
+                logger.warning("no driver could be made ready, trying again", exc_info=True)
+                time.sleep(PAUSE_SECONDS)
             time.sleep(CHECK_SECONDS)
 
     def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         try:
             self.tell(number, "answer", getattr(self, f"_{name}")(*arguments))
         except Exception as error:  # the edge of this process: the service is told
-            logging.getLogger(__name__).debug("request failed name=%s", name, exc_info=True)
+            logger.debug("request failed name=%s", name, exc_info=True)
             self.tell(number, "error", f"{type(error).__name__}: {error}")
 
     def _launch(self, experiment: str, *rest: Any) -> None:

@@ -19,6 +19,12 @@ QUIET_SECONDS: Final = 2.0
 """A driver that had an experiment waits so long before it gets new processes for trials: if the
 next experiment is there already, these would be loaded twice."""
 
+LOOK_SECONDS: Final = 60.0
+"""Seconds between two looks whether a driver that waits is alive and has its processes. Ray ends
+processes that wait while trials have all cores."""
+IDLE_SECONDS: Final = 8 * 3600.0
+"""Where there was no experiment for so long, nothing waits any more, until there was another."""
+
 BYTES: Final = 1_150_000_000
 """Memory of a driver that waits (330 MB) and of its two processes for trials (390 MB each)."""
 MOST_OF_MEMORY: Final = 0.25
@@ -37,8 +43,11 @@ class Driver(Protocol):
     def rest(self) -> bool:
         """Let it wait after an experiment; return False if it should not have another one."""
 
-    def load_trials(self) -> None:
-        """Let it have new processes for the first trials of its next experiment."""
+    def load_trials(self) -> bool:
+        """Let it have what is missing of the processes for the first trials of its next experiment.
+
+        Return False if it is of no use any more.
+        """
 
     def end(self) -> None:
         """End its process at once."""
@@ -52,10 +61,8 @@ class _Waiting(Generic[D]):
     """A driver that waits."""
 
     driver: D
-    since: float
-    """Time, by the pool's clock."""
-    needs_trials: bool
-    """Whether it had an experiment, which took its processes for trials."""
+    look_at: float
+    """Time, by the pool's clock, of the next look at it and its processes for trials."""
 
 
 @dataclass
@@ -68,9 +75,15 @@ class WarmDrivers(Generic[D]):
     clock: Callable[[], float] = time.monotonic
     _waiting: list[_Waiting[D]] = field(default_factory=list)
     _turn: threading.Lock = field(default_factory=threading.Lock)
+    _used_at: float = 0.0
+    """Time of the last beginning or end of an experiment."""
+
+    def __post_init__(self) -> None:
+        self._used_at = self.clock()
 
     def take(self) -> D | None:
         """Return a driver that waits and has the code of now; None: a fresh one is needed."""
+        self._used_at = self.clock()
         while True:
             with self._turn:
                 if not self._waiting:
@@ -84,27 +97,38 @@ class WarmDrivers(Generic[D]):
 
     def give_back(self, driver: D) -> None:
         """Let a driver that has finished its experiment wait for another, or end it."""
+        self._used_at = self.clock()
         if self._has_room() and driver.rest():
             with self._turn:
                 if len(self._waiting) < self.most:
-                    self._waiting.append(_Waiting(driver, self.clock(), needs_trials=True))
+                    self._waiting.append(_Waiting(driver, self.clock() + QUIET_SECONDS))
                     return
         driver.end()
 
     def fill(self, working: int) -> None:
-        """Start what is missing; call it regularly.
+        """Start what is missing, or end what nobody needed for long; call it regularly.
 
         `working` is how many drivers have an experiment: they will wait after it, and nothing is
         loaded beside their trials.
         """
         now = self.clock()
         with self._turn:
-            for each in self._waiting:
-                if each.needs_trials and now >= each.since + QUIET_SECONDS:
-                    each.driver.load_trials()
-                    each.needs_trials = False
+            if not working and now >= self._used_at + IDLE_SECONDS:
+                while self._waiting:
+                    self._waiting.pop().driver.end()
+                return
+            for each in [] if working else list(self._waiting):
+                if now >= each.look_at:
+                    self._look(each, now)
             if len(self._waiting) + working < self.most:
-                self._waiting.append(_Waiting(self.make(), now, needs_trials=False))
+                self._waiting.append(_Waiting(self.make(), now + LOOK_SECONDS))
+
+    def _look(self, each: _Waiting[D], now: float) -> None:
+        """Let a driver have what it misses, or end one that is of no use any more."""
+        each.look_at = now + LOOK_SECONDS
+        if not each.driver.load_trials():
+            self._waiting.remove(each)
+            each.driver.end()
 
     def _has_room(self) -> bool:
         with self._turn:

@@ -41,7 +41,7 @@ from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
-from eigensweep.workers.driver.study import Study, open_storage
+from eigensweep.workers.driver.study import Study, close_storage, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.trial_processes import want_loaded
 from eigensweep.workers.driver.tune_loop import run_tune
@@ -109,7 +109,8 @@ class ExperimentDriver:
             subject = make_subject(experiment, spec, better)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
         store, standing = open_store(options.storage), ledger.standing()
-        study = Study(open_storage(options.optuna, experiment), experiment, spec, standing.edition)
+        self._optuna = open_storage(options.optuna, experiment)
+        study = Study(self._optuna, experiment, spec, standing.edition)
         self.sweep = Sweep(
             spec,
             ledger,
@@ -170,6 +171,7 @@ class ExperimentDriver:
         finally:
             if self.tracker:
                 self.tracker.abandon()
+            close_storage(self._optuna)
             if self._scratch is not None:
                 self._scratch.cleanup()
 
@@ -326,7 +328,8 @@ class ExperimentDriver:
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
         os.environ.update(TUNE_SETTINGS)
-        want_loaded(self.options.loads_ahead and self.share.engine is None)
+        is_wanted = self.options.loads_ahead and self.share.engine is None
+        want_loaded(is_wanted, self.share.resources["CPU"])
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
         run_tune(self.experiment, self._scheduler(), folder)

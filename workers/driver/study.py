@@ -129,6 +129,13 @@ def open_storage(where: str, experiment: str) -> BaseStorage:
         return JournalStorage(Journal(path))
 
 
+def close_storage(storage: BaseStorage) -> None:
+    """Close the connections to Optuna's database: this process may have other experiments."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
+
+
 class Journal(JournalFileBackend):
     """A journal of one writer that may be lost: it takes no lock and does not wait for the disk.
 

@@ -35,14 +35,20 @@ LEAST_SECONDS: Final = 60
 ANSWER_SECONDS: Final = 5.0
 
 HOOK: Final = "eigensweep.workers.engine.preload.load"
+THREADS: Final = "OMP_NUM_THREADS"
+CPUS: Final = 1.0
+"""Cores of the trials that processes are kept ready for: as many as a trial has by default."""
 CODE: Final = "CODE_OF_TRIALS"
 """Variable with the digest of the code that trials run."""
 
 
-def want_loaded(wanted: bool) -> None:
-    """Let Ray Tune give the next trials processes that were loaded ahead, or let it not."""
+def want_loaded(wanted: bool, cpus: float = CPUS) -> None:
+    """Let Ray Tune give the next trials processes that were loaded ahead, or let it not.
+
+    With another number of `cpus` than `CPUS` none is found, and each is loaded for its trial.
+    """
     variables = class_cache.DEFAULT_ENV_VARS
-    for name, value in _variables().items():
+    for name, value in _variables(cpus).items():
         if wanted:
             variables[name] = value
         else:
@@ -55,10 +61,10 @@ def load_ahead() -> None:
     missing = min(MOST, int(node["Resources"].get("CPU", 0))) - len(find_ready())
     if missing <= 0:
         return
-    want_loaded(True)
     tune: Any = class_cache  # without types
     like_trials = tune._ActorClassCache().get(TrialTrainable)
-    environment = RuntimeEnv(**like_trials._default_options["runtime_env"])
+    variables = like_trials._default_options["runtime_env"]["env_vars"]
+    environment = RuntimeEnv(env_vars=variables | _variables(CPUS))
     messages = import_module("ray.core.generated.node_manager_pb2")
     calls = import_module("ray.core.generated.node_manager_pb2_grpc")
     request = messages.PrestartWorkersRequest(
@@ -83,15 +89,28 @@ def find_ready() -> list[int]:
     return found
 
 
-def _variables() -> dict[str, str]:
-    """Return what says which code to load. Ray tells a process its path only with a trial."""
+def _variables(cpus: float) -> dict[str, str]:
+    """Return what says which code to load, and for how many threads.
+
+    Ray tells a process its path and its number of threads only with a trial. NumPy has chosen its
+    threads by then, and other threads may give other last digits.
+    """
     code = own_code()
     path = [str(Path(code.folder).parent), os.environ.get("PYTHONPATH", "")]
     return {
+        THREADS: _given_threads() or str(max(1, int(cpus))),
         WORKER_PROCESS_SETUP_HOOK_ENV_VAR: HOOK,
         CODE: code.digest,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
     }
+
+
+def _given_threads() -> str | None:
+    """Return the number of threads that was set for the service, which Ray's processes inherit."""
+    with suppress(psutil.Error):  # this process's own variable may be Ray's choice
+        given: str | None = psutil.Process(os.getppid()).environ().get(THREADS)
+        return given
+    return None
 
 
 def _own_node() -> Json:

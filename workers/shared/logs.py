@@ -57,10 +57,14 @@ def add_subject(record: logging.LogRecord) -> bool:
     return True
 
 
-def name_process(experiment: str, trial: int | None = None) -> None:
-    """Say what all lines of this process are about from now on, whichever thread writes them."""
+def name_process(experiment: str | None, trial: int | None = None) -> None:
+    """Say what all lines of this process are about from now on, whichever thread writes them.
+
+    None: they are about no experiment.
+    """
     _of_process.clear()
-    _of_process.update(_make(experiment, trial))
+    if experiment is not None:
+        _of_process.update(_make(experiment, trial))
 
 
 @contextmanager

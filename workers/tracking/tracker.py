@@ -16,6 +16,7 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
+from typing import Final
 
 from eigensweep.direction import sign
 from eigensweep.workers.shared import logs
@@ -51,8 +52,16 @@ LOOK_SECONDS = 5.0
 LONGEST_PAUSE = 30.0
 """Pause between two tries while MLflow is away."""
 
+THREAD: Final = "tracking"
+"""Name of the thread that delivers."""
+
 STATUS = {"failed": "FAILED", "cancelled": "KILLED", "stalled": "KILLED"}
 """How a run ends in MLflow; FINISHED where nothing is said here."""
+
+
+def is_delivering() -> bool:
+    """Return whether a tracker of this process is at work, such as one that was abandoned."""
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 @dataclass
@@ -114,7 +123,7 @@ class Tracker:
         self._failure: BaseException | None = None
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
-        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""
