@@ -41,7 +41,7 @@ def waiting(cluster: RayCluster) -> Any:
             return drivers[0].actor
         return None
 
-    return wait_until(look)
+    return wait_until(look, pause=0.5)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.study import Study, close_storage, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.driver.trial_processes import want_loaded
+from eigensweep.workers.driver.trial_processes import load_ahead, want_loaded
 from eigensweep.workers.driver.tune_loop import run_tune
 from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
@@ -403,6 +403,8 @@ class ExperimentDriver:
 
     def _end(self) -> None:
         """Record how the experiment ended, and return when MLflow holds everything."""
+        if self.options.loads_ahead:
+            load_ahead()  # for the next experiment: the places of the last trials are free
         state, error = self.sweep.close()
         state = self.ledger.end(state, error)
         logger.info("experiment ended experiment=%s state=%s", self.experiment, state)

@@ -10,12 +10,14 @@ A process that had a task or an actor of Ray's is never given to a trial.
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+import grpc  # type: ignore[import-untyped]
 import psutil  # type: ignore[import-untyped]
 import ray
 from ray._private.grpc_utils import init_grpc_channel
@@ -27,6 +29,8 @@ from ray.tune.execution import class_cache
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.messages import Json
+
+logger = logging.getLogger(__name__)
 
 MOST: Final = 2
 """Processes that are kept ready."""
@@ -74,8 +78,11 @@ def load_ahead() -> None:
         num_workers=missing,
     )
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-    with init_grpc_channel(address) as channel:
-        calls.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=ANSWER_SECONDS)
+    try:
+        with init_grpc_channel(address) as channel:
+            calls.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=ANSWER_SECONDS)
+    except grpc.RpcError as error:
+        logger.warning("no process was loaded ahead, trials load their own: %s", error)
 
 
 def find_ready() -> list[int]:
