@@ -156,9 +156,7 @@ def _find(record: Queries, name: str, metric: str | None) -> _Found:
     else:
         arm = part if slash else None
         _check_arm(experiment, arm)
-        ranked = record.trials(
-            id, states=sorted(RANKED), arm=arm, sort="value", limit=1, with_configs=True
-        )
+        ranked = record.trials(id, states=sorted(RANKED), arm=arm, sort="value", limit=1)
         if not ranked:
             where = f"arm '{arm}' of experiment '{id}'" if arm else f"experiment '{id}'"
             raise ConflictError(f"no trial of {where} has finished, so there is none to compare")

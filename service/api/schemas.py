@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,7 +24,7 @@ from eigensweep.service.api.examples import (
 )
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.progress import Progress, compute_progress
-from eigensweep.service.record.queries import ExperimentRecord, TrialRecord
+from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.service.record.usage import UserUsage
 from eigensweep.workers.shared.messages import (
@@ -40,6 +41,11 @@ Item = TypeVar("Item")
 
 TRAINING: Final = "workflowType=machine_learning"
 """What makes MLflow's pages show model training; else they show their part for chats."""
+
+
+KEPT: Final = 1000
+"""Trials that are kept as lists show them: many people, and pages again and again, ask for the same
+ones. They take a few kilobytes each."""
 
 
 class Answer(BaseModel):
@@ -339,6 +345,8 @@ class Views:
 
     def __init__(self, mlflow_url: str | None) -> None:
         self._mlflow = None if mlflow_url is None else mlflow_url.rstrip("/")
+        self.listed_trial = lru_cache(KEPT)(self._read_trial)
+        """Returns a trial as it stands in a list, kept by what is stored of it."""
 
     def experiment(self, record: ExperimentRecord) -> ExperimentNow:
         """Return an experiment in full."""
@@ -416,6 +424,9 @@ class Views:
                 mlflow=self.run(row.run_id, row.run_project),
             ),
         }
+
+    def _read_trial(self, stored: StoredTrial) -> TrialSummary:
+        return self.summary(stored.read())
 
     def summary(self, record: TrialRecord) -> TrialSummary:
         """Return a trial as it stands in a list."""

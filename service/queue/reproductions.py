@@ -232,7 +232,7 @@ class Reproducer:
         problem = None if row.state == "completed" else f"the experiment is {row.state}"
         if row.error:
             problem = f"{problem}: {row.error.strip().splitlines()[-1]}"
-        trials = self.record.trials(posted.id, limit=MOST_TRIALS, with_configs=True)
+        trials = self.record.trials(posted.id, limit=MOST_TRIALS)
         return MeasuredExperiment(
             **about,
             state=row.state,

@@ -241,7 +241,7 @@ class Accounts:
         One that is revoked or expired counts, too: a service does not open again because its last
         token has expired.
         """
-        return database.read(self.url, lambda s: s.scalars(_ANY_TOKEN).first()) is not None
+        return database.look(self.url, lambda c: c.execute(_ANY_TOKEN).first()) is not None
 
     def has_usable_token(self) -> bool:
         """Return whether somebody can come in with a token."""

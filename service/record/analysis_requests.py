@@ -143,7 +143,7 @@ def _find_experiment(id: str, queries: Queries) -> ExperimentSubject:
         raise NotAnalysableError(
             f"experiment {id} is {row.state}; an analysis looks at one that is over"
         )
-    found = queries.trials(id, states=TRAINED, limit=MOST_TRIALS + 1, with_configs=True)
+    found = queries.trials(id, states=TRAINED, limit=MOST_TRIALS + 1)
     if len(found) > MOST_TRIALS:
         raise NotAnalysableError(
             f"more than {MOST_TRIALS:,} trials of experiment {id} trained; an analysis takes at "

@@ -5,15 +5,21 @@ Runs in the service's process.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
+    JSON,
     BindParameter,
     ColumnElement,
+    Connection,
+    Label,
     Select,
+    Text,
     bindparam,
+    cast,
     func,
     literal,
     select,
@@ -27,6 +33,7 @@ from eigensweep.service.record.queue_order import find_places
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
+    Base,
     Event,
     Experiment,
     Report,
@@ -35,6 +42,7 @@ from eigensweep.service.record.tables import (
 )
 from eigensweep.workers.shared.messages import Json, Params
 
+Row = TypeVar("Row", bound=Base)
 T = TypeVar("T")
 
 READ_AT_ONCE: Final = 500
@@ -73,6 +81,23 @@ class TrialRecord:
     trial: Trial
     reports: list[Report] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StoredTrial:
+    """A trial of a list as its row is stored: JSON is text, and the configuration is left out.
+
+    Rows that are equal look the same in a list. So what was made of one can be kept under it.
+    """
+
+    row: tuple[Any, ...]
+    newest: tuple[Any, ...] | None
+    """The row of the newest report; None unless the trial trains."""
+
+    def read(self) -> TrialRecord:
+        """Return the trial."""
+        reports = [] if self.newest is None else [_read_row(Report, _REPORT, self.newest)]
+        return TrialRecord(_read_row(Trial, _LISTED, self.row), reports)
 
 
 @dataclass(frozen=True)
@@ -120,10 +145,11 @@ class Queries:
 
         def work(session: Session) -> ExperimentRecord:
             row = _get_experiment(session, id)
-            best = _add_history(session, id, session.scalars(_BEST, {"ids": [id]}).all())
+            best = session.scalars(_BEST, {"ids": [id]}).first()
+            history = None if best is None else _add_history(session, best)
             counts = count_states(session, [id])[id]
             place = _find_places(session, [row]).get(id)
-            return ExperimentRecord(row, counts, best[0] if best else None, place)
+            return ExperimentRecord(row, counts, history, place)
 
         return database.read(self.url, work)
 
@@ -189,28 +215,50 @@ class Queries:
         sort: str = "number",
         limit: int = 50,
         after: Key | None = None,
-        with_configs: bool = False,
     ) -> list[TrialRecord]:
         """Return a page of an experiment's trials; sorted by `value`, the best comes first.
 
-        They come without reports and attempts; a trial that trains has its newest report. Their
-        configurations, by far the largest part of a row, are read only `with_configs`.
+        They come without reports and attempts.
         """
-        chosen: list[ColumnElement[bool]] = [Trial.experiment_id == id]
-        if states:
-            chosen.append(Trial.state.in_(states))
-        if arm is not None:
-            chosen.append(Trial.arm == arm)
-        wanted = select(Trial).where(*chosen)
-        if not with_configs:
-            wanted = wanted.options(defer(Trial.config, raiseload=True))
-        query = _limit_page(wanted, TRIAL_SORTS, sort, limit, after)
+        query = _choose_trials(select(Trial), id, states, arm, sort, limit, after)
 
         def work(session: Session) -> list[TrialRecord]:
-            _require_experiment(session, id)
-            return _add_newest_report(session, id, session.scalars(query).all())
+            found = session.scalars(query).all()
+            if not found:
+                _require_experiment(session, id)
+            return [TrialRecord(trial) for trial in found]
 
         return database.read(self.url, work)
+
+    def listed_trials(
+        self,
+        id: str,
+        *,
+        states: Sequence[str] = (),
+        arm: str | None = None,
+        sort: str = "number",
+        limit: int = 50,
+        after: Key | None = None,
+    ) -> list[StoredTrial]:
+        """Return a page of an experiment's trials as a list shows them.
+
+        They come without their configurations, by far the largest part of a row. One that trains
+        has its newest report.
+        """
+        query = _choose_trials(_LISTED_TRIALS, id, states, arm, sort, limit, after)
+
+        def work(connection: Connection) -> list[StoredTrial]:
+            rows = connection.execute(query).all()
+            if not rows:
+                _require_experiment(connection, id)
+            training = [(row.number, row.step) for row in rows if row.state == "running"]
+            newest = {}
+            if training:
+                reports = connection.execute(_NEWEST, {"id": id, "training": training})
+                newest = {report.number: tuple(report) for report in reports}
+            return [StoredTrial(tuple(row), newest.get(row.number)) for row in rows]
+
+        return database.look(self.url, work)
 
     def ranked(self, id: str, see: Callable[[int, Json | None], T]) -> list[T]:
         """Return what `see` makes of number and result of each trial whose value counts.
@@ -256,7 +304,7 @@ class Queries:
                 _require_experiment(session, id)
                 mine = select(func.count()).where(Trial.experiment_id == id)
                 raise TrialNotFoundError(id, number, session.scalars(mine).one())
-            return _add_history(session, id, [trial])[0]
+            return _add_history(session, trial)
 
         return database.read(self.url, work)
 
@@ -279,9 +327,9 @@ def _get_experiment(session: Session, id: str) -> Experiment:
     return experiment
 
 
-def _require_experiment(session: Session, id: str) -> None:
+def _require_experiment(session: Session | Connection, id: str) -> None:
     """Look for an experiment without reading its spec."""
-    if session.scalars(select(Experiment.id).where(Experiment.id == id)).first() is None:
+    if session.execute(select(Experiment.id).where(Experiment.id == id)).first() is None:
         raise ExperimentNotFoundError(id)
 
 
@@ -324,35 +372,72 @@ def _select_best() -> Select[Trial]:
     )
 
 
-def _add_newest_report(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
-    training = {trial.number: trial.step for trial in trials if trial.state == "running"}
-    query = select(Report).where(
-        Report.experiment_id == id, tuple_(Report.number, Report.step).in_(training.items())
-    )
-    newest = {report.number: report for report in session.scalars(query)} if training else {}
+def _choose_trials(
+    query: Select[Any],
+    id: str,
+    states: Sequence[str],
+    arm: str | None,
+    sort: str,
+    limit: int,
+    after: Key | None,
+) -> Select[Any]:
+    query = query.where(Trial.experiment_id == id)
+    if states:
+        query = query.where(Trial.state.in_(states))
+    if arm is not None:
+        query = query.where(Trial.arm == arm)
+    return _limit_page(query, TRIAL_SORTS, sort, limit, after)
+
+
+def _store_columns(entity: type[Base], *left_out: str) -> list[ColumnElement[Any]]:
+    """Return the columns of a table, JSON as text."""
     return [
-        TrialRecord(trial, [newest[trial.number]] if trial.number in newest else [])
-        for trial in trials
+        cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
+        for column in entity.__table__.columns
+        if column.name not in left_out
     ]
 
 
-def _add_history(session: Session, id: str, trials: Sequence[Trial]) -> list[TrialRecord]:
-    records = {trial.number: TrialRecord(trial) for trial in trials}
-    if not records:
-        return []
-    reports = select(Report).where(Report.experiment_id == id, Report.number.in_(records))
-    for report in session.scalars(reports.order_by(Report.number, Report.step)):
-        records[report.number].reports.append(report)
-    attempts = select(Attempt).where(Attempt.experiment_id == id, Attempt.number.in_(records))
-    for attempt in session.scalars(attempts.order_by(Attempt.number, Attempt.attempt)):
-        records[attempt.number].attempts.append(attempt)
-    return list(records.values())
+def _read_row(
+    entity: type[Row], columns: Sequence[ColumnElement[Any]], row: tuple[Any, ...]
+) -> Row:
+    """Return a row of such columns as the object that it stands for."""
+    values = zip(columns, row, strict=True)
+    return entity(
+        **{
+            column.name: json.loads(value) if isinstance(column, Label) and value else value
+            for column, value in values
+        }
+    )
+
+
+def _add_history(session: Session, trial: Trial) -> TrialRecord:
+    name = {"id": trial.experiment_id, "number": trial.number}
+    reports = list(session.scalars(_REPORTS, name))
+    return TrialRecord(trial, reports, list(session.scalars(_ATTEMPTS, name)))
 
 
 # Made once: to put such a query together costs more than to ask it.
 _IDS: Final[BindParameter[Any]] = bindparam("ids", expanding=True)
 _BEST = _select_best()
 _HEADS_OF_BEST = _BEST.options(load_only(*OF_BEST, raiseload=True))
+_REPORTS = (
+    select(Report)
+    .where(Report.experiment_id == bindparam("id"), Report.number == bindparam("number"))
+    .order_by(Report.step)
+)
+_ATTEMPTS = (
+    select(Attempt)
+    .where(Attempt.experiment_id == bindparam("id"), Attempt.number == bindparam("number"))
+    .order_by(Attempt.attempt)
+)
+_LISTED = _store_columns(Trial, "config")
+_LISTED_TRIALS = select(*_LISTED)
+_REPORT = _store_columns(Report)
+_NEWEST = select(*_REPORT).where(
+    Report.experiment_id == bindparam("id"),
+    tuple_(Report.number, Report.step).in_(bindparam("training", expanding=True)),
+)
 _COUNTS = select(
     *(TrialCount.experiment_id, TrialCount.state),
     *(TrialCount.trials, TrialCount.step, TrialCount.steps),

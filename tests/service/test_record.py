@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from waiting import PATIENCE
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.schemas import TrialSummary, Views
 from eigensweep.service.record import database
 from eigensweep.service.record.database import WrongSchemaError, is_away
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, WrongStateError
@@ -27,7 +28,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Base, Experiment, Trial, TrialCount
 from eigensweep.service.settings import Settings
 from eigensweep.workers.shared.ledger import StaleWriteError
-from eigensweep.workers.shared.messages import Result
+from eigensweep.workers.shared.messages import ReplicateResult, Result
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 
@@ -221,6 +222,38 @@ class TestPages:
         rest = record.trials(ledger.experiment_id, sort="value", after=key)
         assert [r.trial.number for r in rest] == [3, 4]
 
+    def test_what_a_list_keeps_of_a_trial_follows_each_change_of_it(self, each_url, spec):
+        record, views = Record(each_url), Views("http://mlflow.example")
+        ledger = post_and_claim(record, spec())
+
+        def look() -> TrialSummary:
+            """Return the trial in a list, which is the same as when it is read by itself."""
+            (stored,) = record.listed_trials(ledger.experiment_id)
+            (again,) = record.listed_trials(ledger.experiment_id)
+            listed = views.listed_trial(stored)
+            assert views.listed_trial(again) is listed, "it was read a second time"
+            alone = views.trial(record.trial(ledger.experiment_id, 0))
+            assert dict(listed) == {name: getattr(alone, name) for name in dict(listed)}
+            return listed
+
+        ledger.open(0, "scornn", {"optimizer.lr": 0.1, "model.name": "ä"}, CONFIG, "h0")
+        assert look().params == {"optimizer.lr": 0.1, "model.name": "ä"}
+        attempt = ledger.begin(0)
+        for step, loss in ((50, 0.5), (75, 0.25)):
+            ledger.report(0, attempt, step, {"valid/loss": loss}, None)
+            assert (look().state, look().step, look().metrics) == (
+                *("running", step),
+                {"valid/loss": loss},
+            )
+        ledger.set_run(0, "run0", "7")
+        assert "runs/run0" in str(look().links.mlflow)
+        seeds = [ReplicateResult(seed=seed, value=0.1 * (1 + seed)) for seed in range(3)]
+        result = Result(by_replicate=tuple(seeds), value=0.2, valid={"loss": 0.2})
+        ledger.finish(0, attempt, "completed", result)
+        assert look().statistics["value"].mean == pytest.approx(0.2)
+        ledger.reopen(0, CONFIG | {"replicates": 2}, "one more seed")
+        assert (look().state, look().reopened_for) == ("waiting", "one more seed")
+
     def test_where_higher_is_better_the_highest_is_best(self, record, spec):
         ledger = post_and_claim(record, spec(objective={"metric": "recall_accuracy"}))
         for number, value in enumerate((0.5, 0.9, 0.1)):
@@ -235,8 +268,10 @@ class TestPages:
         for trials in (1_000, 10_000):
             id = self.fill(record, spec(), trials)
             with StepCounter(record.url) as counter:
-                page = record.trials(id, sort="value", limit=50)
-            assert [r.trial.number for r in page] == list(range(trials - 1, trials - 51, -1))
+                page = record.listed_trials(id, sort="value", limit=50)
+            assert [each.read().trial.number for each in page] == list(
+                range(trials - 1, trials - 51, -1)
+            )
             steps.append(counter.steps)
         assert steps[1] < 1.2 * steps[0]
 

@@ -59,7 +59,7 @@ def list_trials(
 ) -> Page[TrialSummary]:
     """Return the trials of an experiment, without configurations, reports and attempts."""
     by_value = query.sort == "value"
-    found = service.record.trials(
+    found = service.record.listed_trials(
         id,
         states=query.state,
         arm=query.arm,
@@ -70,10 +70,10 @@ def list_trials(
     page, more = found[: query.limit], len(found) > query.limit
     cursor = None
     if more:
-        last = page[-1].trial
+        last = page[-1].read().trial
         by = [last.tier, last.rank] if by_value else []
         cursor = encode(query.sort, [*by, last.number])
-    return Page(items=[service.views.summary(each) for each in page], next_cursor=cursor)
+    return Page(items=[service.views.listed_trial(each) for each in page], next_cursor=cursor)
 
 
 class Format(StrEnum):
@@ -98,9 +98,10 @@ MEDIA_TYPES = {Format.csv: "text/csv", Format.parquet: "application/vnd.apache.p
 def export_trials(service: TheService, id: ExperimentId, format: Format) -> Response:
     """Return all trials as a table: a row for each, a column for each parameter and metric."""
     frames, after = [], None
-    while page := service.record.trials(id, limit=EXPORTED_AT_ONCE, after=after):
-        frames.append(make_frame([service.views.summary(each) for each in page]))
-        after = (page[-1].trial.number,)
+    while page := service.record.listed_trials(id, limit=EXPORTED_AT_ONCE, after=after):
+        trials = [service.views.summary(each.read()) for each in page]
+        frames.append(make_frame(trials))
+        after = (trials[-1].number,)
     frame = join_frames(frames)
     if format is Format.csv:
         content = frame.to_csv(index=False).encode()
