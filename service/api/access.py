@@ -204,11 +204,12 @@ class Access:
         needed = getattr(request.state, "needed", "read")
         is_deed = request.method not in READING and answer["status"] < 400
         told = getattr(request.state, "told", "")
+        is_entered = getattr(request.state, "is_entered", False)
         if refused:
             who = caller.user if caller else ""
             if not self._rates.is_news(str(answer["status"]), who, address or ""):
                 return
-        elif not is_deed or (needed == "read" and not told):
+        elif not is_deed or (needed == "read" and not told) or is_entered:
             return
         place = Headers(raw=answer["headers"]).get("location", "")
         try:

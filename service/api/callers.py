@@ -14,9 +14,11 @@ from fastapi import Depends, FastAPI, Request, Security
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eigensweep.service.record.accounts import SCOPES, ScopeName, includes
+from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.errors import NotAllowedError
 from eigensweep.service.record.tables import OPERATOR
 
@@ -113,6 +115,24 @@ def require(request: Request, needed: ScopeName) -> Caller:
 def tell_audit(request: Request, words: str) -> None:
     """Say in the audit log what a request did, beside its method, path and caller."""
     request.state.told = words
+
+
+def enter_deed(request: Request, audit: Audit, session: Session, detail: str) -> None:
+    """Write a request's entry of the audit log in the transaction that does what it asks for.
+
+    `Access` writes the entries of all other requests, each in a transaction of its own.
+    """
+    caller: Caller = request.state.caller
+    audit.add(
+        f"{request.method} {request.url.path}",
+        user=caller.user,
+        token=caller.token,
+        address=caller.address,
+        refused=False,
+        detail=detail,
+        within=session,
+    )
+    request.state.is_entered = True
 
 
 def find_scope(route: RouteContext) -> ScopeName | None:

@@ -12,24 +12,29 @@ from pydantic import BaseModel
 
 
 class WrittenRoute(APIRoute):
-    """A route that reads: its function returns a model, and the model is the answer.
+    """A route whose function returns a model, and the model is the answer.
 
     FastAPI would check the model once more, in another thread, and write it in the thread that
-    serves all connections. The page of the API describes the answer as for every route.
+    serves all connections. The page of the API describes the answer as for every route. Status and
+    headers come from the function's parameter `response`, where it has one, as with FastAPI.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        methods = options.get("methods")
-        written = _write(endpoint) if methods is not None and set(methods) == {"GET"} else endpoint
-        super().__init__(path, written, **options)
+        super().__init__(path, _write(endpoint, options.get("status_code") or 200), **options)
 
 
-def _write(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+def _write(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
     @wraps(endpoint)
     def answer(*arguments: Any, **named: Any) -> Any:
         found = endpoint(*arguments, **named)
         if not isinstance(found, BaseModel):
             return found
-        return Response(found.model_dump_json(by_alias=True), media_type="application/json")
+        given: Response | None = named.get("response")
+        return Response(
+            found.model_dump_json(by_alias=True),
+            status if given is None else given.status_code or status,
+            None if given is None else given.headers,
+            media_type="application/json",
+        )
 
     return answer

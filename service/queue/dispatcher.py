@@ -44,6 +44,8 @@ FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 300.0
 LEAST_INTERVAL: Final = 0.1
 """Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
+ROOM_SECONDS: Final = 1.0
+"""How long the nodes that had room are taken to have it still: many posts at once are one look."""
 DELIVERY_PAUSE: Final = 5.0
 """Shortest pause, in seconds, before MLflow is tried again."""
 
@@ -128,6 +130,8 @@ class Dispatcher:
     problem: str | None = "drivers cannot be started yet: Ray is starting"
     """Why no driver can be started now; None: drivers can be started."""
     _in_care: dict[str, _Care] = field(default_factory=dict)
+    _room: tuple[float, tuple[ResourcesConfig, int], Room] | None = None
+    """Until when there is room for which trials, as it was last seen."""
     _wake: threading.Event = field(default_factory=threading.Event)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -141,10 +145,16 @@ class Dispatcher:
         """Return the room that there is now for a spec's trials, None while that is unknown."""
         if self.launcher is None or self.launcher.problem is not None:
             return None
+        wanted = reserve_memory(spec), spec.replicates
+        if (seen := self._room) is not None and self.clock() < seen[0] and wanted == seen[1]:
+            return seen[2]
         try:
-            return self.launcher.look_for_room(reserve_memory(spec), spec.replicates)
+            room = self.launcher.look_for_room(*wanted)
         except LauncherAwayError:
             return None
+        if room.problem is None:
+            self._room = self.clock() + ROOM_SECONDS, wanted, room
+        return room
 
     def list_nodes(self) -> list[Node] | None:
         """Return the nodes that trials run on, None while they are unknown."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import delete, select
@@ -57,9 +57,9 @@ class Audit:
         address: str | None,
         refused: bool,
         detail: str = "",
+        within: Session | None = None,
     ) -> None:
-        """Add an entry."""
-        is_full = next(self._added) % PRUNED_EVERY == 0
+        """Add an entry: in the transaction `within`, else in one of its own."""
         entry = {
             "at": time.time(),
             "user_name": user,
@@ -69,14 +69,16 @@ class Audit:
             "refused": refused,
             "detail": _plain(detail),
         }
+        if within is None:
+            database.write(self.url, lambda session: self._add(session, entry))
+        else:
+            self._add(within, entry)
 
-        def work(session: Session) -> None:
-            session.add(AuditEntry(**entry))
-            if is_full:
-                session.flush()
-                _remove_oldest(session, refused, self._most)
-
-        database.write(self.url, work)
+    def _add(self, session: Session, entry: dict[str, Any]) -> None:
+        session.add(AuditEntry(**entry))
+        if next(self._added) % PRUNED_EVERY == 0:
+            session.flush()
+            _remove_oldest(session, entry["refused"], self._most)
 
     def list(
         self,

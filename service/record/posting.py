@@ -85,8 +85,10 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
             f"user '{owner}' may have {most:,} trials in an experiment, this one has {has}; set "
             "search.trials or limits.trials, or ask an admin for a larger quota"
         )
+    if quotas.max_spec_bytes is None:
+        return
     size = len(json.dumps(spec.model_dump(mode="json", exclude_unset=True)).encode())
-    if quotas.max_spec_bytes is not None and size > quotas.max_spec_bytes:
+    if size > quotas.max_spec_bytes:
         raise QuotaExceededError(
             f"a spec of user '{owner}' may have {quotas.max_spec_bytes:,} bytes, this one has "
             f"{size:,}; ask an admin for a larger quota"

@@ -153,6 +153,13 @@ class Queries:
 
         return database.read(self.url, work)
 
+    def posted(self, row: Experiment) -> ExperimentRecord:
+        """Return an experiment that was posted just now: mostly it has its place in the queue."""
+        places = database.read(self.url, lambda session: _find_places(session, [row]))
+        if row.id not in places:
+            return self.experiment(row.id)
+        return ExperimentRecord(row, {}, None, places[row.id])
+
     def row(self, id: str) -> Experiment:
         """Return an experiment's own row.
 

@@ -6,7 +6,7 @@ Runs in the service's process; drivers write through `RecordLedger`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, or_, select
@@ -75,10 +75,12 @@ class Record(Reopening, Removal, Retention):
         idempotency_key: str | None = None,
         owner: str = OPERATOR,
         notify: Sequence[str] = (),
+        beside: Callable[[Session, Experiment], None] | None = None,
     ) -> tuple[Experiment, bool]:
         """Queue a new experiment, whose spec was checked; return its row, and whether it is new.
 
-        `notify` are addresses that are told how it ends, beside those of every experiment.
+        `notify` are addresses that are told how it ends, beside those of every experiment. What
+        `beside` writes is committed together with the experiment.
 
         If an earlier experiment was posted with the same idempotency key, that one is returned.
         `scope_key` makes the key of one user.
@@ -88,11 +90,12 @@ class Record(Reopening, Removal, Retention):
             QuotaExceededError: if the owner may not have it, or not one more.
         """
         experiment = make_row(spec, idempotency_key, owner)
-
         experiment.trace = traces.carry()
 
         def work(session: Session) -> tuple[Experiment, bool]:
             if (earlier := self._find_same_key(session, experiment)) is not None:
+                if beside is not None:
+                    beside(session, earlier)
                 return earlier, False
             check_quotas(session, [spec], owner)
             session.add(experiment)
@@ -100,6 +103,8 @@ class Record(Reopening, Removal, Retention):
             for url in dict.fromkeys((*self.webhooks, *notify)):
                 session.add(Webhook(experiment_id=experiment.id, url=url))
             emit(session, experiment, "experiment.queued", name=experiment.name)
+            if beside is not None:
+                beside(session, experiment)
             return experiment, True
 
         try:

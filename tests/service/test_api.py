@@ -95,7 +95,9 @@ class TestPost:
         answer = client.post("/v1/experiments", json=spec())
         assert answer.status_code == 201
         found = client.get(answer.headers["Location"]).json()
-        assert found["state"] == "queued"
+        posted = answer.json()
+        assert found == {name: posted[name] for name in found}
+        assert (found["state"], found["queue_place"]) == ("queued", 1)
         assert found["progress"]["total"] == 2
         assert found["metric"] == {"name": "cross_entropy", "unit": "nats", "better": "lower"}
         assert found["baseline"] == pytest.approx(2 * 2.0794415 / 9)

@@ -19,9 +19,11 @@ from eigensweep.service.queue.dispatcher import (
     LEAST_INTERVAL,
     LONGEST_PAUSE,
     MOST_DEATHS,
+    ROOM_SECONDS,
     Dispatcher,
 )
 from eigensweep.service.record.record import Record
+from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.messages import DriverOptions
@@ -65,6 +67,20 @@ class TestDispatcher:
         launcher.launched[0].ledger.end("completed")
         dispatcher.tick()
         assert len(launcher.launched) == 2
+
+    def test_many_posts_at_once_are_one_look_for_room(self, dispatcher, launcher, spec):
+        now, few, many = 0.0, ExperimentSpec.model_validate(spec()), spec(replicates=3)
+        dispatcher.clock = lambda: now
+        room = dispatcher.look_for_room(few)
+        launcher.room = replace(room, trials=room.trials + 1)
+        assert dispatcher.look_for_room(few) == room
+        assert dispatcher.look_for_room(ExperimentSpec.model_validate(many)) == launcher.room
+        assert dispatcher.look_for_room(few) == launcher.room
+        launcher.room = Room(trials=0, problem="no node has that", may_change=False)
+        now = ROOM_SECONDS
+        assert dispatcher.look_for_room(few) == launcher.room
+        launcher.room = room
+        assert dispatcher.look_for_room(few) == room, "a refusal was shown again"
 
     def test_a_driver_that_died_gets_a_successor_that_shuts_it_out(
         self, dispatcher, launcher, post

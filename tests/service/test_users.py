@@ -44,9 +44,15 @@ def accounts(record: Record) -> Accounts:
 def make(settings: Settings, record: Record, dispatcher: Any) -> Make:
     """Return what makes an application with other settings."""
 
-    def make(address: str = "127.0.0.1", **changes: Any) -> TestClient:
+    def make(address: str = "127.0.0.1", raises: bool = True, **changes: Any) -> TestClient:
         app = create_app(settings.model_copy(update=changes), record, dispatcher)
-        return TestClient(app, base_url=ORIGIN, follow_redirects=False, client=(address, 50_000))
+        return TestClient(
+            app,
+            base_url=ORIGIN,
+            follow_redirects=False,
+            raise_server_exceptions=raises,
+            client=(address, 50_000),
+        )
 
     return make
 
@@ -344,6 +350,29 @@ class TestAudit:
         assert details[1] == here
         assert "scope 'admin'" in details[5]
         assert made["token"] not in json.dumps(entries)
+
+    def test_nothing_is_posted_without_its_entry(self, make, accounts, record, spec):
+        client = make(raises=False)
+        write = database.engine(record.url).execution_options(writes=True)
+        with write.begin() as connection:
+            connection.execute(
+                text(
+                    "CREATE TRIGGER full BEFORE INSERT ON audit "
+                    "BEGIN SELECT RAISE(ABORT, 'no entry'); END"
+                )
+            )
+        assert client.post("/v1/experiments", json=spec()).status_code >= 500
+        assert record.experiments() == []
+        with write.begin() as connection:
+            connection.execute(text("DROP TRIGGER full"))
+        key = {"Idempotency-Key": "k"}
+        for status in (201, 200):
+            assert client.post("/v1/experiments", json=spec(), headers=key).status_code == status
+        (posted,) = record.experiments()
+        entries = Audit(record.url, 100).list()
+        assert [(e.action, e.detail) for e in entries] == [
+            ("POST /v1/experiments", f"/v1/experiments/{posted.experiment.id}")
+        ] * 2
 
     def test_refusals_cannot_push_out_deeds(self, url, monkeypatch):
         monkeypatch.setattr(audit_log, "PRUNED_EVERY", 1)

@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
-from eigensweep.service.api.callers import READ, Caller, Submitter, tell_audit
+from eigensweep.service.api.callers import READ, Caller, Submitter, enter_deed, tell_audit
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
@@ -36,6 +37,7 @@ from eigensweep.service.api.written import WrittenRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.posting import scope_key
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import Experiment
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
@@ -94,6 +96,7 @@ class ExperimentQuery(BaseModel):
 )
 def post_experiment(
     service: TheService,
+    request: Request,
     caller: Submitter,
     spec: PostedSpec,
     response: Response,
@@ -121,9 +124,16 @@ def post_experiment(
     _check_room(service.dispatcher, spec)
     count_observations(service.record, spec)
     key = scope_key(idempotency_key, caller.user)
-    experiment, is_new = service.record.add(spec, key, caller.user, notify=notify)
+
+    def enter(session: Session, experiment: Experiment) -> None:
+        enter_deed(request, service.audit, session, f"/v1/experiments/{experiment.id}")
+
+    experiment, is_new = service.record.add(spec, key, caller.user, notify=notify, beside=enter)
     service.dispatcher.wake()
-    now = service.views.experiment(service.record.experiment(experiment.id))
+    found = (
+        service.record.posted(experiment) if is_new else service.record.experiment(experiment.id)
+    )
+    now = service.views.experiment(found)
     answer = PostedExperiment(**dict(now), memory=describe_memory(spec))
     response.headers["Location"] = answer.links.self
     if not is_new:
