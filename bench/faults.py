@@ -26,7 +26,11 @@ from typing import Any
 from bench.report import new_parser, say
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("tests/system/test_seeded_killer.py", "tests/system/test_faults.py")
+TESTS = (
+    "tests/system/test_seeded_killer.py",
+    "tests/system/test_faults.py",
+    "tests/system/test_cluster_faults.py",
+)
 AT_ONCE = ("in short", "for half an hour")
 """Runs in which everything is killed again and again, so that one fault hits the recovery from
 another."""

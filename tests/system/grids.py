@@ -26,6 +26,8 @@ class Grid:
     trials: int
     steps: int
     seconds: float = 0.1
+    evaluate: int = EVALUATE
+    """Steps from one evaluation to the next."""
 
     def spec(self, **more: Any) -> dict[str, Any]:
         sizes = {"batch_size": 4, "train_size": None, "valid_size": 8, "test_size": 8}
@@ -34,7 +36,7 @@ class Grid:
             "task": {"name": "copying", "delay": 4, "symbols": 2, **sizes},
             "model": {"name": "toy_slow", "hidden_size": 4, "seconds": self.seconds},
             "search": {"method": "grid", "space": {"model.shade": list(range(self.trials))}},
-            "training": {"steps": self.steps, "evaluate_every": EVALUATE, "log_every": LOG},
+            "training": {"steps": self.steps, "evaluate_every": self.evaluate, "log_every": LOG},
             **more,
         }
 
@@ -125,4 +127,4 @@ class Grid:
         return list(range(LOG, self.steps + 1, LOG))
 
     def _evaluated(self) -> list[int]:
-        return list(range(EVALUATE, self.steps + 1, EVALUATE))
+        return list(range(self.evaluate, self.steps + 1, self.evaluate))

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,6 +161,27 @@ class Recoveries:
                 return True
         except (urllib.error.URLError, OSError):
             return False
+
+
+def check_recovery(
+    service: Any,
+    grid: Grid,
+    id: str,
+    fault: str,
+    happen: Callable[[], object],
+    repair: Callable[[], object] = lambda: None,
+) -> None:
+    """Let a fault happen while a grid runs, check that nothing is lost, and write a line of it.
+
+    Seconds count from the end of `happen`; then comes `repair`.
+    """
+    with Recoveries(service, grid) as recoveries:
+        opened, began = recoveries.expect([fault], are_kills=False), time.monotonic()
+        happen()
+        recoveries.follow(opened, down=round(time.monotonic() - began, 2))
+        repair()
+        grid.check(service, id)
+    recoveries.write(fault, **count_loss(service, id, grid))
 
 
 def count_loss(service: Any, id: str, grid: Grid) -> dict[str, Any]:

@@ -2,36 +2,40 @@
 
 The tests of one cluster follow one another, and each leaves it whole. Their grids sleep for
 different times, so that none takes over results of an earlier one. What they measure goes into the
-log, and from there into docs/how-to/cluster.md.
+record of faults, and from there into docs/faults.md.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
+import shutil
 import threading
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from composition import WORKER, Composition, make_composition
-from grids import CHECKPOINT_SECONDS, Grid
+from grids import CHECKPOINT_SECONDS, EVALUATE, Grid
+from recoveries import Recoveries, Recovery, check_recovery, count_loss
 from waiting import wait_until
 
 from tests.system.conftest import RunningService
-
-logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CUT_SECONDS = float(os.environ.get("CUT_SECONDS", "90"))
 """How long a link is cut."""
+AWAY_SECONDS = float(os.environ.get("AWAY_SECONDS", "60"))
+"""How long PostgreSQL is away."""
+HAS_REDIS = shutil.which("redis-server") is not None
 WORKERS = [WORKER, f"{WORKER}-2", f"{WORKER}-3"]
 
 
@@ -45,6 +49,7 @@ class ComposedService(RunningService):
         self.steps = self.folder / "storage" / "steps"
         self.steps.mkdir(exist_ok=True)
         self.env = composition.of_file("service")
+        self.process = None  # the composition starts it, and starts it again if it ends
 
     @property
     def database_url(self) -> str:
@@ -55,6 +60,9 @@ class ComposedService(RunningService):
     def mlflow_uri(self) -> str:
         """Return the address of MLflow behind the service, where the user's token opens it."""
         return f"{self.url}/mlflow"
+
+    def family(self) -> list[psutil.Process]:
+        return self.composition.family()
 
     def readiness(self) -> dict[str, Any]:
         """Return what the service says of its parts."""
@@ -67,18 +75,33 @@ class ComposedService(RunningService):
     def is_ready(self) -> bool:
         return all(check["ready"] for check in self.readiness().values())
 
-    def worker_of(self, trial: dict[str, Any]) -> str:
+    def stays_up(self) -> bool:
+        """Tell whether the service answers, and is the process that was started first."""
+        alive = self.get("/healthz") == {"status": "alive"}
+        return alive and not self.composition.restarts["service"]
+
+    def processes_of(self, number: int) -> list[int]:
+        """Return the process of each step that a trial of a grid took, in order."""
+        return [int(line) for line in (self.steps / str(number)).read_text().split()]
+
+    def worker_of(self, number: int) -> str:
         """Return the service of the file whose process trains a trial now."""
-        pid = trial["attempts"][-1]["pid"]
-        marks = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-        (mark,) = [each for each in marks if each.startswith("COMPOSITION=")]
+        marks = Path(f"/proc/{self.processes_of(number)[-1]}/environ").read_bytes().decode()
+        (mark,) = [each for each in marks.split("\0") if each.startswith("COMPOSITION=")]
         return mark.rpartition(":")[2]
 
 
 @contextmanager
-def run_cluster(*workers: str, **variables: str) -> Iterator[ComposedService]:
-    """Run a cluster with these workers, each with one processor."""
-    with make_composition(None, len(workers), RAY_WORKER_CPUS="1", **variables) as made:
+def run_cluster(
+    *workers: str,
+    others: int = 0,
+    prepare: Callable[[Composition], None] = lambda made: None,
+    **variables: str,
+) -> Iterator[ComposedService]:
+    """Run a cluster with these workers, each with one processor; so many others can be started."""
+    count = len(workers) + others
+    with make_composition(None, count, RAY_WORKER_CPUS="1", **variables) as made:
+        prepare(made)
         for service in made.content["services"].values():
             service["environment"]["TOY_STEPS"] = f"{made.folder}/storage/steps"
         settings = {"CHECKPOINT_SECONDS": CHECKPOINT_SECONDS, "MAX_EXPERIMENTS": 1}
@@ -93,7 +116,8 @@ def run_cluster(*workers: str, **variables: str) -> Iterator[ComposedService]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ComposedService]:
-    with run_cluster(*WORKERS) as service:
+    variables = {"RAY_REDIS_ADDRESS": "redis:6378"} if HAS_REDIS else {}
+    with run_cluster(*WORKERS, **variables) as service:
         yield service
 
 
@@ -108,13 +132,17 @@ class Commits:
 
     def look(self) -> None:
         while not self.ending.wait(0.02):
-            for head in self.folder.glob("*/*/head.json"):
+            for head in self.folder.glob("[0-9]*/*/head.json"):
                 with suppress(OSError, ValueError):
                     now = json.loads(head.read_bytes())
                     lines = self.seen.setdefault(head.parts[-3], [])
                     found = (now["attempt"], now["commits"])
                     if not lines or lines[-1][:2] != found:
                         lines.append((*found, time.monotonic()))
+
+    def wait_for(self, trial: str, attempt: int) -> float:
+        """Wait for the first commit of a trial by an attempt later than this one; return when."""
+        return wait_until(lambda: self.first_after(trial, attempt), lambda: self.seen)
 
     def first_after(self, trial: str, attempt: int) -> float | None:
         """Return when a trial was first committed by an attempt later than this one."""
@@ -137,69 +165,117 @@ def watching(cluster: ComposedService, id: str) -> Iterator[Commits]:
         thread.join()
 
 
-def begin(
-    cluster: ComposedService, grid: Grid, slots: int = len(WORKERS)
-) -> tuple[str, dict[str, Any], str]:
-    """Post a grid and wait until all slots train; return its id, one trial, and its worker."""
+def begin(cluster: ComposedService, grid: Grid, slots: int = len(WORKERS)) -> str:
+    """Post a grid and wait until a trial trains on every slot; return its id."""
     for path in cluster.steps.iterdir():
         path.unlink()
-    id = cluster.post(grid.spec())["id"]
+    id: str = cluster.post(grid.spec())["id"]
 
-    def trains() -> bool:
-        trials = cluster.trials(id)
-        training = [trial for trial in trials if (trial["step"] or 0) > 0]
-        return len(training) == min(grid.trials, slots)
+    def train() -> bool:
+        counts = [len(path.read_text().split()) for path in cluster.steps.iterdir()]
+        return len(counts) == min(grid.trials, slots) and min(counts) > EVALUATE
 
-    wait_until(trains, lambda: (cluster.experiment(id), cluster.log.read_text()[-3000:]), 0.3)
-    trial = cluster.trials(id)[0]
-    return id, trial, cluster.worker_of(trial)
+    wait_until(train, lambda: (cluster.experiment(id), cluster.log.read_text()[-3000:]), 0.3)
+    return id
 
 
 def attempts_of(cluster: ComposedService, id: str) -> dict[int, int]:
     return {trial["number"]: trial["attempt"] for trial in cluster.trials(id)}
 
 
+def write_down(
+    cluster: ComposedService,
+    id: str,
+    grid: Grid,
+    fault: str,
+    back: float | None = None,
+    training: float | None = None,
+) -> None:
+    """Add a line to the record of faults, with seconds that the test has measured itself."""
+    recoveries = Recoveries(cluster, grid)
+    recoveries.seen.append(Recovery(fault, 0.0, back=back, training=training))
+    recoveries.write(fault, **count_loss(cluster, id, grid))
+
+
+def kill_the_head(cluster: ComposedService, id: str) -> None:
+    """End Ray's head, and wait until the service knows it."""
+    cluster.composition.stop("ray-head")
+    wait_until(lambda: not cluster.readiness()["launcher"]["ready"])
+    assert cluster.stays_up()
+    assert cluster.experiment(id)["state"] == "running"
+
+
 def test_a_node_that_is_killed_costs_the_work_since_the_last_commit(
     cluster: ComposedService,
 ) -> None:
     grid = Grid(trials=2, steps=200, seconds=0.15)
-    id, victim, worker = begin(cluster, grid)
+    id = begin(cluster, grid)
+    worker = cluster.worker_of(0)
     with watching(cluster, id) as commits:
         killed = time.monotonic()
         cluster.composition.stop(worker)
-        wait_until(lambda: commits.first_after("00000", victim["attempt"]))
-        resumed = commits.first_after("00000", victim["attempt"])
-        assert resumed is not None
-        logger.info("node killed: committed elsewhere after %.1f s", resumed - killed)
+        training = commits.wait_for("00000", 1) - killed
         cluster.composition.start_again(worker)
         grid.check(cluster, id)
+    write_down(cluster, id, grid, "all of a worker ends", training=training)
     assert attempts_of(cluster, id) == {0: 2, 1: 1}
+
+
+def test_a_database_that_is_away_costs_waiting_and_no_attempt(cluster: ComposedService) -> None:
+    grid = Grid(trials=3, steps=250, seconds=0.16)
+    id = begin(cluster, grid)
+
+    def stay_away() -> None:
+        cluster.composition.stop("postgres")
+        wait_until(lambda: not cluster.readiness()["database"]["ready"])
+        time.sleep(AWAY_SECONDS)
+        assert cluster.stays_up()
+
+    fault = f"PostgreSQL away, {AWAY_SECONDS:g} s"
+    begin_again = partial(cluster.composition.start_again, "postgres")
+    check_recovery(cluster, grid, id, fault, stay_away, begin_again)
+    assert attempts_of(cluster, id) == {0: 1, 1: 1, 2: 1}
+    assert cluster.stays_up()
+
+
+def test_with_redis_a_head_that_starts_again_costs_no_attempt(cluster: ComposedService) -> None:
+    if not HAS_REDIS:
+        pytest.skip("install redis-server to run this")
+    grid = Grid(trials=4, steps=200, seconds=0.17)
+    id = begin(cluster, grid)
+    fault = "Ray's head ends, with Redis"
+    begin_again = partial(cluster.composition.start_again, "ray-head")
+    check_recovery(cluster, grid, id, fault, partial(kill_the_head, cluster, id), begin_again)
+    assert attempts_of(cluster, id) == dict.fromkeys(range(4), 1)
+    assert cluster.stays_up()
 
 
 def test_a_link_that_is_cut_and_healed_leaves_one_end_of_each_trial(
     cluster: ComposedService,
 ) -> None:
+    """A rung is long here: the cut-off process trains on without its driver, and commits late."""
     network = cluster.composition.network
     assert network is not None
-    grid = Grid(trials=2, steps=800, seconds=0.18)
-    id, victim, worker = begin(cluster, grid)
-    old = victim["attempts"][-1]["pid"]
+    grid = Grid(trials=2, steps=800, seconds=0.18, evaluate=800)
+    id = begin(cluster, grid)
+    worker, old = cluster.worker_of(0), psutil.Process(cluster.processes_of(0)[-1])
     with watching(cluster, id) as commits:
         cut = time.monotonic()
         network.cut(worker)
-        time.sleep(CUT_SECONDS)
+        training = commits.wait_for("00000", 1) - cut
+        wait_until(lambda: old.pid not in cluster.processes_of(0)[-20:])
+        assert old.is_running()
+        taken = cluster.processes_of(0).count(old.pid)
+        time.sleep(max(0.0, cut + CUT_SECONDS - time.monotonic()))
         network.heal(worker)
-        wait_until(lambda: commits.first_after("00000", victim["attempt"]))
-        resumed = commits.first_after("00000", victim["attempt"])
-        assert resumed is not None
-        logger.info("link cut: committed elsewhere after %.1f s", resumed - cut)
         grid.check_results(cluster, id)
     assert attempts_of(cluster, id) == {0: 2, 1: 1}
     for lines in commits.seen.values():
         assert [line[:2] for line in lines] == sorted(line[:2] for line in lines)
-    pids = [int(line) for line in (cluster.steps / "0").read_text().split()]
-    new = [pid for pid in dict.fromkeys(pids) if pid != old]
-    assert len(new) == 1, "one process went on"
-    late = pids[pids.index(new[0]) :].count(old)
-    logger.info("link cut: the cut-off process took %d steps beside its successor", late)
+    first, *others = dict.fromkeys(cluster.processes_of(0))
+    assert (first, len(others)) == (old.pid, 1), "one process went on"
+    resumed = grid.steps - cluster.processes_of(0).count(others[0])
+    assert resumed < taken, "the cut-off process trained on, and its commits were refused"
+    assert cluster.processes_of(0).count(old.pid) == taken, "then it took no step more"
+    write_down(cluster, id, grid, f"a worker's link cut for {CUT_SECONDS:g} s", training=training)
     wait_until(lambda: cluster.composition.check(worker).returncode == 0, pause=0.5)
