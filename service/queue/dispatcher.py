@@ -30,7 +30,7 @@ from eigensweep.workers.shared.checkpoints import open_store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
-from eigensweep.workers.shared.shortages import is_shortage
+from eigensweep.workers.shared.shortages import is_node_death, is_shortage
 from eigensweep.workers.shared.states import DRIVEN, ENDED
 
 logger = logging.getLogger(__name__)
@@ -306,6 +306,10 @@ class Dispatcher:
             logger.warning("driver died experiment=%s %s", id, driver.error)
             care.driver = None
             self._pause(care)
+            return True
+        if is_node_death(driver.error):  # nor for this; and what needs a node waits for one anyway
+            logger.warning("driver died with its node experiment=%s", id)
+            care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
             return True
         deaths = self.record.count_death(id, self._count_trained(id))
         care.driver = None

@@ -27,7 +27,7 @@ from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.shortages import explain_shortage
+from eigensweep.workers.shared.shortages import NODE_DEATH, explain_shortage
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
 
@@ -164,6 +164,19 @@ class TestDispatcher:
                 dispatcher.tick()
         assert record.row(id).state != "failed"
         assert 300 < now[0] < 2 * MOST_DEATHS * LONGEST_PAUSE, "after growing pauses"
+
+    def test_it_is_not_given_up_when_nodes_die_and_goes_on_at_once_elsewhere(
+        self, dispatcher, launcher, record, post
+    ):
+        id = post()
+        dispatcher.tick()
+        for _ in range(2 * MOST_DEATHS):
+            launcher.launched[-1].now = "died"
+            launcher.launched[-1].error = f"{NODE_DEATH}: Ray's own words"
+            before = len(launcher.launched)
+            dispatcher.tick()
+            assert len(launcher.launched) == before + 1
+        assert record.row(id).state != "failed"
 
     def test_an_ended_experiment_gets_a_driver_until_mlflow_has_all(self, record, launcher, post):
         clock = iter(range(0, 10**9, 1000))

@@ -34,7 +34,7 @@ from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
-from eigensweep.workers.shared.shortages import explain_shortage
+from eigensweep.workers.shared.shortages import NODE_DEATH, explain_shortage
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.sections import ResourcesConfig
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 128 * 2**20
+
+NODE_DIED = "because its node has died"
+"""So Ray's account of an actor says that it was not the actor's own process that failed."""
 
 ANSWER_SECONDS = 20.0
 """How long a driver may take to answer."""
@@ -250,7 +253,8 @@ class DriverHandle:
         except ray.exceptions.OutOfMemoryError as error:
             state, self.error = "died", explain_shortage(str(error))
         except ray.exceptions.RayActorError as error:
-            state, self.error = "died", f"the driver's process died: {error}"
+            what = NODE_DEATH if NODE_DIED in str(error) else "the driver's process died"
+            state, self.error = "died", f"{what}: {error}"
         if state == "running" and self._work is not None:
             state, self.error = self._see_whether_it_began(self._work)
         if state != "running":

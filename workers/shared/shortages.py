@@ -1,4 +1,4 @@
-"""Words for a process that Ray ended because its node had no memory left."""
+"""Words for a process that ended through no fault of its own: its node was full, or died."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 
 SHORTAGE = "the node had no memory left, and Ray ended the process"
 """First words of the account; they are known again in what another process tells."""
+
+NODE_DEATH = "the node of the process died"
+"""First words of the account, as above."""
 
 LONGEST_SUMMARY = 400
 """Characters of the line in which Ray says how much memory was taken."""
@@ -28,3 +31,8 @@ def explain_shortage(account: str) -> str:
 def is_shortage(words: str | None) -> bool:
     """Tell whether a process was ended because its node had no memory left."""
     return words is not None and SHORTAGE in words
+
+
+def is_node_death(words: str | None) -> bool:
+    """Tell whether a process ended because its node did."""
+    return words is not None and words.startswith(NODE_DEATH)
