@@ -112,7 +112,7 @@ def test_the_service_ends_first_the_nodes_together_and_the_database_last(
     script = """
     trap 'echo TERM {name} >>ended; exit' TERM
     trap 'echo INT {name} >>ended; exit' INT
-    touch ready-{name}; sleep 1000 & wait
+    touch ready-{name}; while :; do sleep 0.1; done
     """
     named = {
         **{"postgresql": "postgresql", "mlflow": "mlflow", "head": "head", "node-1": "node"},

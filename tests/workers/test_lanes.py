@@ -78,8 +78,12 @@ def test_every_model_trains_in_lanes_as_alone(name, fields):
     model = {"name": name, **fields}
     compare(
         [
-            config_of(model, optimizer={"lr": 0.01, "lr_orth": 0.002, "clip_norm": 1.0}),
-            config_of(model, optimizer={"lr": 0.003, "weight_decay": 0.1}, training={"steps": 45}),
+            config_of(
+                model,
+                optimizer={"lr": 0.01, "lr_orth": 0.002, "clip_norm": 1.0},
+                training={"steps": 24},
+            ),
+            config_of(model, optimizer={"lr": 0.003, "weight_decay": 0.1}, training={"steps": 21}),
         ]
     )
 
@@ -107,7 +111,7 @@ def test_every_optimizer_clips_and_follows_schedules_in_lanes_as_alone(optimizer
     plain = {key: optimizer[key] for key in ("name", "name_orth") if key in optimizer}
     options = [{**optimizer, **schedule} for schedule in SCHEDULES]
     options += [{**plain, "lr": 0.05}]  # no momentum, other constants
-    training = {"evaluate_every": 7, "test_every_evaluation": True}
+    training = {"steps": 24, "evaluate_every": 7, "test_every_evaluation": True}
     # with larger rates rounding grows beyond 1e-10 within 50 steps
     options = [{"lr": 0.003, **each} for each in options]
     compare([config_of("scornn", optimizer=o, training=training) for o in options])
@@ -116,20 +120,20 @@ def test_every_optimizer_clips_and_follows_schedules_in_lanes_as_alone(optimizer
 @pytest.mark.parametrize(
     ("task", "model", "steps"),
     [
-        ("adding", "lstm", 50),
-        ("denoise", "gru", 50),
-        ("variable_copying", "exprnn", 50),
-        ({"name": "copying", "input_coding": "scalar"}, "scornn", 50),
-        ({"name": "text", "reset": True}, "lstm", 50),
-        ({"name": "text", "reset": True}, "urnn", 50),
-        ("ptb_chars", "lstm", 50),
-        ("ptb_chars", "asrnn", 50),
-        ("ptb_chars", "goru", 50),
+        ("adding", "lstm", 24),
+        ("denoise", "gru", 24),
+        ("variable_copying", "exprnn", 24),
+        ({"name": "copying", "input_coding": "scalar"}, "scornn", 24),
+        ({"name": "text", "reset": True}, "lstm", 24),
+        ({"name": "text", "reset": True}, "urnn", 24),
+        ("ptb_chars", "lstm", 24),
+        ("ptb_chars", "asrnn", 24),
+        ("ptb_chars", "goru", 24),
         ({"name": "ptb_chars", "reading": "sentences"}, "ornn", 12),
         ("pixel_mnist", "scornn", 12),
-        ("speech_frames", "enrnn", 50),
+        ("speech_frames", "enrnn", 24),
         ({"name": "speech_frames", "normalisation": "valid_mean", "mask": "lengths-1"}, "lstm", 20),
-        ({"name": "speech_frames", "normalisation": "batch_padded_mean"}, "tanh_rnn", 50),
+        ({"name": "speech_frames", "normalisation": "batch_padded_mean"}, "tanh_rnn", 24),
     ],
     ids=str,
 )

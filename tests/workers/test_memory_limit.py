@@ -101,7 +101,11 @@ def test_a_trial_in_a_lane_and_one_without_a_limit_are_not_watched():
 
 
 @pytest.mark.parametrize(
-    "case", ["small", "wide-lstm", pytest.param("copying-gru", marks=pytest.mark.slow)]
+    "case",
+    [
+        "small",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("wide-lstm", "copying-gru")),
+    ],
 )
 def test_the_guess_is_within_a_factor_of_two_of_what_a_trial_takes(case):
     config = make_config(case)
