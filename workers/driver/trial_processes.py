@@ -87,11 +87,13 @@ def load_ahead() -> None:
 
 def find_ready() -> list[int]:
     """Return the ids of the processes that wait for a trial with this code, loaded or not yet."""
-    digest, found = own_code().digest, []
+    variables, found = _variables(CPUS), []
+    wanted = [variables[name] for name in (CODE, THREADS)]
     for process in psutil.Process(os.getppid()).children():
         with suppress(psutil.Error):
             is_free = "ray::IDLE" in " ".join(process.cmdline())
-            if is_free and process.environ().get(CODE) == digest:
+            own = process.environ()
+            if is_free and [own.get(name) for name in (CODE, THREADS)] == wanted:
                 found.append(process.pid)
     return found
 
