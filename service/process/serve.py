@@ -51,6 +51,9 @@ LONGEST_STOP: Final = 10.0
 """Seconds after which a service that was told to stop ends in any case."""
 NODES_JOIN_SECONDS: Final = 300.0
 """How long an experiment on a cluster waits for a node with room for its trials."""
+HANDOVER_SECONDS: Final = 3.0
+"""How long an experiment waits for a driver that only has to deliver another one to MLflow: a
+driver of its own takes longer to start."""
 REFUSED: Final = 2
 """Exit status of a service that cannot start with its settings."""
 
@@ -222,7 +225,9 @@ def _build(
     migrate(settings.database)
     _require_a_token(settings)
     record = Record(settings.database, settings.webhook_urls)
-    dispatcher = Dispatcher(record, settings.max_experiments)
+    uses_again = settings.warm_drivers > 0 and settings.ray_address is None
+    patience = HANDOVER_SECONDS if uses_again else 0.0
+    dispatcher = Dispatcher(record, settings.max_experiments, patience=patience)
     app = create_app(settings, record, dispatcher, mlflow)
     storage, corpora = settings.storage_folder, str(settings.corpora)
     runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow)

@@ -108,6 +108,8 @@ class _Care:
     pause: float = FIRST_PAUSE
     problem: str | None = None
     """Why the last look at this experiment failed; None: it did not."""
+    over_since: float | None = None
+    """Time, by the dispatcher's clock, at which it was first seen to have ended."""
 
 
 @dataclass
@@ -123,6 +125,9 @@ class Dispatcher:
     max_experiments: int = 2
     interval: float = 0.5
     """Seconds between two ticks, unless `wake` is called."""
+    patience: float = 0.0
+    """For so many seconds the next experiment waits for a driver that only delivers, and that it
+    may have after that; 0: no driver is used again."""
     clock: Callable[[], float] = time.monotonic
     launcher: Launcher | None = None
     options: DriverOptions | None = None
@@ -216,6 +221,7 @@ class Dispatcher:
                 running += 1
             may_start = not each.is_over or delivering <= MOST_DELIVERIES
             self._try(self._look_after, each.id, care, may_start)
+            running += each.is_over and self._will_be_free_soon(care)
         for id in queued:
             if running >= self.max_experiments:
                 break
@@ -282,6 +288,12 @@ class Dispatcher:
             return
         if may_start and self.clock() >= care.not_before:
             self._start(id, care)
+
+    def _will_be_free_soon(self, care: _Care) -> bool:
+        """Return whether the driver of an experiment that is over may soon have the next one."""
+        if care.over_since is None:
+            care.over_since = self.clock()
+        return care.driver is not None and self.clock() < care.over_since + self.patience
 
     def _has_gone(self, id: str, care: _Care, driver: Driver) -> bool:
         """Return whether the driver is gone; if it is, decide when the next one may start."""

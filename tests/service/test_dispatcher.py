@@ -82,6 +82,24 @@ class TestDispatcher:
         launcher.room = room
         assert dispatcher.look_for_room(few) == room, "a refusal was shown again"
 
+    def test_the_next_waits_a_little_for_a_driver_that_it_can_have_after_its_delivery(
+        self, record, launcher, post
+    ):
+        now = [0.0]
+        dispatcher = Dispatcher(
+            *(record, 1), launcher=launcher, options=OPTIONS, clock=lambda: now[0], patience=3.0
+        )
+        first, second, third = post(), post(), post()
+        for over, seconds in ((first, 3.0), (second, 0.0)):
+            dispatcher.tick()
+            launcher.launched[-1].ledger.end("completed")
+            dispatcher.tick()
+            assert ids(launcher)[-1] == over
+            now[0] += seconds  # MLflow is slow
+            launcher.launched[-1].now = "running" if seconds else "ended"
+            dispatcher.tick()
+        assert ids(launcher) == [first, second, third]
+
     def test_a_driver_that_died_gets_a_successor_that_shuts_it_out(
         self, dispatcher, launcher, post
     ):
