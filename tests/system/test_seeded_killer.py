@@ -12,6 +12,7 @@ import time
 import urllib.error
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -102,10 +103,16 @@ class Killer:
             assert self.database is not None
             self.database.start()
         if "service" in blow.kinds:
-            self.service.start()
-            wait_until(lambda: not family & set(self.service.family()), lambda: family)
-            lived = (was_alone_at or time.monotonic()) - began
+            with ThreadPoolExecutor(1) as pool:  # beside the start, which takes time of its own
+                alone = pool.submit(self._wait_until_gone, family)
+                self.service.start()
+                lived = (was_alone_at or alone.result()) - began
             self.orphans_lived = max(self.orphans_lived, lived)
+
+    def _wait_until_gone(self, family: set[psutil.Process]) -> float:
+        """Return when none of these processes lives any more."""
+        wait_until(lambda: not family & set(self.service.family()), lambda: family, pause=0.3)
+        return time.monotonic()
 
     def has_recovered(self) -> bool:
         """Say whether all that was struck is back, and what had stopped trains again."""
