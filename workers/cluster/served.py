@@ -17,6 +17,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -125,6 +126,8 @@ def main() -> None:
         return
     served = Served(cluster, pipe)
     served.tell(None, "ready", socket.gethostname())
+    for name in settings.get("modules", ()):  # which the first request would load
+        import_module(name)
     threading.Thread(target=served.watch, name="watch", daemon=True).start()
     threading.Thread(target=served.keep_warm, name="warm", daemon=True).start()
     served.serve()
