@@ -1,7 +1,7 @@
 """Measure how soon an experiment trains after its POST, with drivers kept warm and without.
 
 `python -m bench.start` starts two services of its own, one after the other: one that keeps nothing
-ready, and one with `EIGENSWEEP_WARM_DRIVERS=1`. For each it prints
+ready, and one that does so, as is the default. For each it prints
 
 - the seconds from the POST to the end of the first training step of the first trial, as the median
   over rounds: experiments one after another, each after a pause in which the service can get ready

@@ -185,11 +185,12 @@ class Settings(BaseSettings):
     """URL of a database for Optuna's studies; None: journal files in the home folder."""
     max_experiments: int = Field(default=2, ge=1)
     """How many experiments run at once; the others wait in the queue."""
-    warm_drivers: int = Field(default=0, ge=0)
+    warm_drivers: int = Field(default=1, ge=0)
     """Drivers that are kept for the next experiment, on a Ray that the service starts.
 
-    Each takes 1.1 GB with its processes for trials, which no trial may have then. 0: none waits,
-    and every experiment starts a driver of its own.
+    Each takes 1.15 GB with its processes for trials, which no trial may have then. Where that is
+    more than a quarter of the memory, none is kept. 0: none waits, and every experiment starts a
+    driver of its own.
     """
     retries: int = Field(default=3, ge=0)
     """How often a trial is started again after its process was lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -189,8 +190,9 @@ def test_nothing_waits_any_more_where_there_was_no_experiment_for_long():
 
 @pytest.mark.parametrize(("gigabytes", "fit"), [(16, 1), (4, 0)])
 def test_no_driver_waits_where_memory_is_short(gigabytes, fit, caplog):
+    caplog.set_level(logging.INFO)
     assert count_that_fit(1, gigabytes * 10**9) == fit
-    assert ("EIGENSWEEP_WARM_DRIVERS=0" in caplog.text) == (not fit)
+    assert ("EIGENSWEEP_WARM_DRIVERS" in caplog.text) == (not fit)
 
 
 @pytest.mark.parametrize("wanted", [0, 1])

@@ -139,9 +139,9 @@ def count_that_fit(wanted: int, memory: int) -> int:
     """Return how many drivers may wait where there are so many bytes of memory: all, or none."""
     if wanted * BYTES <= memory * MOST_OF_MEMORY:
         return wanted
-    logger.warning(
-        "no driver is kept ready: %d would take %.1f GB, and Ray has %.1f GB. "
-        "EIGENSWEEP_WARM_DRIVERS=0 says the same without this warning",
+    logger.info(
+        "no driver is kept ready: %d would take %.1f GB, and Ray has %.1f GB "
+        "(EIGENSWEEP_WARM_DRIVERS)",
         wanted,
         wanted * BYTES / 1e9,
         memory / 1e9,
