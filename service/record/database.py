@@ -155,8 +155,11 @@ def _persist(
     begin: Callable[[Engine], AbstractContextManager[S]],
     writes: bool,
 ) -> T:
-    if patience <= 0:  # most requests: making a `Retrying` would be a good part of their cost
+    try:  # nearly always this is all: making a `Retrying` would be a good part of the cost
         return _transact(url, work, begin, writes)
+    except Exception as error:
+        if patience <= 0 or not is_away(error):
+            raise
     return _retry_for(patience)(_transact, url, work, begin, writes)
 
 

@@ -28,7 +28,7 @@ from eigensweep.service.record.journal import (
     replace_non_finite,
     spent_seconds,
 )
-from eigensweep.service.record.rows import Rows, RowSession
+from eigensweep.service.record.rows import Rows, RowSession, read_first
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
 from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.fair_shares import Contender, Want
@@ -36,6 +36,7 @@ from eigensweep.workers.shared.ledger import (
     PAUSED,
     Earlier,
     Finished,
+    RungReport,
     StaleWriteError,
     Standing,
     TrialEntry,
@@ -214,34 +215,45 @@ class RecordLedger:
     ) -> None:
         def work(session: RowSession, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
-            started = session.get(Attempt, (self.experiment_id, number, attempt))
-            if started is not None and place is not None:
-                started.place = place.to_dict()
-            if started is not None and started.ended_at is None:
-                count_use(session, trial, started)
-            known = session.get(Report, (self.experiment_id, number, step))
-            if trial.state in OUTCOMES or known is not None:
-                return
-            kept = {
-                name: value
-                for name, value in replace_non_finite(metrics).items()
-                if value is not None
-            }
-            trial.step = max(trial.step, step)
-            if not kept:
-                return
-            report = Report(
-                experiment_id=self.experiment_id,
-                number=number,
-                step=step,
-                attempt=attempt,
-                metrics=kept,
-                at=time.time(),
-            )
-            session.add(report)
-            emit_trial(session, experiment, trial, "report", metrics=kept)
+            self._report(session, experiment, trial, attempt, RungReport(step, metrics, place))
 
         self._write_rows(work)
+
+    def _report(
+        self,
+        session: RowSession,
+        experiment: Experiment,
+        trial: Trial,
+        attempt: int,
+        told: RungReport,
+    ) -> None:
+        number, step = trial.number, told.step
+        started = session.get(Attempt, (self.experiment_id, number, attempt))
+        if started is not None and told.place is not None:
+            started.place = told.place.to_dict()
+        if started is not None and started.ended_at is None:
+            count_use(session, trial, started)
+        known = session.get(Report, (self.experiment_id, number, step))
+        if trial.state in OUTCOMES or known is not None:
+            return
+        kept = {
+            name: value
+            for name, value in replace_non_finite(told.metrics).items()
+            if value is not None
+        }
+        trial.step = max(trial.step, step)
+        if not kept:
+            return
+        report = Report(
+            experiment_id=self.experiment_id,
+            number=number,
+            step=step,
+            attempt=attempt,
+            metrics=kept,
+            at=time.time(),
+        )
+        session.add(report)
+        emit_trial(session, experiment, trial, "report", metrics=kept)
 
     def finish(
         self,
@@ -250,9 +262,12 @@ class RecordLedger:
         outcome: Outcome,
         result: Result | None = None,
         error: str | None = None,
+        last: RungReport | None = None,
     ) -> None:
         def work(session: RowSession, experiment: Experiment) -> None:
             trial = self._trial(session, number, attempt)
+            if last is not None:
+                self._report(session, experiment, trial, attempt, last)
             if trial.state not in OUTCOMES:
                 content = None if result is None else result.to_dict()
                 finish_trial(session, experiment, trial, outcome, content, error)
@@ -314,7 +329,7 @@ class RecordLedger:
         """Tell whether a trial with this configuration is completed: nearly always, none is."""
 
         def work(connection: Connection) -> bool:
-            return connection.execute(COMPLETED, {"name": config_hash}).first() is not None
+            return read_first(connection, COMPLETED, {"name": config_hash}) is not None
 
         return database.look(self.database_url, work, self.patience)
 

@@ -1,20 +1,28 @@
-"""A few rows, read and written in one transaction without SQLAlchemy's ORM.
+"""A few rows, read and written in one transaction with little work around each statement.
 
-A driver writes four times for each trial, two or three rows at a time. With a `Session` most of its
-time goes into the ORM. `RowSession` has the few methods of one that the shared steps in
-[journal.py](journal.py) call, and executes plain statements. Runs in drivers.
+A driver writes three times for each trial, some rows at a time. With a `Session` most of its time
+goes into the ORM, and then into what SQLAlchemy does around each statement. `RowSession` has the
+few methods of one that the shared steps in [journal.py](journal.py) call. SQLAlchemy writes each
+statement once; then it goes straight to the database's driver, inside SQLAlchemy's transaction.
+Runs in drivers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, cast
 
-from sqlalchemy import Connection, Executable, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, Dialect, Table, bindparam, insert, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.sql import ClauseElement
+from sqlalchemy.types import TypeEngine
 
 T = TypeVar("T")
+
+Convert = Callable[[Any], Any]
 
 
 class Rows(Protocol):
@@ -43,11 +51,11 @@ class RowSession:
         """Return a row, read once; `lock` makes other writers of it wait, where they can."""
         key = ident if isinstance(ident, tuple) else (ident,)
         if (entity, key) not in self._rows:
-            found = self._connection.execute(_select(_table(entity), lock), _name_key(key)).first()
+            found = read_first(self._connection, _select(_table(entity), lock), _name_key(key))
             self._rows[entity, key] = None
             if found is not None:
-                self._read[entity, key] = found._asdict()
-                self._rows[entity, key] = SimpleNamespace(**found._asdict())
+                self._read[entity, key] = found
+                self._rows[entity, key] = SimpleNamespace(**found)
         return cast("T | None", self._rows[entity, key])
 
     def get_one(self, entity: type[T], ident: Any, *, lock: bool = False) -> T:
@@ -71,19 +79,115 @@ class RowSession:
             after = vars(self._rows[entity, key])
             changed = {name: after[name] for name in before if after[name] is not before[name]}
             if changed:
-                self._connection.execute(
-                    _update(_table(entity), tuple(changed)),
-                    _name_key(key) | {f"new_{name}": value for name, value in changed.items()},
-                )
+                statement = _update(_table(entity), tuple(changed))
+                self._write(statement, _name_key(key) | _name_new(changed))
         for instance in self._new:
-            values = {
-                name: value for name, value in vars(instance).items() if not name.startswith("_")
+            table, given = _table(type(instance)), vars(instance)
+            values = _find_defaults(table) | {
+                name: value for name, value in given.items() if not name.startswith("_")
             }
-            self._connection.execute(_insert(_table(type(instance))), values)
+            self._write(_insert(table, tuple(values)), _name_new(values))
+
+    def _write(self, statement: ClauseElement, values: Mapping[str, Any]) -> None:
+        _execute(self._connection, _prepare(statement, self._connection.dialect), values)
+
+
+def read_first(
+    connection: Connection, statement: ClauseElement, values: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the first row of a query by the names of its columns, None if there is none.
+
+    The statement is prepared once and kept, so it should be a constant.
+    """
+    prepared = _prepare(statement, connection.dialect)
+    cursor = _execute(connection, prepared, values)
+    found = cursor.fetchone()
+    row = None if found is None else prepared.read(found, cursor.description)
+    cursor.close()
+    return row
+
+
+class _Prepared:
+    """A statement in the words of a database, and how values go in and come out."""
+
+    def __init__(self, statement: ClauseElement, dialect: Dialect) -> None:
+        compiled: Any = statement.compile(dialect=dialect)
+        self.text: str = compiled.string
+        self._dialect = dialect
+        self._order: list[str] | None = compiled.positiontup if compiled.positional else None
+        self._constants: dict[str, Any] = compiled.params
+        kinds = {name: each.type for name, each in compiled.binds.items()}
+        found = {name: _own(kind, dialect).bind_processor(dialect) for name, kind in kinds.items()}
+        self._to_database = {name: convert for name, convert in found.items() if convert}
+        self._columns: dict[str, TypeEngine[Any]] = {
+            column.key: column.type for column in getattr(statement, "selected_columns", ())
+        }
+        self._from_database: list[tuple[str, Convert]] | None = None
+        """Columns whose values are converted; known after the first row."""
+
+    def bind(self, values: Mapping[str, Any]) -> dict[str, Any] | tuple[Any, ...]:
+        """Return values as the database's driver takes them."""
+        bound = {**self._constants, **values}
+        for name, convert in self._to_database.items():
+            bound[name] = convert(bound[name])
+        return bound if self._order is None else tuple(bound[name] for name in self._order)
+
+    def read(self, found: tuple[Any, ...], description: Any) -> dict[str, Any]:
+        """Return a row by the names of its columns."""
+        row = dict(zip(self._columns, found, strict=True))
+        if self._from_database is None:
+            self._from_database = self._find_converts([each[1] for each in description])
+        for name, convert in self._from_database:
+            row[name] = convert(row[name])
+        return row
+
+    def _find_converts(self, codes: list[Any]) -> list[tuple[str, Convert]]:
+        """Return how each column is converted; `codes` are what the driver calls their types."""
+        converts = {
+            name: _own(kind, self._dialect).result_processor(self._dialect, code)
+            for (name, kind), code in zip(self._columns.items(), codes, strict=True)
+        }
+        return [(name, convert) for name, convert in converts.items() if convert]
+
+
+def _own(kind: TypeEngine[Any], dialect: Dialect) -> TypeEngine[Any]:
+    """Return a type as this database has it."""
+    return kind.dialect_impl(dialect)
+
+
+@lru_cache(maxsize=256)
+def _prepare(statement: ClauseElement, dialect: Dialect) -> _Prepared:
+    return _Prepared(statement, dialect)
+
+
+def _execute(connection: Connection, prepared: _Prepared, values: Mapping[str, Any]) -> Any:
+    """Execute a statement in the connection's transaction; return the driver's cursor.
+
+    Raises:
+        DBAPIError: as SQLAlchemy raises it.
+    """
+    dialect, below = connection.dialect, connection.connection
+    cursor = below.cursor()
+    bound = prepared.bind(values)
+    try:
+        cursor.execute(prepared.text, bound)
+    except dialect.loaded_dbapi.Error as error:
+        is_lost = dialect.is_disconnect(error, cast(Any, below), cursor)
+        if is_lost:
+            connection.invalidate(error)
+        base: Any = dialect.loaded_dbapi.Error
+        raise DBAPIError.instance(
+            prepared.text, bound, error, base, connection_invalidated=is_lost, dialect=dialect
+        ) from error
+    return cursor
 
 
 def _name_key(key: tuple[Any, ...]) -> dict[str, Any]:
     return {f"key_{place}": part for place, part in enumerate(key)}
+
+
+def _name_new(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"new_{name}": value for name, value in values.items()}
 
 
 def _table(entity: type) -> Table:
@@ -97,17 +201,29 @@ def _is_named(table: Table) -> list[Any]:
 
 
 @lru_cache
-def _select(table: Table, lock: bool) -> Executable:
+def _find_defaults(table: Table) -> dict[str, Any]:
+    """Return what columns hold where nothing is said."""
+    defaults: dict[str, Any] = {column.key: column.default for column in table.columns}
+    return {
+        name: default.arg for name, default in defaults.items() if default and default.is_scalar
+    }
+
+
+def _bind(table: Table, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names}
+
+
+@lru_cache
+def _select(table: Table, lock: bool) -> ClauseElement:
     chosen = select(table).where(*_is_named(table))
     return chosen.with_for_update() if lock else chosen
 
 
 @lru_cache
-def _update(table: Table, names: tuple[str, ...]) -> Executable:
-    values = {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names}
-    return update(table).where(*_is_named(table)).values(values)
+def _update(table: Table, names: tuple[str, ...]) -> ClauseElement:
+    return update(table).where(*_is_named(table)).values(_bind(table, names))
 
 
 @lru_cache
-def _insert(table: Table) -> Executable:
-    return insert(table)
+def _insert(table: Table, names: tuple[str, ...]) -> ClauseElement:
+    return insert(table).inline().values(_bind(table, names))

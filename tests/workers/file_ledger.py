@@ -16,6 +16,7 @@ from eigensweep.workers.shared.fair_shares import Contender, Want
 from eigensweep.workers.shared.ledger import (
     Earlier,
     Finished,
+    RungReport,
     StaleWriteError,
     Standing,
     TrialEntry,
@@ -121,13 +122,16 @@ class FileLedger:
         self, number: int, attempt: int, step: int, metrics: Metrics, place: Place | None
     ) -> None:
         with self._change() as content:
-            trial = self._trial(content, number, attempt)
-            if place is not None:
-                trial["place"] = place.to_dict()
-            known = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            if trial["state"] in OPEN_TRIALS and known:
-                trial["reports"].setdefault(str(step), known)
-            content["history"].append(["report", number, attempt, step])
+            self._report(content, number, attempt, RungReport(step, metrics, place))
+
+    def _report(self, content: dict[str, Any], number: int, attempt: int, told: RungReport) -> None:
+        trial = self._trial(content, number, attempt)
+        if told.place is not None:
+            trial["place"] = told.place.to_dict()
+        known = {name: value for name, value in told.metrics.items() if math.isfinite(value)}
+        if trial["state"] in OPEN_TRIALS and known:
+            trial["reports"].setdefault(str(told.step), known)
+        content["history"].append(["report", number, attempt, told.step])
 
     def finish(
         self,
@@ -136,9 +140,12 @@ class FileLedger:
         outcome: Outcome,
         result: Result | None = None,
         error: str | None = None,
+        last: RungReport | None = None,
     ) -> None:
         with self._change() as content:
             trial = self._trial(content, number, attempt)
+            if last is not None:
+                self._report(content, number, attempt, last)
             if trial["state"] in OPEN_TRIALS:
                 self._put(content, _read_entry(trial).ended(outcome, result, error))
                 content["history"].append(["finish", number, attempt, outcome])

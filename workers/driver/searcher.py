@@ -19,6 +19,7 @@ from ray.tune.stopper import Stopper
 
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.engine.trainable import REPORT
+from eigensweep.workers.shared.ledger import RungReport
 from eigensweep.workers.shared.messages import Json, LostBy, Order, Report
 from eigensweep.workers.shared.shortages import is_shortage
 from eigensweep.workers.trial.memory_limit import read_last_words
@@ -130,10 +131,11 @@ class Recorder(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: Json, **c: Any
     ) -> None:
-        order, report = Order.from_dict(trial.config), Report.from_dict(result[REPORT])
-        if report.outcome == "diverged" and self._sweep.waits_for_others(order.number):
-            return  # it counts as worse than all, whatever it reported on the way
-        self._sweep.report(order.number, report.step, report.metrics, report.place)
+        """Record a report of a trial that goes on; what it reports with its end comes with that."""
+        report = Report.from_dict(result[REPORT])
+        if report.outcome is None:
+            order = Order.from_dict(trial.config)
+            self._sweep.report(order.number, report.step, report.metrics, report.place)
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
@@ -166,7 +168,10 @@ class Recorder(tune.Callback):
         elif report.outcome == "diverged" and self._sweep.waits_for_others(order.number):
             self._sweep.arrive(order.number, order.attempt, diverged=report.result)
         else:
-            self._sweep.end(order.number, report.outcome or "pruned", report.result, report.error)
+            last = None if report.outcome is None else _read_last(report)
+            self._sweep.end(
+                order.number, report.outcome or "pruned", report.result, report.error, last
+            )
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
@@ -213,6 +218,10 @@ class Halt(Stopper):
     def stop_all(self) -> bool:
         """Return whether to stop. Tune reports no end of the trials that it stops then."""
         return LIVE[self.experiment].must_stop()
+
+
+def _read_last(report: Report) -> RungReport:
+    return RungReport(report.step, report.metrics, report.place)
 
 
 def _cause(trial: Trial) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -139,31 +141,31 @@ def close_storage(storage: BaseStorage) -> None:
 class Journal(JournalFileBackend):
     """A journal of one writer that may be lost: it takes no lock and does not wait for the disk.
 
-    It remembers only where it was read last; Optuna's own keeps the place of every line.
+    The file is read once. After that it holds nothing that was not written here.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
-        self._lines, self._bytes = 0, 0
-        """How much of it was read."""
+        self._lines = 0
+        """How many lines were read."""
+        self._fresh: deque[str] = deque()
+        """Lines that were written since, and are still to be read."""
 
     def read_logs(self, log_number_from: int) -> Generator[Json, None, None]:
-        if log_number_from < self._lines:
-            self._lines, self._bytes = 0, 0
-        if self._path.stat().st_size == self._bytes:
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._bytes)
-            for line in file:
-                self._lines, self._bytes = self._lines + 1, self._bytes + len(line)
-                if self._lines > log_number_from:
-                    yield json.loads(line)
+        if self._lines == 0 or log_number_from < self._lines:
+            with self._path.open(encoding="utf-8") as file:
+                self._fresh = deque(islice(file, log_number_from, None))
+            self._lines = log_number_from
+        while self._fresh:
+            self._lines += 1
+            yield json.loads(self._fresh.popleft())
 
     def append_logs(self, logs: list[Json]) -> None:
         lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
         with self._path.open("ab") as file:
             file.write("".join(lines).encode())
+        self._fresh.extend(lines)
 
 
 def _mend(path: Path) -> None:

@@ -31,6 +31,7 @@ from eigensweep.workers.shared.ledger import (
     PAUSED,
     Finished,
     Ledger,
+    RungReport,
     StaleWriteError,
     Standing,
     TrialEntry,
@@ -159,7 +160,8 @@ class Sweep:
                 entry = replace(entry, state="waiting")
             self._points.add(_key(Point(entry.arm, entry.params)))
             if entry.state != "invalid":
-                self._identities.add(_identity(TrialConfig.from_dict(entry.config)))
+                config = TrialConfig.from_dict(entry.config)
+                self._identities.add(_identity(config, config.content_hash()))
             self._put(entry)
         self._unmet = {_key(Point(e.arm, e.params)) for e in self.tried}
         """Trials of earlier drivers that the sequence has not come to again."""
@@ -295,18 +297,22 @@ class Sweep:
         entry = self.entries[number]
         if entry.state != "running":
             return
-        self._lost_engines.pop(number, None)
-        self._lost_by_disk.pop(number, None)
-        self._lost_by_memory.pop(number, None)
+        told = self._read_report(entry, RungReport(step, metrics, place))
+        self.ledger.report(number, entry.attempt, step, told.metrics, place)
+        self._put(_with_report(entry, told))
+
+    def _read_report(self, entry: TrialEntry, told: RungReport) -> RungReport:
+        """Return what is to be recorded of a report; note that its process lives."""
+        for lost in (self._lost_engines, self._lost_by_disk, self._lost_by_memory):
+            lost.pop(entry.number, None)
+        place = told.place
         if place is not None and place.lanes is not None and place not in self._engines:
             self._engines.add(place)
             words = "engine trains node=%s pid=%d device=%s lanes=%d"
             logger.info(words, place.node, place.pid, place.device, place.lanes)
         if entry.added_seeds:  # it has reported already, of the seeds that all trials have
-            metrics = {}
-        self.ledger.report(number, entry.attempt, step, metrics, place)
-        reports = {**entry.reports, step: metrics} if metrics else entry.reports
-        self._put(replace(entry, reports=reports, place=place))
+            return replace(told, metrics={})
+        return told
 
     def end(
         self,
@@ -314,16 +320,21 @@ class Sweep:
         outcome: Outcome,
         result: Result | None = None,
         error: str | None = None,
+        last: RungReport | None = None,
     ) -> None:
-        """Record how a trial ended; the first end counts."""
+        """Record how a trial ended, and what it reported with it; the first end counts."""
         entry = self.entries[number]
         self._handed_out.discard(number)
         if entry.state not in OPEN_TRIALS:
             return
+        last = last if entry.state == "running" else None
+        if last is not None:
+            last = self._read_report(entry, last)
+            entry = _with_report(entry, last)
         if result is not None:
             result = replace(result, outcome=outcome)
         result = complete_result(entry, outcome, result)
-        self.ledger.finish(number, entry.attempt, outcome, result, error)
+        self.ledger.finish(number, entry.attempt, outcome, result, error, last)
         entry = entry.ended(outcome, result, error)
         self.study.tell(entry)
         self._put(entry)
@@ -637,12 +648,13 @@ class Sweep:
                 error = str(refusal)
                 self.ledger.open_invalid(number, point.arm, params, error)
                 self._put(TrialEntry(number, point.arm, params, {}, "", "invalid", error=error))
-        if config is None or _identity(config) in self._identities:
+        name = "" if config is None else config.content_hash()
+        if config is None or (identity := _identity(config, name)) in self._identities:
             if draw is not None:
                 self.study.discard(draw)
             return False
-        self._identities.add(_identity(config))
-        content, name = config.model_dump(mode="json"), config.content_hash()
+        self._identities.add(identity)
+        content = config.model_dump(mode="json")
         self.ledger.open(number, point.arm, params, content, name)
         entry = TrialEntry(number, point.arm, params, content, name, "waiting")
         if draw is not None:
@@ -672,9 +684,9 @@ class Sweep:
     def _find(
         find: Callable[[str, int, int, int], Finished | None], entry: TrialEntry
     ) -> Finished | None:
-        config = TrialConfig.from_dict(entry.config)
-        assert config.training.steps is not None
-        return find(entry.config_hash, config.seed, config.replicates, config.training.steps)
+        config = entry.config
+        steps = config["training"]["steps"]
+        return find(entry.config_hash, config["seed"], config["replicates"], steps)
 
     def _put(self, entry: TrialEntry) -> None:
         self._keep(entry)
@@ -699,6 +711,11 @@ class Sweep:
             self.entries[worse] = self.entries[worse].outline()
 
 
+def _with_report(entry: TrialEntry, told: RungReport) -> TrialEntry:
+    reports = {**entry.reports, told.step: told.metrics} if told.metrics else entry.reports
+    return replace(entry, reports=reports, place=told.place)
+
+
 def _key(point: Point) -> bytes:
     """Return what tells the points of an experiment apart, in few bytes."""
     return _shorten(
@@ -706,9 +723,12 @@ def _key(point: Point) -> bytes:
     )
 
 
-def _identity(config: TrialConfig) -> bytes:
-    """Return what tells the configurations of an experiment apart, in few bytes."""
-    return _shorten(config.content_hash(), str(config.training.steps))
+def _identity(config: TrialConfig, name: str) -> bytes:
+    """Return what tells the configurations of an experiment apart, in few bytes.
+
+    `name` is the configuration's `content_hash`.
+    """
+    return _shorten(name, str(config.training.steps))
 
 
 def _shorten(*words: str) -> bytes:

@@ -138,6 +138,15 @@ class TrialEntry:
 
 
 @dataclass(frozen=True)
+class RungReport:
+    """What a trial reported at a rung, and where it runs if that is known."""
+
+    step: int
+    metrics: Metrics
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
 class Finished:
     """A finished result with the same hash and seeds, in any experiment."""
 
@@ -214,9 +223,11 @@ class Ledger(Protocol):
         outcome: Outcome,
         result: Result | None = None,
         error: str | None = None,
+        last: RungReport | None = None,
     ) -> None:
         """Record how the trial ended; the first end counts. A number not finite is unknown.
 
+        `last` is what it reported with its end. It is recorded as `report` does, in the same act.
         A trial that was opened again and now failed or was cancelled is again what it was before.
         """
 
