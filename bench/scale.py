@@ -12,20 +12,25 @@ from __future__ import annotations
 
 import gc
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
 from bench.delivery import mlflow_beside_us
+from bench.looks import look_every
 from bench.overhead import MODEL, TASK
 from bench.played_ray import PlayedRay, played_ray
 from bench.report import add_json, new_parser, say, table, write
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.database import read
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.tables import Attempt, Trial
 from eigensweep.workers.driver.experiment import run_experiment
 from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.shared.messages import DriverOptions
@@ -54,32 +59,31 @@ def sleepers(trials: int, method: str, reports: int) -> dict[str, Any]:
     }
 
 
-class Watch:
-    """Notes time and memory of this process whenever so many more trials have ended."""
+class Notes:
+    """Time and memory of this process, noted whenever so many more trials have ended."""
 
     def __init__(self, ray: PlayedRay, every: int) -> None:
-        self._ray, self._every, self._over = ray, every, threading.Event()
+        self._ray, self._every = ray, every
+        self._own = 0.0
+        """Processor seconds that the looks themselves took."""
         self.rows: list[dict[str, float]] = []
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
 
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.1):
-            for live in list(LIVE.values()):
-                ended = len(live.sweep.entries) - live.sweep.running
-                if ended >= self._every * (len(self.rows) + 1):
-                    self.note(ended)
+    def look(self) -> None:
+        """Note time and memory if enough trials have ended since the last time."""
+        for live in list(LIVE.values()):
+            ended = len(live.sweep.entries) - live.sweep.running
+            if ended >= self._every * (len(self.rows) + 1):
+                self.note(ended)
 
     def note(self, ended: int) -> None:
+        """Note both now; collecting garbage takes a quarter of a second, which does not count."""
+        began = time.thread_time()
         gc.collect()
+        self._own += time.thread_time() - began
         self.rows.append(
             {
                 "ended": ended,
-                "driver_seconds": time.process_time() - self._ray.spent,
+                "driver_seconds": time.process_time() - self._ray.spent - self._own,
                 "wall_seconds": time.monotonic(),
                 "mb": (private_bytes() or 0) / 1e6,
             }
@@ -103,36 +107,53 @@ def drive(
         ray = stack.enter_context(played_ray(slots, seconds))
         storage, optuna = str(folder / "storage"), str(folder / "optuna")
         options = DriverOptions(storage=storage, optuna=optuna, mlflow_uri=url)
-        watch = Watch(ray, max(1, trials // LOOKS))
-        stack.callback(watch.stop)
-        watch.note(0)
+        notes = Notes(ray, max(1, trials // LOOKS))
+        notes.note(0)
+        stack.enter_context(look_every(0.1, notes.look))
         run_experiment(row.id, spec.model_dump(mode="json"), ledger, options)
-        watch.note(trials)
+        notes.note(trials)
     states = {each.state for each in ledger.load()}
     if states != {"completed"}:
         raise RuntimeError(f"not every trial was completed: {states}")
-    return summarize(trials, slots, seconds, watch.rows)
+    found = summarize(trials, slots, seconds, notes.rows)
+    starts, last_end = read_times(database)
+    return found | {"trials_seconds": last_end - starts[0]}
+
+
+def read_times(url: str) -> tuple[list[float], float]:
+    """Return when the trials of a record were started, in order, and when the last one ended."""
+
+    def work(session: Session) -> tuple[list[float], float]:
+        starts = session.scalars(select(Attempt.started_at).order_by(Attempt.started_at)).all()
+        return list(starts), session.scalars(select(func.max(Trial.ended_at))).one()
+
+    return read(url, work)
 
 
 def summarize(
     trials: int, slots: int, seconds: float, rows: list[dict[str, float]]
 ) -> dict[str, Any]:
-    """Return the costs of a trial, over the whole run and in its last part."""
+    """Return the costs of a trial, from the first tenth of the run to the last one.
+
+    What a driver takes to start, to draw its report and to end stands beside them: it is the same
+    for few trials and for many.
+    """
     first, early, late, last = rows[0], rows[1], rows[-2], rows[-1]
-    wall = last["wall_seconds"] - first["wall_seconds"]
     between = late["ended"] - early["ended"]
+    spent = late["driver_seconds"] - early["driver_seconds"]
+    whole = last["driver_seconds"] - first["driver_seconds"]
     return {
         "trials": trials,
         "slots": slots,
         "seconds": seconds,
-        "ms_a_trial": 1e3 * (last["driver_seconds"] - first["driver_seconds"]) / trials,
+        "ms_a_trial": 1e3 * spent / between,
         "last_ms_a_trial": 1e3
         * (late["driver_seconds"] - rows[-3]["driver_seconds"])
         / (late["ended"] - rows[-3]["ended"]),
+        "once_seconds": whole - trials * spent / between,
         "kb_a_trial": 1e3 * (late["mb"] - early["mb"]) / between,
         "mb": late["mb"],
-        "wall_seconds": wall,
-        "overhead": wall / (trials * seconds / slots) - 1 if seconds else None,
+        "wall_seconds": last["wall_seconds"] - first["wall_seconds"],
         "rows": rows,
     }
 
@@ -143,10 +164,11 @@ HEADINGS = {
     "seconds": "s each",
     "ms_a_trial": "driver's ms a trial",
     "last_ms_a_trial": "of the last tenth",
+    "once_seconds": "s of it once",
     "kb_a_trial": "KB kept of each",
     "mb": "MB",
     "wall_seconds": "s in all",
-    "overhead": "overhead",
+    "trials_seconds": "s from first start to last end",
 }
 
 

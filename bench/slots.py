@@ -1,33 +1,41 @@
-"""Measure how a real Ray uses its slots: trials that sleep, on nodes that are processes here.
+"""Measure how slots are used: trials that sleep, on nodes that are processes here.
 
-`python -m bench.slots --nodes 8 4 2 1 --trials 64 --seconds 8` starts a cluster with a head without
-CPUs and so many nodes of one slot, and takes nodes away between the runs. `--slots 16` has one node
-with so many slots instead. Each experiment has a real driver, real trials' processes, the ledger in
-SQLite, and MLflow's server.
+`python -m bench.slots` prints one table, in about half an hour. `--quick` tries it out in less than
+two minutes, and `--only` chooses one of its parts:
 
-The ideal is the time that the trials sleep, divided by the slots. It prints the wall time from the
-first trial's start to the last one's end, and from the launch of the driver to its end, with all
-delivered; and the processor time of the driver's process for each trial.
+- `nodes`: 64 trials of 8 s on a cluster with a head without CPUs and 8, 4, 2 and 1 nodes of one
+  slot, which are taken away between the runs;
+- `slots`: 1,000 trials of one second on one node of 16 slots;
+- `played`: 1,000 slots of one-minute trials, with Ray's part played (bench/played_ray.py).
+
+The first two have a real Ray, a real driver and real trials' processes. All have the ledger in
+SQLite and MLflow's server. The ideal is the time that the trials sleep, divided by the slots. Wall
+time is from the first trial's start to the last one's end; the launch of the driver, and the
+delivery after the last trial, stand beside it.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
+import json
 import os
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil  # type: ignore[import-untyped]
 
 from bench.delivery import mlflow_beside_us
+from bench.looks import look_every
 from bench.overhead import TASK
-from bench.report import add_json, new_parser, say, table, write
+from bench.report import add_json, add_quick, new_parser, say, table, write
 
+PARTS: Final = ("nodes", "slots", "played")
 ROOT = Path(__file__).parents[1]
 TOYS = ROOT / "tests" / "plugins"
 """The package of the tests' models, among them `toy_slow`, which sleeps in each forward pass."""
@@ -47,28 +55,22 @@ def sleepers(trials: int, seconds: float) -> dict[str, Any]:
     }
 
 
-class CpuWatch:
-    """Notes the processor time of the driver's process, which ends before it can be asked."""
+@dataclass
+class DriverUse:
+    """Processor time and memory of the driver's process, which ends before it can be asked."""
 
-    def __init__(self) -> None:
-        self.seconds, self.mb = 0.0, 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+    seconds: float = 0.0
+    mb: float = 0.0
+    _process: psutil.Process | None = None
 
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        found: psutil.Process | None = None
-        while not self._over.wait(0.5):
-            with suppress(psutil.Error):
-                found = found or _find_driver()
-                if found is not None:
-                    times = found.cpu_times()
-                    self.seconds = max(self.seconds, times.user + times.system)
-                    self.mb = max(self.mb, found.memory_full_info().uss / 1e6)
+    def look(self) -> None:
+        """Look for the process, and ask it."""
+        with suppress(psutil.Error):
+            self._process = self._process or _find_driver()
+            if self._process is not None:
+                times = self._process.cpu_times()
+                self.seconds = max(self.seconds, times.user + times.system)
+                self.mb = max(self.mb, self._process.memory_full_info().uss / 1e6)
 
 
 def _find_driver() -> psutil.Process | None:
@@ -83,14 +85,11 @@ def _find_driver() -> psutil.Process | None:
 
 def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> dict[str, Any]:
     """Return how long an experiment takes on a cluster of so many slots."""
-    from sqlalchemy import func, select
-
+    from bench.scale import read_times
     from eigensweep.search_spaces.spec import ExperimentSpec
-    from eigensweep.service.record import database
     from eigensweep.service.record.ledger import RecordLedger
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
-    from eigensweep.service.record.tables import Attempt, Trial
     from eigensweep.workers.shared.messages import DriverOptions
 
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
@@ -108,22 +107,18 @@ def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> di
             mlflow_uri=url,
             mlflow_token=os.environ["MLFLOW_TRACKING_TOKEN"],
         )
-        watch, began = CpuWatch(), time.time()
-        handle = cluster.launch(row.id, spec.model_dump(mode="json"), ledger, options)
-        state = handle.wait()
-        whole = time.time() - began
-        watch.stop()
+        use, began = DriverUse(), time.time()
+        with look_every(0.5, use.look):
+            handle = cluster.launch(row.id, spec.model_dump(mode="json"), ledger, options)
+            state = handle.wait()
+            whole = time.time() - began
         if state != "ended":
             raise RuntimeError(f"the driver {state}: {handle.error}")
         ends = {each.state for each in ledger.load()}
         if ends != {"completed"}:
             raise RuntimeError(f"not every trial was completed: {ends}")
-        first = database.read(place, lambda s: s.scalar(select(func.min(Attempt.started_at))))
-        last = database.read(place, lambda s: s.scalar(select(func.max(Trial.ended_at))))
-        starts = database.read(
-            place, lambda s: sorted(s.scalars(select(Attempt.started_at).order_by("started_at")))
-        )
-    ideal, wall = trials * seconds / slots, float(last or 0) - float(first or 0)
+        starts, last_end = read_times(place)
+    ideal, wall = trials * seconds / slots, last_end - starts[0]
     full = starts[slots - 1]
     left = trials * seconds - sum(min(seconds, full - start) for start in starts[: slots - 1])
     return {
@@ -134,14 +129,15 @@ def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> di
         "wall": wall,
         "of_ideal": ideal / wall,
         "filled_after": full - starts[0],
-        "of_ideal_then": left / slots / (float(last or 0) - full),
+        "of_ideal_then": left / slots / (last_end - full),
         "whole": whole,
-        "driver_ms": 1e3 * watch.seconds / trials,
-        "driver_mb": watch.mb,
+        "driver_ms": 1e3 * use.seconds / trials,
+        "driver_mb": use.mb,
     }
 
 
 HEADINGS = {
+    "part": "",
     "slots": "slots",
     "trials": "trials",
     "seconds": "s each",
@@ -156,7 +152,25 @@ HEADINGS = {
 }
 
 
-def measure_nodes(counts: list[int], trials: int, seconds: float, url: str) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    nodes: tuple[int, ...] = (8, 4, 2, 1)
+    node_trials: int = 64
+    node_seconds: float = 8.0
+    slots: int = 16
+    slot_trials: int = 1000
+    slot_seconds: float = 1.0
+    played: int = 1000
+    played_trials: int = 3000
+    played_seconds: float = 60.0
+
+
+QUICK: Final = Sizes((2, 1), 4, 1.0, 2, 8, 0.5, 20, 100, 2.0)
+
+
+def measure_nodes(sizes: Sizes, url: str) -> list[dict[str, Any]]:
     """Return a row for each number of one-slot nodes, the largest first."""
     from ray.cluster_utils import Cluster
 
@@ -167,53 +181,96 @@ def measure_nodes(counts: list[int], trials: int, seconds: float, url: str) -> l
         make: Any = Cluster
         nodes = make(initialize_head=True, head_node_args=head)
         stack.callback(nodes.shutdown)
-        most = max(counts)
+        most = max(sizes.nodes)
         living = [nodes.add_node(num_cpus=1, object_store_memory=STORE_BYTES) for _ in range(most)]
         cluster = RayCluster.start(nodes.address)
         stack.callback(cluster.stop)
         rows = []
-        for count in sorted(counts, reverse=True):
+        for count in sorted(sizes.nodes, reverse=True):
             while len(living) > count:
                 nodes.remove_node(living.pop())
             nodes.wait_for_nodes()
-            rows.append(drive(cluster, url, trials, count, seconds))
-            say(table([rows[-1]], HEADINGS))
+            rows.append(drive(cluster, url, sizes.node_trials, count, sizes.node_seconds))
         return rows
 
 
-def measure_slots(slots: int, trials: int, seconds: float, url: str) -> list[dict[str, Any]]:
-    """Return a row for one node of so many slots."""
+def measure_slots(sizes: Sizes, url: str) -> list[dict[str, Any]]:
+    """Return a row for one node of many slots."""
     from eigensweep.workers.cluster.ray_cluster import RayCluster
 
-    cluster = RayCluster.start(num_cpus=slots)
+    cluster = RayCluster.start(num_cpus=sizes.slots)
     try:
-        return [drive(cluster, url, trials, slots, seconds)]
+        return [drive(cluster, url, sizes.slot_trials, sizes.slots, sizes.slot_seconds)]
     finally:
         cluster.stop()
+
+
+def measure_played(sizes: Sizes) -> list[dict[str, Any]]:
+    """Return a row for very many slots, whose part is played."""
+    from bench import scale
+
+    trials, slots, seconds = sizes.played_trials, sizes.played, sizes.played_seconds
+    with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
+        found = scale.drive(trials, slots, seconds, "random", 1, True, Path(folder))
+    ideal = trials * seconds / slots
+    return [
+        {
+            "slots": slots,
+            "trials": trials,
+            "seconds": seconds,
+            "ideal": ideal,
+            "wall": found["trials_seconds"],
+            "of_ideal": ideal / found["trials_seconds"],
+            "whole": found["wall_seconds"],
+            "driver_ms": found["ms_a_trial"],
+            "driver_mb": found["mb"],
+        }
+    ]
+
+
+def measure(part: str, sizes: Sizes) -> list[dict[str, Any]]:
+    """Return the rows of one part. A process measures one: Ray starts once in a process."""
+    if part == "played":
+        return measure_played(sizes)
+    with (
+        tempfile.TemporaryDirectory(prefix="eigensweep-mlflow-") as folder,
+        mlflow_beside_us(Path(folder)) as url,
+    ):
+        return measure_nodes(sizes, url) if part == "nodes" else measure_slots(sizes, url)
+
+
+def measure_apart(part: str, quick: bool) -> list[dict[str, Any]]:
+    """Return the rows of one part, measured in a process of its own."""
+    paths = [str(ROOT), str(TOYS), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "PYTHONPATH": ":".join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "RAY_worker_niceness": "0",
+    }
+    with tempfile.TemporaryDirectory(prefix="eigensweep-slots-") as folder:
+        numbers = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "bench.slots", "--inside", part, f"--json={numbers}"]
+        subprocess.run([*command, *(["--quick"] * quick)], check=True, env=environment)
+        rows: list[dict[str, Any]] = json.loads(numbers.read_text())["rows"]
+    return [{"part": part, **row} for row in rows]
 
 
 def main() -> None:
     """Measure, print a table, and write the numbers as JSON."""
     parser = new_parser(__doc__)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--nodes", type=int, nargs="+", help="numbers of nodes with one slot")
-    where.add_argument("--slots", type=int, help="slots of a single node")
-    parser.add_argument("--trials", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=8, help="of a trial; default: %(default)s")
+    add_quick(parser)
+    parser.add_argument("--only", choices=PARTS, help="measure this part; default: all")
+    parser.add_argument("--inside", choices=PARTS, help=argparse.SUPPRESS)
     add_json(parser, "slots")
     given = parser.parse_args()
-    if importlib.util.find_spec("eigensweep_toys") is None:
-        path = f"{ROOT}:{TOYS}"
-        own = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
-        os.execve(sys.executable, [sys.executable, "-m", "bench.slots", *sys.argv[1:]], own)
-    with (
-        tempfile.TemporaryDirectory(prefix="eigensweep-mlflow-") as folder,
-        mlflow_beside_us(Path(folder)) as url,
-    ):
-        if given.nodes:
-            rows = measure_nodes(given.nodes, given.trials, given.seconds, url)
-        else:
-            rows = measure_slots(given.slots, given.trials, given.seconds, url)
+    if given.inside:
+        write({"rows": measure(given.inside, QUICK if given.quick else Sizes())}, given.json)
+        return
+    rows = []
+    for part in [given.only] if given.only else PARTS:
+        found = measure_apart(part, given.quick)
+        say(table(found, HEADINGS))
+        rows += found
     say(table(rows, HEADINGS))
     write({"rows": rows}, given.json)
 
