@@ -21,6 +21,7 @@ KNOWN: Final = frozenset(
         "CPUS",
         "DATABASE_URL",
         "DATA_ROOT",
+        "DRIVER_MB",
         "HOME",
         "HOST",
         "LEAST_FREE_MB",

@@ -184,7 +184,11 @@ class Settings(BaseSettings):
     optuna_url: str | None = None
     """URL of a database for Optuna's studies; None: journal files in the home folder."""
     max_experiments: int = Field(default=2, ge=1)
-    """How many experiments run at once; the others wait in the queue."""
+    """How many experiments run at once, as far as memory holds their drivers; the others wait in
+    the queue."""
+    driver_mb: float = Field(default=400, gt=0)
+    """Megabytes that are kept for each driver on the service's machine, and that trials on a Ray
+    which the service starts do not get. Drivers take half of the machine's memory at most."""
     warm_drivers: int = Field(default=1, ge=0)
     """Drivers that are kept for the next experiment, on a Ray that the service starts.
 
@@ -336,6 +340,11 @@ class Settings(BaseSettings):
     def keep(self) -> Keep | None:
         """The rule of `retention`; None: all checkpoints stay."""
         return None if self.retention == "all" else self.retention
+
+    @property
+    def driver_bytes(self) -> int:
+        """Memory that is kept for each driver."""
+        return round(self.driver_mb * 1e6)
 
     @property
     def least_free_bytes(self) -> int:

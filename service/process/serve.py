@@ -23,6 +23,7 @@ from anyio import to_thread
 from pydantic import ValidationError
 
 from eigensweep.service.process import home, ports
+from eigensweep.service.process.driver_room import count_drivers, find_memory
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError, is_loopback
 from eigensweep.variables import warn_of_unknown
@@ -131,7 +132,7 @@ def serve(settings: Settings) -> None:
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
             *(url, url, place.pages, settings.home),
         )
-        cluster = stack.enter_context(_run_cluster(settings, watcher.mark))
+        cluster = stack.enter_context(_run_cluster(settings, dispatcher, watcher.mark))
         dispatcher.start(cluster, _make_driver_options(settings, place))
         analyses.start()
         stack.callback(analyses.stop)
@@ -145,7 +146,7 @@ def serve(settings: Settings) -> None:
             notifier = _make_notifier(settings)
             notifier.start()
             stack.callback(notifier.stop)
-        logger.info("ready for experiments at_once=%d", settings.max_experiments)
+        logger.info("ready for experiments at_once=%d", dispatcher.max_experiments)
         stopping.is_starting = False
         while not stopping.wait(1.0):
             watcher.restart_if_ended()
@@ -227,7 +228,8 @@ def _build(
     record = Record(settings.database, settings.webhook_urls)
     uses_again = settings.warm_drivers > 0 and settings.ray_address is None
     patience = HANDOVER_SECONDS if uses_again else 0.0
-    dispatcher = Dispatcher(record, settings.max_experiments, patience=patience)
+    most = count_drivers(settings.max_experiments, settings.driver_bytes, find_memory())
+    dispatcher = Dispatcher(record, most, patience=patience)
     app = create_app(settings, record, dispatcher, mlflow)
     storage, corpora = settings.storage_folder, str(settings.corpora)
     runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow)
@@ -350,7 +352,7 @@ class _Http:
 
 
 @contextmanager
-def _run_cluster(settings: Settings, mark: str) -> Iterator[ClusterProcess]:
+def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Iterator[ClusterProcess]:
     from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
     from eigensweep.service.record.ledger import RecordLedger
 
@@ -360,6 +362,7 @@ def _run_cluster(settings: Settings, mark: str) -> Iterator[ClusterProcess]:
             "num_cpus": settings.cpus,
             "temp_dir": str(settings.home / "ray"),
             "warm_drivers": settings.warm_drivers,
+            "kept_memory": dispatcher.max_experiments * settings.driver_bytes,
             "modules": [RecordLedger.__module__],  # of what drivers are given
             "log_level": settings.log_level.upper(),
             "log_format": settings.log_format,

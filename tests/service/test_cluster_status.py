@@ -11,8 +11,10 @@ from played import PLACE, SPEC, play
 from typer.testing import CliRunner
 
 from eigensweep.service.command.cli import app
+from eigensweep.service.process.driver_room import count_drivers
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.cluster.nodes import read_nodes
+from eigensweep.workers.shared.fair_shares import Want
 
 
 @pytest.fixture
@@ -33,9 +35,14 @@ def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
     assert (use["node"], use["pid"], use["device"]) == (PLACE.node, PLACE.pid, PLACE.device)
     assert client.get(use["page"]).status_code == 200
     assert found["engines"] == []
-    drivers = found["drivers"]
-    assert (drivers["running"], drivers["at_most"]) == (1, 2)
-    assert drivers["memory_bytes"] > 10**8
+    assert found["drivers"] == {
+        "running": 1,
+        "at_most": 2,
+        "memory_bytes": 400 * 10**6,
+        "kept_bytes": 800 * 10**6,
+    }
+    ledger.ask_for(Want(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
+    assert client.get("/v1/cluster").json()["drivers"]["memory_bytes"] == 352 * 10**6
     assert "Drivers: 1 of at most 2" in client.get("/cluster").text
 
 
@@ -59,6 +66,18 @@ def test_what_waits_says_why(client, ledger, spec, settings):
     ledger.enter("waiting_for_room")
     states = {w["state"]: w["why"] for w in client.get("/v1/cluster").json()["waiting"]}
     assert states["waiting_for_room"] == "no node has room for one of its trials now"
+
+
+def test_where_memory_holds_fewer_drivers_than_wanted_it_says_so(client, ledger, spec, dispatcher):
+    dispatcher.max_experiments = count_drivers(2, 400 * 10**6, 10**9)
+    client.post("/v1/experiments", json=spec(name="later"))
+    found = client.get("/v1/cluster").json()
+    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (1, 400 * 10**6)
+    (wait,) = found["waiting"]
+    assert wait["why"].endswith(
+        "That setting is 2, but half of the machine's memory holds 1 drivers of 400 MB "
+        "(EIGENSWEEP_DRIVER_MB)"
+    )
 
 
 def test_without_ray_it_says_so_and_shows_the_rest(client, ledger, launcher, monkeypatch):

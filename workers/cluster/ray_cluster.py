@@ -322,12 +322,14 @@ class RayCluster:
         temp_dir: Path | str | None = None,
         warm_drivers: int = 0,
         modules: Sequence[str] = (),
+        kept_memory: int = 0,
     ) -> Self:
         """Start a Ray of our own, which ends with this process, or join the one at `address`.
 
         Call it in the main thread: Ray's processes die with the thread that started them. Our own
         has `temp_dir` to itself: it is emptied now, and removed by `stop`. There `keep_warm` keeps
-        `warm_drivers` drivers that wait for an experiment; they have loaded `modules`, too.
+        `warm_drivers` drivers that wait for an experiment; they have loaded `modules`, too. Trials
+        do not get `kept_memory`, in bytes: it is for drivers.
 
         Raises:
             ClusterError: if Ray does not start or does not answer, or its folder is not safe.
@@ -350,6 +352,9 @@ class RayCluster:
         utils: Any = ray._private.utils  # without types
         memory = int(utils.estimate_available_memory()) - OBJECT_STORE_BYTES
         warm_drivers = warm.count_that_fit(warm_drivers, memory)
+        # A driver that waits is one of those for which memory is kept, once it has an experiment.
+        kept_memory = max(kept_memory, warm_drivers * warm.DRIVER_BYTES)
+        kept_memory += warm_drivers * (warm.BYTES - warm.DRIVER_BYTES)
         with _keep_signal_handlers():
             _init(
                 address="local",
@@ -357,7 +362,7 @@ class RayCluster:
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
-                _memory=memory - warm_drivers * warm.BYTES,  # so that no trial counts on theirs
+                _memory=max(memory // 2, memory - kept_memory),  # no trial counts on theirs
                 _temp_dir=str(folder.path),
             )
         return cls(folder, warm_drivers, modules)

@@ -25,8 +25,10 @@ processes that wait while trials have all cores."""
 IDLE_SECONDS: Final = 8 * 3600.0
 """Where there was no experiment for so long, nothing waits any more, until there was another."""
 
-BYTES: Final = 1_150_000_000
-"""Memory of a driver that waits (330 MB) and of its two processes for trials (390 MB each)."""
+DRIVER_BYTES: Final = 370_000_000
+"""Memory of a driver that waits."""
+BYTES: Final = DRIVER_BYTES + 780_000_000
+"""The same with its two processes for trials, of 390 MB each."""
 MOST_OF_MEMORY: Final = 0.25
 """Where all that wait would take a larger part of the memory, none waits."""
 

@@ -31,6 +31,8 @@ class Want(Flat):
     """How many trials could run at once, those that run among them."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Kind of resource to the part of the whole cluster that one trial takes, from 0 to 1."""
+    driver_bytes: int = 0
+    """Memory of the driver itself, roughly; 0: not known."""
 
     @property
     def dominant(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -14,12 +14,10 @@ from eigensweep.service.api.schemas import Answer
 from eigensweep.service.record.activity import Use, read_activity
 from eigensweep.service.record.tables import Experiment
 from eigensweep.workers.cluster.nodes import Amounts, Node
+from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 
 router = APIRouter(tags=["cluster"])
-
-DRIVER_BYTES = 330 * 10**6
-"""About what a driver's process holds; it is not measured for each driver."""
 
 LISTED = 500
 """Trials, and experiments, that an answer lists at most."""
@@ -90,16 +88,24 @@ class WaitNow(Answer):
 
 
 class DriversNow(Answer):
-    """The processes that drive experiments, on the service's node. Ray reserves nothing for them.
+    """The processes that drive experiments, on the service's machine. They reserve no CPU.
 
-    That node needs their room beside what it offers to trials.
+    Their memory is taken off what trials have on a Ray that the service starts. The node of an
+    outer Ray needs it beside what it offers to trials.
     """
 
     running: int = Field(description="Experiments that have a driver, or get one now")
-    at_most: int = Field(description="`EIGENSWEEP_MAX_EXPERIMENTS`; more wait in the queue")
+    at_most: int = Field(
+        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as half of the machine's memory "
+        "holds; more wait in the queue"
+    )
     memory_bytes: int = Field(
-        description="About how much main memory the drivers that run take: 330 MB for each. It is "
-        "neither measured nor reserved"
+        description="How much main memory the drivers that run hold, as they say themselves; of "
+        "one that has not said it yet, what is kept for it"
+    )
+    kept_bytes: int = Field(
+        description="How much main memory is kept for as many drivers as may run at once: "
+        "`EIGENSWEEP_DRIVER_MB` for each"
     )
 
 
@@ -120,14 +126,13 @@ def get_cluster(service: TheService) -> ClusterNow:
     """Return nodes, devices and lanes, the trials that use them, and why experiments wait."""
     nodes, activity = service.dispatcher.list_nodes(), read_activity(service.record.url, LISTED)
     problem = None if nodes is not None else service.dispatcher.problem or "Ray does not answer"
-    driven = sum(row.state in DRIVEN for row, _ in activity.experiments)
+    driven = [row for row, _ in activity.experiments if row.state in DRIVEN]
     waits = (
-        (row, waiting, _explain(service, row, waiting, driven))
+        (row, waiting, _explain(service, row, waiting, len(driven)))
         for row, waiting in activity.experiments
     )
-    most = service.settings.max_experiments
     return ClusterNow(
-        drivers=DriversNow(running=driven, at_most=most, memory_bytes=driven * DRIVER_BYTES),
+        drivers=_describe_drivers(service, driven),
         problem=problem,
         nodes=[_describe_node(node) for node in nodes or ()],
         engines=_find_engines(activity.uses),
@@ -147,6 +152,17 @@ def get_cluster(service: TheService) -> ClusterNow:
             for row, waiting, why in waits
             if why is not None
         ],
+    )
+
+
+def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> DriversNow:
+    most, kept = service.dispatcher.max_experiments, service.settings.driver_bytes
+    told = [Want.from_dict(row.wants).driver_bytes if row.wants else 0 for row in driven]
+    return DriversNow(
+        running=len(driven),
+        at_most=most,
+        memory_bytes=sum(held or kept for held in told),
+        kept_bytes=most * kept,
     )
 
 
@@ -209,11 +225,16 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
         return f"it is tried again: {problem}"
     notices = "; ".join(notice["words"] for notice in row.notices or ())
     if row.state == "queued":
-        most = service.settings.max_experiments
+        most, wanted = service.dispatcher.max_experiments, service.settings.max_experiments
         turn = (
             f"waits for its turn: of the experiments that are under way at once, at most {most} "
             f"(EIGENSWEEP_MAX_EXPERIMENTS), there are {driven}"
         )
+        if most < wanted:
+            turn += (
+                f". That setting is {wanted}, but half of the machine's memory holds {most} "
+                f"drivers of {service.settings.driver_mb:g} MB (EIGENSWEEP_DRIVER_MB)"
+            )
         return service.dispatcher.problem or turn
     if row.state == "waiting_for_room":
         return notices or "no node has room for one of its trials now"
