@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared.checkpoints import Progress, Store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import TrialEntry
@@ -102,8 +101,8 @@ class StallWatch:
 
 def read_progress(store: Store, experiment: str, entry: TrialEntry) -> tuple[Progress, ...]:
     """Return what the replicates of a trial have committed."""
-    seeds = TrialConfig.from_dict(entry.config).seeds
-    keys = (replicate_key(experiment, entry.number, seed) for seed in seeds)
+    first, count = entry.config["seed"], entry.config["replicates"]
+    keys = (replicate_key(experiment, entry.number, first + place) for place in range(count))
     return tuple(store.progress(key) for key in keys)
 
 
