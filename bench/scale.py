@@ -125,7 +125,7 @@ def read_times(url: str) -> tuple[list[float], float]:
 
     def work(session: Session) -> tuple[list[float], float]:
         starts = session.scalars(select(Attempt.started_at).order_by(Attempt.started_at)).all()
-        return list(starts), session.scalars(select(func.max(Trial.ended_at))).one()
+        return list(starts), session.scalars(select(func.max(Trial.ended_at))).one() or 0.0
 
     return read(url, work)
 

@@ -28,6 +28,8 @@ class Queue(Protocol):
 
     problem: str | None
     """Why no experiment can be started now; None: experiments can be started."""
+    max_experiments: int
+    """How many experiments run at once."""
 
     @property
     def problems(self) -> dict[str, str]:
