@@ -26,7 +26,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Trial
-from eigensweep.workers.shared.ledger import Earlier, Finished, StaleWriteError
+from eigensweep.workers.shared.ledger import Earlier, Finished, RungReport, StaleWriteError
 from eigensweep.workers.shared.messages import (
     Notice,
     ParameterCount,
@@ -124,6 +124,16 @@ class TestEveryLedger:
             with pytest.raises(StaleWriteError):
                 write()
         assert ledger.load()[0].state == "running"
+
+    def test_what_is_reported_with_an_end_is_written_with_it_and_once(self, ledger):
+        ledger.open(0, "scornn", {}, CONFIG, "abc")
+        ledger.begin(0)
+        for metrics in ({"valid/loss": 0.25}, {"valid/loss": 9.0}):
+            last = RungReport(100, metrics, PLACE)
+            ledger.finish(0, 1, "completed", RESULT, None, last)
+        (entry,) = ledger.load()
+        assert (entry.state, entry.result, entry.place) == ("completed", RESULT, PLACE)
+        assert entry.reports == {100: {"valid/loss": 0.25}}
 
     def test_the_first_end_stands(self, ledger):
         ledger.open(0, "scornn", {}, CONFIG, "abc")

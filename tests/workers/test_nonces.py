@@ -25,6 +25,7 @@ from eigensweep.workers.shared import nonces
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import own_parts
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
+from eigensweep.workers.shared.messages import Report, Result
 from eigensweep.workers.trial.attempt import Attempt
 
 PARTS = {"torch": "2.13.0"}
@@ -137,6 +138,22 @@ class TestTheDriver:
         lack = find_lack(Store(tmp_path), replace(made, **order), claimed)
         assert f"step {committed[0][1]} of seed {committed[0][0]} is committed" in lack
         assert "It writes to another store" in lack
+
+    def test_records_what_is_reported_with_an_end_in_one_write(self, tmp_path):
+        b = Bench(tmp_path, spec({"space": {"optimizer.lr": [1e-1]}}))
+        order = b.next_order()
+        b.sweep.begin(order.number, order.attempt)
+        on_its_way = Report(5, {"objective": 0.5})
+        result = Result(value=0.25, step=10)
+        last = Report(10, {"objective": 0.25}, outcome="completed", result=result)
+        trial = SimpleNamespace(config=order.to_dict(), last_result={REPORT: last.to_dict()})
+        for report in (on_its_way, last):
+            Recorder("e1").on_trial_result(1, [], trial, {REPORT: report.to_dict()})
+        assert b.ledger.read("history")[1:] == [["report", 0, 1, 5]]
+        Recorder("e1").on_trial_complete(1, [], trial)
+        ends = [["report", 0, 1, 10], ["finish", 0, 1, "completed"]]
+        assert b.ledger.read("history")[2:] == ends
+        assert b.ledger.load()[0].reports == {5: {"objective": 0.5}, 10: {"objective": 0.25}}
 
     def test_does_not_record_an_end_that_it_cannot_see(self, tmp_path, monkeypatch):
         b = Bench(tmp_path, spec({"space": {"optimizer.lr": [1e-1]}}), retries=0)
