@@ -14,12 +14,12 @@ from fastapi import Depends, FastAPI, Request, Security
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy.orm import Session
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eigensweep.service.record.accounts import SCOPES, ScopeName, includes
 from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.errors import NotAllowedError
+from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import OPERATOR
 
 READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -117,7 +117,7 @@ def tell_audit(request: Request, words: str) -> None:
     request.state.told = words
 
 
-def enter_deed(request: Request, audit: Audit, session: Session, detail: str) -> None:
+def enter_deed(request: Request, audit: Audit, rows: Rows, detail: str) -> None:
     """Write a request's entry of the audit log in the transaction that does what it asks for.
 
     `Access` writes the entries of all other requests, each in a transaction of its own.
@@ -130,7 +130,7 @@ def enter_deed(request: Request, audit: Audit, session: Session, detail: str) ->
         address=caller.address,
         refused=False,
         detail=detail,
-        within=session,
+        within=rows,
     )
     request.state.is_entered = True
 

@@ -11,10 +11,10 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Row, select
 from sqlalchemy.orm import Session
 
 from eigensweep.plain_numbers import PlainNumbers
@@ -323,7 +323,7 @@ def _describe_user(user: User) -> UserNow:
     )
 
 
-def read_quotas(user: User | None) -> Quotas:
+def read_quotas(user: User | Row[Any] | None) -> Quotas:
     """Return a user's quotas; who is not known has none."""
     return Quotas(**{name: getattr(user, name, None) for name in Quotas.model_fields})
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import delete, select
-from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
+from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import AuditEntry
 
 PRUNED_EVERY: Final = 100
@@ -57,7 +57,7 @@ class Audit:
         address: str | None,
         refused: bool,
         detail: str = "",
-        within: Session | None = None,
+        within: Rows | None = None,
     ) -> None:
         """Add an entry: in the transaction `within`, else in one of its own."""
         entry = {
@@ -70,15 +70,14 @@ class Audit:
             "detail": _plain(detail),
         }
         if within is None:
-            database.write(self.url, lambda session: self._add(session, entry))
+            database.write_rows(self.url, lambda rows: self._add(rows, entry))
         else:
             self._add(within, entry)
 
-    def _add(self, session: Session, entry: dict[str, Any]) -> None:
-        session.add(AuditEntry(**entry))
+    def _add(self, rows: Rows, entry: dict[str, Any]) -> None:
         if next(self._added) % PRUNED_EVERY == 0:
-            session.flush()
-            _remove_oldest(session, entry["refused"], self._most)
+            _make_room(rows, entry["refused"], self._most)
+        rows.add(AuditEntry(**entry))
 
     def list(
         self,
@@ -99,11 +98,12 @@ class Audit:
         return database.read(self.url, lambda s: [_describe(each) for each in s.scalars(query)])
 
 
-def _remove_oldest(session: Session, refused: bool, most: int) -> None:
+def _make_room(rows: Rows, refused: bool, most: int) -> None:
+    """Remove the oldest entries, so that there are `most` with one more."""
     same = AuditEntry.refused.is_(refused)
-    last = select(AuditEntry.id).where(same).order_by(AuditEntry.id.desc()).offset(most).limit(1)
-    if (id := session.scalars(last).first()) is not None:
-        session.execute(delete(AuditEntry).where(same, AuditEntry.id <= id))
+    newest = select(AuditEntry.id).where(same).order_by(AuditEntry.id.desc())
+    if (id := rows.execute(newest.offset(most - 1).limit(1)).scalar()) is not None:
+        rows.execute(delete(AuditEntry).where(same, AuditEntry.id <= id))
 
 
 def _plain(text: str) -> str:

@@ -9,17 +9,23 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, func, select
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.accounts import Quotas, read_quotas
 from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.journal import replace_non_finite
+from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import OPERATOR, Experiment, User
 from eigensweep.workers.shared.states import ENDED
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+
+_QUOTAS: Final = (
+    select(*(getattr(User, name) for name in Quotas.model_fields))
+    .where(User.name == bindparam("owner"))
+    .with_for_update()
+)
 
 
 def make_id() -> str:
@@ -95,16 +101,14 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
         )
 
 
-def check_quotas(session: Session, specs: Sequence[ExperimentSpec], owner: str) -> None:
+def check_quotas(session: Rows, specs: Sequence[ExperimentSpec], owner: str) -> None:
     """Refuse experiments that their owner may not have, all of them together.
 
     Raises:
         QuotaExceededError: says which quota does not allow them.
     """
     # Two posts of one user come one after the other: the second waits for the user's row.
-    quotas = read_quotas(
-        session.scalars(select(User).where(User.name == owner).with_for_update()).first()
-    )
+    quotas = read_quotas(session.execute(_QUOTAS, {"owner": owner}).first())
     for spec in specs:
         require_quota(quotas, spec, owner)
     most = quotas.max_experiments
@@ -113,7 +117,7 @@ def check_quotas(session: Session, specs: Sequence[ExperimentSpec], owner: str) 
     open_ones = select(func.count()).where(
         Experiment.owner == owner, Experiment.state.not_in(ENDED)
     )
-    has = session.scalars(open_ones).one()
+    has = session.execute(open_ones).scalar_one()
     if has + len(specs) > most:
         raise QuotaExceededError(
             f"user '{owner}' may have {most:,} experiments that are not over, has {has:,}, and "

@@ -24,6 +24,7 @@ from eigensweep.service.record.queue_order import list_queue
 from eigensweep.service.record.removal import Removal
 from eigensweep.service.record.reopening import Reopening
 from eigensweep.service.record.retention import Retention
+from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
     OPERATOR,
     Attempt,
@@ -75,12 +76,12 @@ class Record(Reopening, Removal, Retention):
         idempotency_key: str | None = None,
         owner: str = OPERATOR,
         notify: Sequence[str] = (),
-        beside: Callable[[Session, Experiment], None] | None = None,
+        beside: Callable[[Rows, str], None] | None = None,
     ) -> tuple[Experiment, bool]:
         """Queue a new experiment, whose spec was checked; return its row, and whether it is new.
 
         `notify` are addresses that are told how it ends, beside those of every experiment. What
-        `beside` writes is committed together with the experiment.
+        `beside` writes, which gets its id, is committed together with it.
 
         If an earlier experiment was posted with the same idempotency key, that one is returned.
         `scope_key` makes the key of one user.
@@ -92,35 +93,34 @@ class Record(Reopening, Removal, Retention):
         experiment = make_row(spec, idempotency_key, owner)
         experiment.trace = traces.carry()
 
-        def work(session: Session) -> tuple[Experiment, bool]:
-            if (earlier := self._find_same_key(session, experiment)) is not None:
-                if beside is not None:
-                    beside(session, earlier)
-                return earlier, False
-            check_quotas(session, [spec], owner)
-            session.add(experiment)
-            session.flush()
-            for url in dict.fromkeys((*self.webhooks, *notify)):
-                session.add(Webhook(experiment_id=experiment.id, url=url))
-            emit(session, experiment, "experiment.queued", name=experiment.name)
+        def work(rows: RowSession) -> tuple[Experiment, bool]:
+            earlier = self._find_same_key(rows, experiment)
+            found = experiment if earlier is None else earlier
+            if earlier is None:
+                check_quotas(rows, [spec], owner)
+                rows.add(experiment)
+                for url in dict.fromkeys((*self.webhooks, *notify)):
+                    rows.add(Webhook(experiment_id=experiment.id, url=url))
+                emit(rows, experiment, "experiment.queued", name=experiment.name)
             if beside is not None:
-                beside(session, experiment)
-            return experiment, True
+                beside(rows, found.id)
+            return found, earlier is None
 
         try:
-            return database.write(self.url, work)
+            return database.write_rows(self.url, work)
         except IntegrityError:  # two posts with one key at the same moment
-            return database.write(self.url, work)
+            return database.write_rows(self.url, work)
 
-    def _find_same_key(self, session: Session, posted: Experiment) -> Experiment | None:
+    def _find_same_key(self, rows: RowSession, posted: Experiment) -> Experiment | None:
         if posted.idempotency_key is None:
             return None
-        same = select(Experiment).where(Experiment.idempotency_key == posted.idempotency_key)
-        earlier = session.scalars(same).first()
-        if earlier is not None and earlier.fingerprint != posted.fingerprint:
+        same = select(Experiment.id).where(Experiment.idempotency_key == posted.idempotency_key)
+        if (id := rows.execute(same).scalar()) is None:
+            return None
+        earlier = rows.get_one(Experiment, id)
+        if earlier.fingerprint != posted.fingerprint:
             raise IdempotencyKeyReusedError(
-                f"this key was used for experiment {earlier.id}, "
-                "which was posted with a different body"
+                f"this key was used for experiment {id}, which was posted with a different body"
             )
         return earlier
 

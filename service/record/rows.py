@@ -1,10 +1,10 @@
 """A few rows, read and written in one transaction with little work around each statement.
 
-A driver writes three times for each trial, some rows at a time. With a `Session` most of its time
-goes into the ORM, and then into what SQLAlchemy does around each statement. `RowSession` has the
-few methods of one that the shared steps in [journal.py](journal.py) call. SQLAlchemy writes each
-statement once; then it goes straight to the database's driver, inside SQLAlchemy's transaction.
-Runs in drivers.
+A driver writes three times for each trial, some rows at a time, and a post writes once. With a
+`Session` most of the time goes into the ORM, and then into what SQLAlchemy does around each
+statement. `RowSession` has the few methods of one that the shared steps in
+[journal.py](journal.py) call. SQLAlchemy writes each statement once; then it goes straight to the
+database's driver, inside SQLAlchemy's transaction. Runs in drivers and in the service's process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, cast
 
-from sqlalchemy import Connection, Dialect, Table, bindparam, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Dialect,
+    Executable,
+    Result,
+    Table,
+    bindparam,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.sql import ClauseElement
@@ -36,6 +46,9 @@ class Rows(Protocol):
 
     def add(self, instance: object) -> None:
         """Insert a new row, at the end of the transaction at the latest."""
+
+    def execute(self, statement: Executable, params: Any = None, /) -> Result[Any]:
+        """Execute a statement; return the rows of its answer."""
 
 
 class RowSession:
@@ -70,8 +83,12 @@ class RowSession:
         return row
 
     def add(self, instance: object) -> None:
-        """Insert a new row when `flush` is called."""
+        """Insert a new row when `flush` is called; then the object has its columns' defaults."""
         self._new.append(instance)
+
+    def execute(self, statement: Executable, params: Any = None, /) -> Result[Any]:
+        """Execute a statement, which does not see what `flush` has still to write."""
+        return self._connection.execute(statement, params)
 
     def flush(self) -> None:
         """Write what is new, in the order in which it came, and what was changed."""
@@ -86,6 +103,7 @@ class RowSession:
             values = _find_defaults(table) | {
                 name: value for name, value in given.items() if not name.startswith("_")
             }
+            given.update(values)
             self._write(_insert(table, tuple(values)), _name_new(values))
 
     def _write(self, statement: ClauseElement, values: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
@@ -37,7 +36,7 @@ from eigensweep.service.api.written import WrittenRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.posting import scope_key
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.rows import Rows
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
@@ -101,14 +100,13 @@ def post_experiment(
     spec: PostedSpec,
     response: Response,
     notify: Annotated[
-        list[str],
+        tuple[str, ...],
         Query(
-            default_factory=list,
             max_length=4,
             description="An https address that is told how the experiment ends; its host must be "
             "one of EIGENSWEEP_WEBHOOK_HOSTS",
         ),
-    ],
+    ] = (),
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -125,8 +123,8 @@ def post_experiment(
     count_observations(service.record, spec)
     key = scope_key(idempotency_key, caller.user)
 
-    def enter(session: Session, experiment: Experiment) -> None:
-        enter_deed(request, service.audit, session, f"/v1/experiments/{experiment.id}")
+    def enter(rows: Rows, id: str) -> None:
+        enter_deed(request, service.audit, rows, f"/v1/experiments/{id}")
 
     experiment, is_new = service.record.add(spec, key, caller.user, notify=notify, beside=enter)
     service.dispatcher.wake()
