@@ -206,7 +206,7 @@ def _clear(folder: Path, tell: Tell) -> bool:
 
 def _end(parts: Sequence[Part], tell: Tell) -> None:
     """Tell processes to end, all at once; kill those that do not."""
-    living = []
+    living: dict[psutil.Process, Part] = {}
     for part in parts:
         if process := part.find():
             tell(f"ending {part.name}")
@@ -214,9 +214,10 @@ def _end(parts: Sequence[Part], tell: Tell) -> None:
                 # PostgreSQL would wait until everybody has left it.
                 is_server = part.kind == "postgresql"
                 process.send_signal(signal.SIGINT if is_server else signal.SIGTERM)
-                living.append(process)
-    _, stubborn = psutil.wait_procs(living, timeout=STOP_SECONDS)
+                living[process] = part
+    _, stubborn = psutil.wait_procs(list(living), timeout=STOP_SECONDS)
     for process in stubborn:
+        tell(f"killing {living[process].name}, which did not end in {STOP_SECONDS:g} s")
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(stubborn, timeout=STOP_SECONDS)

@@ -126,7 +126,7 @@ def test_the_service_ends_first_the_nodes_together_and_the_database_last(
     assert take_down(folder, said.append)
 
     service, *nodes, head, mlflow, postgresql = (folder / "ended").read_text().splitlines()
-    assert sorted(nodes) == ["TERM node-1", "TERM node-2"]
+    assert sorted(nodes) == ["TERM node-1", "TERM node-2"], said
     assert (service, head) == ("TERM service", "TERM head"), "nodes leave a head that lives"
     assert (mlflow, postgresql) == ("TERM mlflow", "INT postgresql")
     assert said[0] == "ending service"
@@ -143,9 +143,12 @@ def test_what_does_not_end_is_killed(
     Cluster(folder, parts=[part]).write()
     wait_until((folder / "ready").exists)
 
-    take_down(folder, print_nothing)
+    said: list[str] = []
+
+    take_down(folder, said.append)
 
     assert part.find() is None
+    assert said == ["ending head", "killing head, which did not end in 0.2 s"]
 
 
 def test_what_was_not_written_down_is_found_by_its_mark(

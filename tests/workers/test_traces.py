@@ -32,6 +32,7 @@ from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.engine import trainable
+from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import DriverOptions, Order
@@ -66,8 +67,8 @@ class Launcher:
     def find(self, experiment: str) -> None:
         return None
 
-    def look_for_room(self, resources: Any, replicates: int) -> None:
-        return None
+    def look_for_room(self, resources: Any, replicates: int) -> Room:
+        return Room(trials=1, problem=None, may_change=False)
 
     def list_nodes(self) -> list[Any]:
         return []
