@@ -324,7 +324,7 @@ def _describe_user(user: User) -> UserNow:
 
 
 def read_quotas(user: User | Row[Any] | None) -> Quotas:
-    """Return a user's quotas; who is not known has none."""
+    """Return a user's quotas; a user who is not known has none."""
     return Quotas(**{name: getattr(user, name, None) for name in Quotas.model_fields})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from sqlalchemy import (
     JSON,
@@ -81,6 +81,20 @@ class TrialRecord:
     trial: Trial
     reports: list[Report] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+
+
+class TrialChoice(TypedDict, total=False):
+    """Which trials of an experiment are read, and in which order."""
+
+    states: Sequence[str]
+    """Trials in one of these states; empty: in any."""
+    arm: str | None
+    sort: str
+    """One of `TRIAL_SORTS`; by number, if nothing is said."""
+    limit: int
+    """How many at most; 50, if nothing is said."""
+    after: Key | None
+    """Where the page before ended."""
 
 
 @dataclass(frozen=True)
@@ -213,21 +227,12 @@ class Queries:
 
         return database.read(self.url, work)
 
-    def trials(
-        self,
-        id: str,
-        *,
-        states: Sequence[str] = (),
-        arm: str | None = None,
-        sort: str = "number",
-        limit: int = 50,
-        after: Key | None = None,
-    ) -> list[TrialRecord]:
+    def trials(self, id: str, **chosen: Unpack[TrialChoice]) -> list[TrialRecord]:
         """Return a page of an experiment's trials; sorted by `value`, the best comes first.
 
         They come without reports and attempts.
         """
-        query = _choose_trials(select(Trial), id, states, arm, sort, limit, after)
+        query = _choose_trials(select(Trial), id, **chosen)
 
         def work(session: Session) -> list[TrialRecord]:
             found = session.scalars(query).all()
@@ -237,22 +242,13 @@ class Queries:
 
         return database.read(self.url, work)
 
-    def listed_trials(
-        self,
-        id: str,
-        *,
-        states: Sequence[str] = (),
-        arm: str | None = None,
-        sort: str = "number",
-        limit: int = 50,
-        after: Key | None = None,
-    ) -> list[StoredTrial]:
+    def listed_trials(self, id: str, **chosen: Unpack[TrialChoice]) -> list[StoredTrial]:
         """Return a page of an experiment's trials as a list shows them.
 
         They come without their configurations, by far the largest part of a row. One that trains
         has its newest report.
         """
-        query = _choose_trials(_LISTED_TRIALS, id, states, arm, sort, limit, after)
+        query = _choose_trials(_LISTED_TRIALS, id, **chosen)
 
         def work(connection: Connection) -> list[StoredTrial]:
             rows = connection.execute(query).all()
@@ -382,11 +378,12 @@ def _select_best() -> Select[Trial]:
 def _choose_trials(
     query: Select[Any],
     id: str,
-    states: Sequence[str],
-    arm: str | None,
-    sort: str,
-    limit: int,
-    after: Key | None,
+    *,
+    states: Sequence[str] = (),
+    arm: str | None = None,
+    sort: str = "number",
+    limit: int = 50,
+    after: Key | None = None,
 ) -> Select[Any]:
     query = query.where(Trial.experiment_id == id)
     if states:
