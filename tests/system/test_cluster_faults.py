@@ -7,6 +7,7 @@ record of faults, and from there into docs/faults.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,11 +23,14 @@ from typing import Any
 
 import psutil
 import pytest
-from composition import WORKER, Composition, make_composition
+from composition import ROOT, WORKER, Composition, make_composition
 from grids import CHECKPOINT_SECONDS, EVALUATE, Grid
+from recordings import voices
 from recoveries import Recoveries, Recovery, check_recovery, count_loss
 from waiting import wait_until
 
+from eigensweep.tasks.speech_corpora import MANIFEST
+from eigensweep.workers.shared.states import ENDED
 from tests.system.conftest import RunningService
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -203,6 +207,94 @@ def kill_the_head(cluster: ComposedService, id: str) -> None:
     wait_until(lambda: not cluster.readiness()["launcher"]["ready"])
     assert cluster.stays_up()
     assert cluster.experiment(id)["state"] == "running"
+
+
+OTHER_CODE, NO_ROOM, OTHER_STORE = WORKERS[1], WORKERS[2], f"{WORKER}-4"
+UNFIT = [
+    (OTHER_CODE, "a worker with other code", "workers/trial/training.py"),
+    (NO_ROOM, "a worker without the corpus, and no room for it", "No space left on device"),
+    (OTHER_STORE, "a worker without the shared storage", "is not the store of the driver here"),
+]
+
+
+def spoil(made: Composition, source: Path) -> None:
+    """Leave one worker as it is, and take something from each of the others."""
+    voices(made.folder / "data")
+    services, folder = made.content["services"], made.folder
+    shutil.copytree(source, folder / "other-code", symlinks=True)
+    with (folder / "other-code/workers/trial/training.py").open("a") as file:
+        file.write("# Another version.\n")
+    path = f"{folder}/other-code:{ROOT / 'tests/plugins'}"
+    services[OTHER_CODE]["environment"]["PYTHONPATH"] = path
+    for name, volume in ((NO_ROOM, "data"), (OTHER_STORE, "storage")):
+        worker, place = services[name], f"{folder}/{volume}"
+        worker["volumes"] = [v for v in worker["volumes"] if v.split(":")[1] != place]
+        worker["tmpfs"].append(place)
+    home = next(path for path in services[NO_ROOM]["tmpfs"] if path.startswith(f"{folder}/user:"))
+    services[NO_ROOM]["tmpfs"].remove(home)
+    services[NO_ROOM]["tmpfs"].append(f"{home},size=4k")
+
+
+def run_beside(cluster: ComposedService, grid: Grid, fault: str) -> dict[str, str]:
+    """Run a grid on a fit worker and on another one; return what is said of which workers."""
+    for path in cluster.steps.iterdir():
+        path.unlink()
+    task = {"name": "speech_frames", "corpus": "voices", "batch_size": 2}
+    manifest = (cluster.folder / "data" / "voices" / MANIFEST).read_bytes()
+    spec = grid.spec(task={**task, "digest": hashlib.sha256(manifest).hexdigest()})
+    id, named = cluster.post(spec)["id"], {}
+
+    def is_over() -> bool:
+        found = cluster.experiment(id)
+        named.update({n["node"]: n["words"] for n in found["notices"] if n["node"]})
+        return found["state"] in ENDED
+
+    wait_until(is_over, lambda: (named, cluster.log.read_text()[-4000:]), 0.3)
+    trials = cluster.trials(id)
+    assert [trial["state"] for trial in trials] == ["completed"] * grid.trials
+    assert {trial["reports"][-1]["step"] for trial in trials} == {grid.steps}
+    assert {trial["attempts"][-1]["node"] for trial in trials} == {WORKER}
+    assert max(attempts_of(cluster, id).values()) > 1, "no trial went to the other worker"
+    write_down(cluster, id, grid, fault)
+    return named
+
+
+@pytest.fixture(scope="class")
+def small_cluster(source: Path) -> Iterator[ComposedService]:
+    """Return a cluster without Redis that has one worker; others can be started, and are unfit."""
+    with run_cluster(WORKER, others=3, prepare=partial(spoil, source=source)) as service:
+        yield service
+
+
+class TestOneWorker:
+    @pytest.mark.parametrize(("worker", "fault", "words"), UNFIT)
+    def test_a_node_that_is_not_fit_is_named_and_left_out_and_nothing_is_lost(
+        self, small_cluster: ComposedService, worker: str, fault: str, words: str
+    ) -> None:
+        cluster = small_cluster
+        cluster.composition.start(worker)
+        grid = Grid(trials=2, steps=50, seconds=0.05 + len(fault) / 10_000)
+        named = run_beside(cluster, grid, fault)
+        cluster.composition.stop(worker)
+        assert named.keys() == {worker}
+        assert words in named[worker]
+
+    def test_a_head_that_starts_again_costs_the_work_since_the_last_commits(
+        self, small_cluster: ComposedService
+    ) -> None:
+        cluster, grid = small_cluster, Grid(trials=2, steps=200, seconds=0.155)
+        id = begin(cluster, grid, slots=1)
+        with watching(cluster, id) as commits:
+            kill_the_head(cluster, id)
+            began = time.monotonic()
+            cluster.composition.start_again("ray-head")
+            wait_until(cluster.is_ready, lambda: cluster.log.read_text()[-4000:], 0.3)
+            back = time.monotonic() - began
+            training = commits.wait_for("00000", 1) - began
+            grid.check(cluster, id)
+        write_down(cluster, id, grid, "Ray's head ends, without Redis", back, training)
+        assert attempts_of(cluster, id) == {0: 2, 1: 1}
+        assert cluster.stays_up()
 
 
 def test_a_node_that_is_killed_costs_the_work_since_the_last_commit(

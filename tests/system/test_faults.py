@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from grids import Grid
-from recoveries import Recoveries, count_loss
+from recoveries import check_recovery
 
 from eigensweep.workers.shared.shortages import SHORTAGE
 
@@ -51,22 +51,6 @@ time.time, time.time_ns = back(time.time, 1), back(time.time_ns, 10**9)
 """Sets the clock of each Python process back once a file is there; the machine's is not ours."""
 
 
-def check_recovery(service, fault, happen, seconds, **spec):
-    """Let a fault happen while a grid runs, and check that nothing is lost.
-
-    How long recovery took is written down. Return what the experiment was before.
-    """
-    id = GRID.begin(service, **spec)
-    before = service.experiment(id)
-    with Recoveries(service, GRID) as recoveries:
-        opened = recoveries.expect([fault], are_kills=False)
-        happen()
-        recoveries.follow(opened, down=seconds)
-        GRID.check(service, id)
-    recoveries.write(fault, **count_loss(service, id, GRID))
-    return before
-
-
 def end(service):
     service.stop()
     service.wait_until_alone()
@@ -89,7 +73,7 @@ def test_processes_stand_still_for_a_minute(service, names):
                 process.resume()
 
     fault = f"SIGSTOP of {' and '.join(names)}, {STOPPED_SECONDS:g} s"
-    check_recovery(service, fault, stand_still, STOPPED_SECONDS)
+    check_recovery(service, GRID, GRID.begin(service), fault, stand_still)
     end(service)
 
 
@@ -124,7 +108,8 @@ def test_the_disk_of_the_home_folder_is_full_for_half_a_minute(service):
 
     with small_disk(service.folder / "home"):
         service.env["EIGENSWEEP_LEAST_FREE_MB"] = "0"  # so that trials run into it
-        check_recovery(service, f"disk full, {FULL_SECONDS:g} s", fill_for_a_while, FULL_SECONDS)
+        fault = f"disk full, {FULL_SECONDS:g} s"
+        check_recovery(service, GRID, GRID.begin(service), fault, fill_for_a_while)
         end(service)
 
 
@@ -134,12 +119,13 @@ def test_the_clock_is_set_back_by_an_hour(service):
     back = service.folder / "back"
     service.env["PYTHONPATH"] = f"{service.folder / 'clock'}:{service.env['PYTHONPATH']}"
     service.env["TOY_CLOCK"] = str(back)
-    limits = {"wall_seconds": 900}
-    before = check_recovery(service, "clock set back by an hour", back.touch, 0.0, limits=limits)
-    after = service.experiment(before["id"])
+    id = GRID.begin(service, limits={"wall_seconds": 900})
+    before = service.experiment(id)
+    check_recovery(service, GRID, id, "clock set back by an hour", back.touch)
+    after = service.experiment(id)
     assert after["finished_at"] < before["started_at"], "the service sees the other clock"
     assert after["wall_seconds"] >= 0
-    assert all(trial["seconds"] >= 0 for trial in service.trials(before["id"]))
+    assert all(trial["seconds"] >= 0 for trial in service.trials(id))
     end(service)
 
 
@@ -185,7 +171,8 @@ def test_the_node_has_no_memory_left_for_half_a_minute(service):
             hog.communicate()
 
     fault = f"memory of the node exhausted, {SHORT_SECONDS:g} s"
-    id = check_recovery(service, fault, take_memory, SHORT_SECONDS)["id"]
+    id = GRID.begin(service)
+    check_recovery(service, GRID, id, fault, take_memory)
     assert SHORTAGE in service.log.read_text()
     assert max(trial["attempt"] for trial in service.trials(id)) > 1, "Ray ended none"
     end(service)
