@@ -253,8 +253,8 @@ class _StoreCopy:
             key = f"{place}/{head.parent.name}"
             target = self._staging / key
             target.mkdir(parents=True)
-            size = self._store.copy_out(key, target, trial.attempt)
-            self._sizes[f"{key}/curve.jsonl"] = size
+            curve, size = self._store.copy_out(key, target, trial.attempt)
+            self._sizes[f"{key}/{curve}"] = size
 
     def list_files(self) -> Iterator[tuple[str, Path, int | None]]:
         """Yield name, path, and how many bytes count of each file; None: all of them."""

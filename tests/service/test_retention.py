@@ -101,8 +101,8 @@ class TestRules:
     @pytest.mark.parametrize(
         ("keep", "completed", "failed"),
         [
-            ("last", ["best.pt", "step-000000020-2.pt"], ["step-000000010-1.pt"]),
-            ("best", ["best.pt"], ["step-000000010-1.pt"]),
+            ("last", ["best.pt", "step-000000020-2-1.pt"], ["step-000000010-1-1.pt"]),
+            ("best", ["best.pt"], ["step-000000010-1-1.pt"]),
             ("none", [], []),
         ],
     )
@@ -121,11 +121,11 @@ class TestRules:
         assert record.experiment(id).best.trial.number == 0
 
     def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(self, record, storage, id, make):
-        newest = storage / replicate_key(id, 0, 0) / "step-000000020-2.pt"
+        newest = storage / replicate_key(id, 0, 0) / "step-000000020-2-1.pt"
         newest.write_bytes(b"damaged")
         record.prune(id, "last")
         make().tick()
-        assert files(storage, id, 0) == ["best.pt", "step-000000010-1.pt"]
+        assert files(storage, id, 0) == ["best.pt", "step-000000010-1-1.pt"]
         assert Store(storage).newest(replicate_key(id, 0, 0)).step == 10
 
     def test_what_goes_on_or_is_being_delivered_is_left_alone(self, record, storage, content):

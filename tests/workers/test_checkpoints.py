@@ -20,7 +20,7 @@ import torch
 import eigensweep.workers
 from eigensweep.workers.shared import checkpoints
 from eigensweep.workers.shared.checkpoints import CurvePoint, StaleAttemptError, Store
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.durable_files import Draft, StorageError
 
 KEY = "e7/00012/0"
 
@@ -148,11 +148,11 @@ def test_a_key_without_a_commit_has_no_snapshot_and_no_points(tmp_path):
 
 def test_the_newest_two_checkpoints_are_kept_and_nothing_else(store):
     assert files(store) == [
-        "curve.jsonl",
+        "curve-1.jsonl",
         "head.json",
         "lock",
-        "step-000000020-2.pt",
-        "step-000000030-3.pt",
+        "step-000000020-2-1.pt",
+        "step-000000030-3-1.pt",
     ]
 
 
@@ -175,22 +175,61 @@ def test_a_later_attempt_shuts_the_earlier_one_out(store):
 
 
 def test_what_was_never_committed_is_written_over(store):
-    curve = store.root / KEY / "curve.jsonl"
-    with open(curve, "a") as file:
+    folder = store.root / KEY
+    with open(folder / "curve-1.jsonl", "a") as file:
         file.write('{"step": 35, "metrics": {"train/lo')
-    (store.root / KEY / "step-000000040-4.pt").write_bytes(b"half")
-    (store.root / KEY / "head.json.tmp").write_bytes(b"half")
+    for name in ("step-000000040-4-1.pt", "step-000000040-4-1.pt.tmp", "attempt-1.tmp"):
+        (folder / name).write_bytes(b"half")
     assert len(store.points(KEY)) == 6
     store.begin(KEY, 2)
-    assert "step-000000040-4.pt" not in files(store)
-    assert "head.json.tmp" not in files(store)
+    kept = ["step-000000020-2-1.pt", "step-000000030-3-1.pt"]
+    assert files(store) == ["curve-2.jsonl", "head.json", "lock", *kept]
     store.commit(KEY, 2, 40, state(40), [point(40)])
-    written = [json.loads(line)["step"] for line in curve.read_text().splitlines()]
-    assert written == [5, 10, 15, 20, 25, 30, 40]
+    lines = (folder / "curve-2.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [5, 10, 15, 20, 25, 30, 40]
+
+
+def test_a_folder_of_an_older_version_is_read_and_gone_on_from(store):
+    """Its files did not say which attempt had written them."""
+    folder = store.root / KEY
+    head = json.loads((folder / "head.json").read_text())
+    (folder / head.pop("curve")).rename(folder / "curve.jsonl")
+    for checkpoint in head["checkpoints"]:
+        older = checkpoint["file"].replace("-1.pt", ".pt")
+        (folder / checkpoint["file"]).rename(folder / older)
+        checkpoint["file"] = older
+    (folder / "head.json").write_text(json.dumps(head))
+    for name in ("head.json.tmp", "step-000000040-4.pt"):
+        (folder / name).write_bytes(b"half")
+    reader = Store(store.root)
+    assert [p.step for p in reader.points(KEY)] == [5, 10, 15, 20, 25, 30]
+    assert reader.newest(KEY).state["step"] == 30
+    store.begin(KEY, 2)
+    store.commit(KEY, 2, 40, state(40), [point(40)])
+    assert reader.points(KEY, since=6) == [point(40)]
+    checkpoints = ["step-000000030-3.pt", "step-000000040-4-2.pt"]
+    assert files(store) == ["curve-2.jsonl", "head.json", "lock", *checkpoints]
+
+
+def test_who_reads_a_curve_while_an_attempt_begins_reads_the_same_points(store, monkeypatch):
+    reader, look = Store(store.root), Store._head
+    assert len(reader.points(KEY)) == 6
+    store.commit(KEY, 1, 40, state(40), [point(40)])
+
+    def look_and_be_late(self, folder):
+        head = look(self, folder)
+        monkeypatch.undo()
+        store.begin(KEY, 2)
+        store.commit(KEY, 2, 50, state(50), [point(50)])
+        return head
+
+    monkeypatch.setattr(Store, "_head", look_and_be_late)
+    assert reader.points(KEY, since=6) == [point(40)]
+    assert reader.points(KEY, since=6) == [point(40), point(50)]
 
 
 def test_a_commit_writes_behind_the_last_committed_point_whatever_the_file_holds_there(store):
-    with open(store.root / KEY / "curve.jsonl", "a") as file:
+    with open(store.root / KEY / "curve-1.jsonl", "a") as file:
         file.write('{"step": 35, "metrics": {"train/lo')
     store.commit(KEY, 1, 40, state(40), [point(35), point(40)])
     assert [p.step for p in Store(store.root).points(KEY)] == list(range(5, 41, 5))
@@ -198,7 +237,7 @@ def test_a_commit_writes_behind_the_last_committed_point_whatever_the_file_holds
 
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint"])
 def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog, damage):
-    (store.root / KEY / "step-000000030-3.pt").write_bytes(damage)
+    (store.root / KEY / "step-000000030-3-1.pt").write_bytes(damage)
     snapshot = store.newest(KEY)
     assert snapshot.step == 20
     assert "checkpoint damaged, falling back" in caplog.text
@@ -209,13 +248,13 @@ def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog,
 
 
 def test_a_full_disk_is_named_and_leaves_the_last_commit_as_it_was(store):
-    before, curve = files(store), (store.root / KEY / "curve.jsonl").read_bytes()
+    before, curve = files(store), (store.root / KEY / "curve-1.jsonl").read_bytes()
     with a_full_disk(allowed=20_000), pytest.raises(StorageError) as error:
         store.commit(KEY, 1, 40, state(40, size=100_000), [point(40)])
-    assert "step-000000040-4.pt: File too large" in str(error.value)
+    assert "step-000000040-4-1.pt: File too large" in str(error.value)
     assert isinstance(error.value.__cause__, OSError)
     assert files(store) == before
-    assert (store.root / KEY / "curve.jsonl").read_bytes() == curve
+    assert (store.root / KEY / "curve-1.jsonl").read_bytes() == curve
     assert store.newest(KEY).step == 30
     store.commit(KEY, 1, 40, state(40), [point(40)])
     assert [p.step for p in store.points(KEY)] == [5, 10, 15, 20, 25, 30, 40]
@@ -235,16 +274,17 @@ def test_a_kill_at_any_write_of_a_commit_leaves_all_of_it_or_nothing(
     def kill_at(original):
         def write_or_die(*arguments):
             writes.append(original)
-            if moment == "before" and len(writes) == write:
+            number = len(writes)
+            if moment == "before" and number == write:
                 raise KilledError
             original(*arguments)
-            if moment == "after" and len(writes) == write:
+            if moment == "after" and number == write:
                 raise KilledError
 
         return write_or_die
 
-    for name in ("write_from", "write_whole"):
-        monkeypatch.setattr(checkpoints, name, kill_at(getattr(checkpoints, name)))
+    for place, name in ((checkpoints, "write_from"), (Draft, "replace")):
+        monkeypatch.setattr(place, name, kill_at(getattr(place, name)))
     with pytest.raises(KilledError):
         store.commit(KEY, 1, 40, state(40), [point(35), point(40)])
     monkeypatch.undo()

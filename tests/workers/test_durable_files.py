@@ -81,6 +81,6 @@ def test_where_no_disk_keeps_the_order_the_folder_is_synced_after_the_head_took_
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", replace)
     store.commit("e1/00000/0", 1, 5, {}, [CurvePoint(5, {}, 0)])
-    checkpoint = "rename step-000000005-1.pt"
+    checkpoint = "rename step-000000005-1-1.pt"
     expected = ["sync file", "sync file", checkpoint, "sync file", "rename head.json"]
     assert acts == expected + ([] if own_disk else ["sync folder"])

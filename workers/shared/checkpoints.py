@@ -2,15 +2,25 @@
 
 One folder for each key, which is `experiment/trial/seed`:
 
-    curve.jsonl     one line a point, appended to
-    step-*.pt       checkpoints, the newest two
+    curve-2.jsonl   one line a point; the second attempt appends to it
+    step-*-2.pt     checkpoints of the second attempt; the newest two count
     best.pt         the weights of the best evaluation, written at the end
     head.json       replaced last and in one act: the only commit point
+    attempt-2.tmp   what the second attempt replaces a file by
     lock            held for as long as somebody changes the folder
 
-`head.json` names the checkpoints and how much of the curve counts. What is beyond that was never
+`head.json` names the checkpoints and how much of which curve counts. What is beyond that was never
 committed and is written over. So a process may die at any byte: the checkpoint and the points that
 belong to it appear together or not at all. torch is imported when needed: drivers read curves only.
+
+A lock is not enough. A network's file system takes it from a node that is cut off for long, and a
+process there may stand still between any two lines. So each attempt writes to files of its own
+alone, and to a file that both have only by replacing it: it makes its `attempt-N.tmp`, then looks
+whether a later attempt has begun, and then moves that file into place. An attempt that begins
+replaces the head first and removes the `.tmp` of all earlier ones then. One that was made before
+can no longer be moved, and whoever makes one later finds the successor. If an earlier attempt had
+moved its own in between, the head shows it, and the later attempt begins once more. This asks of a
+file system that a name is made, moved and removed in one act, and for nothing else.
 """
 
 from __future__ import annotations
@@ -22,17 +32,19 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from eigensweep.workers.shared.durable_files import (
+    Draft,
     StorageError,
     StoreAwayError,
     hold_lock,
     make_folder,
+    open_draft,
     storage_error,
     sync_folder,
     write_from,
@@ -61,6 +73,9 @@ def stricter(rule: Keep, other: Keep | None) -> Keep:
 
 KEPT = 2
 """Checkpoints kept for each key: the newest, and one to fall back to if the disk damages it."""
+
+OWN_FILE = re.compile(r"(?:step-\d+-\d+|curve|attempt)-(\d+)\.(?:pt|pt\.tmp|jsonl|jsonl\.tmp|tmp)")
+"""Files that one attempt alone writes, with its number; older versions gave no number."""
 
 StateDict = dict[str, Any]
 """What training goes on from: nested dicts, lists and tuples of tensors and plain values."""
@@ -164,6 +179,8 @@ class _Checkpoint:
 class _Head:
     attempt: int = 0
     commits: int = 0
+    curve: str = "curve.jsonl"
+    """The curve's file, which the attempt alone appends to; older versions had one for all."""
     curve_bytes: int = 0
     curve_points: int = 0
     last_step: int = -1
@@ -192,12 +209,7 @@ class Store:
             StaleAttemptError: if a higher attempt has begun.
             StorageError: if the folder cannot be written.
         """
-        folder = self._folder(key)
-        with hold_lock(folder):
-            head = self._head(folder)
-            check_attempt(key, head, attempt)
-            self._replace_head(folder, replace(head, attempt=attempt))
-            self._clean(folder, head)
+        self._enter(key, attempt, lambda head: head)
         self._begun[key] = attempt
 
     def attempt(self, key: str) -> int:
@@ -232,17 +244,16 @@ class Store:
         """
         folder = self._folder(key)
         content = pack(state)
-        with hold_lock(folder):
-            head = self._head(folder)
+        with self._turn(key, attempt) as (head, draft):
             self._check_commit(key, head, attempt)
-            file = f"step-{step:09d}-{head.commits + 1}.pt"  # no name is ever used for two states
+            file = _checkpoint_name(step, head.commits + 1, attempt)
             checkpoint = _Checkpoint(file, step, zlib.crc32(content))
             after, lines = extend(head, attempt, checkpoint, points)
             try:
                 if lines:
-                    write_from(folder / "curve.jsonl", head.curve_bytes, lines)
+                    write_from(folder / head.curve, head.curve_bytes, lines)
                 write_whole(folder / file, content)
-                self._replace_head(folder, after)
+                self._replace_head(folder, after, draft)
             except StorageError:
                 self._clean(folder, head)
                 raise
@@ -353,8 +364,8 @@ class Store:
         self.commit(key, attempt, snapshot.step, snapshot.state, snapshot.points)
         return True
 
-    def copy_out(self, key: str, target: Path, attempt: int) -> int:
-        """Copy what is committed at `key` into an empty folder; return the curve's size in bytes.
+    def copy_out(self, key: str, target: Path, attempt: int) -> tuple[str, int]:
+        """Copy what is committed at `key` into an empty folder; return the curve's name and bytes.
 
         On the same disk files are linked, since none of them is ever written over; of the curve,
         which grows, only so many bytes count. If a later attempt than `attempt` has begun, the
@@ -369,11 +380,13 @@ class Store:
             head = self._head(folder)
             spectra = [f"{path.parent.name}/{path.name}" for path in folder.glob("*/*.json")]
             named = [checkpoint.file for checkpoint in head.checkpoints]
-            for name in ("curve.jsonl", "best.pt", *named, *spectra):
+            for name in (head.curve, "best.pt", *named, *spectra):
                 if (folder / name).exists():
                     _link_or_copy(folder / name, target / name)
-        self._replace_head(target, replace(head, attempt=min(head.attempt, attempt)))
-        return head.curve_bytes
+        known = replace(head, attempt=min(head.attempt, attempt))
+        with open_draft(target / _draft_name(known.attempt), target) as draft:
+            self._replace_head(target, known, draft)
+        return head.curve, head.curve_bytes
 
     def take_over(self, source_key: str, key: str, attempt: int, step: int) -> None:
         """Let `attempt` at `key` go on from the source's newest checkpoint, byte for byte.
@@ -390,19 +403,17 @@ class Store:
         if self._head(folder).taken_over == name:
             return
         found = self._newest_content(source)
-        with hold_lock(folder):
-            head = self._head(folder)
-            check_attempt(key, head, attempt)
-            after = replace(
-                head, attempt=attempt, commits=head.commits + 1, checkpoints=(), taken_over=name
-            )
-            if found is not None:
-                checkpoint, content = found
-                file = f"step-{checkpoint.step:09d}-{after.commits}.pt"
-                after = replace(after, checkpoints=(replace(checkpoint, file=file),))
-                write_whole(folder / file, content)
-            self._replace_head(folder, after)
-            self._clean(folder, after)
+
+        def change(head: _Head) -> _Head:
+            after = replace(head, commits=head.commits + 1, checkpoints=(), taken_over=name)
+            if found is None:
+                return after
+            checkpoint, content = found
+            file = _checkpoint_name(checkpoint.step, after.commits, attempt)
+            write_whole(folder / file, content)
+            return replace(after, checkpoints=(replace(checkpoint, file=file),))
+
+        self._enter(key, attempt, change)
 
     def thin_out(self, trial: str, keep: Keep, attempt: int, *, only_measure: bool = False) -> int:
         """Remove checkpoints of a trial that is over; return how many bytes that frees.
@@ -421,16 +432,13 @@ class Store:
             if only_measure:
                 freed += self._find_removable(head.parent, keep, attempt, checked=False)[1]
                 continue
-            with hold_lock(head.parent):
+            key = f"{trial}/{head.parent.name}"
+            with suppress(StaleAttemptError), self._turn(key, attempt) as (now, draft):
                 kept, size, gone = self._find_removable(head.parent, keep, attempt, checked=True)
-                now = self._head(head.parent)
-                if kept != now.checkpoints:
-                    self._replace_head(head.parent, replace(now, checkpoints=kept))
+                if gone:  # also where it stays the same: a later attempt may have begun
+                    self._replace_head(head.parent, replace(now, checkpoints=kept), draft)
                 for path in gone:
-                    try:
-                        path.unlink(missing_ok=True)
-                    except OSError as error:
-                        raise storage_error("remove", path, error) from error
+                    _remove(path)
                 freed += size
         return freed
 
@@ -443,7 +451,8 @@ class Store:
             return head.checkpoints, 0, []
         kept = self._choose_kept(folder, head, keep, has_best=best.exists(), checked=checked)
         names = {checkpoint.file for checkpoint in kept}
-        gone = [path for path in folder.glob("step-*.pt") if path.name not in names]
+        files = [path for path in folder.glob("step-*.pt") if _maker(path.name) <= attempt]
+        gone = [path for path in files if path.name not in names]
         if keep == "none" and best.exists():
             gone.append(best)
         size = 0
@@ -494,10 +503,10 @@ class Store:
             StaleAttemptError: if a higher attempt has begun.
             StorageError: if it cannot be written.
         """
-        folder = self._folder(key)
-        with hold_lock(folder):
-            check_attempt(key, self._head(folder), attempt)
-            self.write_file(f"{key}/{name}", content)
+        place = self._folder(key) / name
+        with self._turn(key, attempt) as (_, draft):
+            make_folder(place.parent)
+            draft.replace(place, content)
 
     def file_names(self, folder: str) -> list[str]:
         """Return the names of what lies in a folder, sorted; none if there is no such folder.
@@ -518,10 +527,7 @@ class Store:
         Raises:
             StorageError: if it cannot be removed.
         """
-        try:
-            (self.root / path).unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error("remove", self.root / path, error) from error
+        _remove(self.root / path)
 
     def remove_all(self, folder: str) -> None:
         """Remove a folder with all that is in it, if it is there.
@@ -535,6 +541,45 @@ class Store:
             return
         except OSError as error:
             raise storage_error("remove", self.root / folder, error) from error
+
+    @contextmanager
+    def _turn(self, key: str, attempt: int) -> Iterator[tuple[_Head, Draft]]:
+        """Let an attempt change a key: give the head, and the draft by which it replaces a file.
+
+        Raises:
+            StaleAttemptError: if a higher attempt has begun, be it meanwhile.
+            StorageError: if it cannot be locked, read or written.
+        """
+        folder = self._folder(key)
+        with hold_lock(folder), open_draft(folder / _draft_name(attempt), folder) as draft:
+            head = self._head(folder)  # only now, see above
+            check_attempt(key, head, attempt)
+            try:
+                yield head, draft
+            except StorageError:
+                with suppress(StorageError):
+                    check_attempt(key, self._head(folder), attempt)
+                raise
+
+    def _enter(self, key: str, attempt: int, change: Callable[[_Head], _Head]) -> None:
+        """Replace the head by what `change` makes of it, and shut all earlier attempts out."""
+        folder, is_in = self._folder(key), False
+        while not is_in:
+            with self._turn(key, attempt) as (head, draft):
+                after = change(self._take_curve(folder, head, attempt))
+                self._replace_head(folder, after, draft)
+                for earlier in range(max(0, min(head.attempt, attempt - 1)), attempt):
+                    _remove(folder / _draft_name(earlier))
+                is_in = self._head(folder) == after  # else one of them came first
+                if is_in:
+                    self._clean(folder, after)
+
+    def _take_curve(self, folder: Path, head: _Head, attempt: int) -> _Head:
+        """Return the head of an attempt that begins, with a curve of its own: a copy."""
+        curve = head.curve if head.attempt == attempt else f"curve-{attempt}.jsonl"
+        if head.curve_bytes and curve != head.curve:
+            write_whole(folder / curve, self._read_curve(folder, head, 0))
+        return replace(head, attempt=attempt, curve=curve)
 
     def _check_commit(self, key: str, head: _Head, attempt: int) -> None:
         """Raise if an attempt may not commit at a key: it has a successor, or never began."""
@@ -550,11 +595,15 @@ class Store:
     def _read_curve(self, folder: Path, head: _Head, offset: int) -> bytes:
         """Return what is committed of a curve from byte `offset` on."""
         try:
-            with open(folder / "curve.jsonl", "rb") as file:
+            with open(folder / head.curve, "rb") as file:
                 file.seek(offset)
                 return file.read(head.curve_bytes - offset)
         except OSError as error:
-            raise storage_error("read", folder / "curve.jsonl", error) from error
+            newer = self._head(folder)
+            if newer.curve == head.curve:
+                raise storage_error("read", folder / head.curve, error) from error
+            # An attempt has begun since, and has a copy.
+            return self._read_curve(folder, replace(newer, curve_bytes=head.curve_bytes), offset)
 
     def _size(self, path: Path) -> int | None:
         """Return the bytes of a file, None if there is none."""
@@ -588,8 +637,8 @@ class Store:
         checkpoints = tuple(_Checkpoint(**c) for c in content.pop("checkpoints"))
         return _Head(**content, checkpoints=checkpoints)
 
-    def _replace_head(self, folder: Path, head: _Head) -> None:
-        write_whole(folder / "head.json", json.dumps(asdict(head)).encode())
+    def _replace_head(self, folder: Path, head: _Head, draft: Draft) -> None:
+        draft.replace(folder / "head.json", json.dumps(asdict(head)).encode())
         sync_folder(folder)
 
     def _content(self, folder: Path, checkpoint: _Checkpoint) -> bytes | None:
@@ -606,15 +655,19 @@ class Store:
         return None
 
     def _clean(self, folder: Path, head: _Head) -> None:
-        """Remove what `head` does not name. If that fails, the next commit does it."""
-        named = {c.file for c in head.checkpoints}
+        """Remove what `head` does not name. If that fails, the next commit does it.
+
+        Nothing of a later attempt is touched.
+        """
+        named = {head.curve, *(c.file for c in head.checkpoints)}
         with suppress(OSError):
-            curve = folder / "curve.jsonl"
+            curve = folder / head.curve
             if curve.exists() and curve.stat().st_size > head.curve_bytes:
                 os.truncate(curve, head.curve_bytes)
-            for path in [*folder.glob("step-*.pt"), *folder.glob("*.tmp")]:
-                if path.name not in named:
-                    path.unlink(missing_ok=True)
+            for kind in ("step-*.pt", "curve*.jsonl", "*.tmp"):
+                for path in folder.glob(kind):
+                    if path.name not in named and _maker(path.name) <= head.attempt:
+                        path.unlink(missing_ok=True)
 
 
 def open_store(place: str | Path) -> Store:
@@ -633,6 +686,28 @@ def is_url(place: str | Path) -> bool:
     (True, False)
     """
     return "://" in str(place)
+
+
+def _checkpoint_name(step: int, commit: int, attempt: int) -> str:
+    """Return a name that is never used for two states."""
+    return f"step-{step:09d}-{commit}-{attempt}.pt"
+
+
+def _draft_name(attempt: int) -> str:
+    return f"attempt-{attempt}.tmp"
+
+
+def _maker(name: str) -> int:
+    """Return the attempt that alone writes a file of this name, 0 if the name does not say."""
+    found = OWN_FILE.fullmatch(name)
+    return int(found[1]) if found else 0
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error("remove", path, error) from error
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -108,19 +109,62 @@ def has_own_disk(folder: Path) -> bool:
     return os.major(folder.stat().st_dev) != 0
 
 
+class Draft:
+    """A file that exists already, and takes the place of another one later.
+
+    Whoever removes it in between forbids that, whatever its owner believes.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
+        self._is_placed = False
+
+    def replace(self, target: Path, content: bytes) -> None:
+        """Replace a file's content in one act; on failure nothing has changed.
+
+        Raises:
+            StorageError: if it cannot be written, or the draft is gone.
+        """
+        try:
+            with self._file:
+                self._file.write(content)
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            os.replace(self._path, target)
+        except OSError as error:
+            raise storage_error("write", target, error) from error
+        self._is_placed = True
+
+    def discard(self) -> None:
+        """Remove it, unless it has taken its place."""
+        with suppress(OSError):
+            self._file.close()
+        if not self._is_placed:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_draft(path: Path, target: Path) -> Iterator[Draft]:
+    """Make a draft; one that has replaced nothing is removed at the end. `target` is for words.
+
+    Raises:
+        StorageError: if it cannot be made.
+    """
+    try:
+        draft = Draft(path, open(path, "wb"))  # noqa: SIM115  (the draft closes it)
+    except OSError as error:
+        raise storage_error("write", target, error) from error
+    try:
+        yield draft
+    finally:
+        draft.discard()
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file's content in one act; on failure nothing has changed and nothing is left."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise storage_error("write", path, error) from error
+    with open_draft(path.with_name(path.name + ".tmp"), path) as draft:
+        draft.replace(path, content)
 
 
 def write_from(path: Path, offset: int, content: bytes) -> None:

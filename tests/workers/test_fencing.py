@@ -1,0 +1,175 @@
+"""A process that stands still in the middle of a change has lost its lock when it goes on.
+
+A network's file system takes a lock from a node that is cut off for longer than its lease. Here the
+file of the lock is removed instead, which does the same: the successor's lock is another one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+
+KEY, TRIAL = "e7/00012/0", "e7/00012"
+
+SLOW = """
+import builtins, os, signal, sys
+
+from tests_of_fencing import change
+from eigensweep.workers.shared.checkpoints import StaleAttemptError
+
+moments = stopped = 0
+root, opened = None, open
+
+
+def pass_a_moment():
+    global moments
+    moments += 1
+    if moments == stopped:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def see(event, arguments):  # before each look at the files, and each change
+    if root is not None and event.startswith(("open", "os.")):
+        if arguments and root in os.fsdecode(str(arguments[0])):
+            pass_a_moment()
+
+
+def open_and_see(*arguments, **named):
+    file = opened(*arguments, **named)
+    pass_a_moment()
+    return file
+
+
+sys.addaudithook(see)
+os.fsync = lambda file: pass_a_moment()  # after each write; no power is lost here
+for order in sys.stdin:
+    act, folder, moment = order.split()
+    child = os.fork()
+    if not child:
+        root, stopped, builtins.open = folder, int(moment), open_and_see
+        try:
+            change(act, folder)
+        except StaleAttemptError:
+            os._exit(3)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(4)
+        os._exit(0)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        print("stopped", child, flush=True)
+        _, status = os.waitpid(child, 0)
+    print("exited", os.waitstatus_to_exitcode(status), flush=True)
+"""
+"""Changes a key in a process that stands still at a given moment, as often as it is asked to."""
+
+
+def point(step: int, attempt: int) -> CurvePoint:
+    return CurvePoint(step, {"train/loss": float(attempt)}, 1_700_000_000_000 * attempt)
+
+
+def state(attempt: int) -> dict[str, object]:
+    return {"attempt": attempt, "weights": torch.full((100,), float(attempt))}
+
+
+def change(act: str, root: str) -> None:
+    """Do as the second attempt what is to be stopped half-way."""
+    store = Store(root)
+    if act == "begin":
+        store.begin(KEY, 2)
+    elif act == "commit":
+        store.commit(KEY, 2, 20, state(2), [point(20, 2)])
+    elif act == "keep_file":
+        store.keep_file(KEY, 2, "best.pt", b"of the second attempt")
+    else:
+        store.thin_out(TRIAL, "last", 2)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    folder = tmp_path_factory.mktemp("slow")
+    (folder / "tests_of_fencing.py").write_text(Path(__file__).read_text())
+    path = os.pathsep.join([str(folder), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+def prepare(root: Path, act: str) -> Store:
+    """Return a store in which two attempts have trained, or one and the second is to begin."""
+    store = Store(root)
+    store.begin(KEY, 1)
+    for step in (5, 10):
+        store.commit(KEY, 1, step, state(1), [point(step, 1)])
+    if act != "begin":
+        store.begin(KEY, 2)
+        store.commit(KEY, 2, 15, state(2), [point(15, 2)])
+    return store
+
+
+def succeed(store: Store) -> int:
+    """Let a third attempt train to its end; return the step from which it went on."""
+    (store.root / KEY / "lock").unlink(missing_ok=True)
+    store.begin(KEY, 3)
+    reached = store.newest(KEY).step
+    for step in (20, 25, 30):
+        store.commit(KEY, 3, step, state(3), [point(step, 3)])
+    store.keep_file(KEY, 3, "best.pt", b"of the third attempt")
+    return reached
+
+
+def check(store: Store, reached: int) -> None:
+    """Check that the key holds what the third attempt has written, and what came before it."""
+    reader = Store(store.root)
+    assert (reader.attempt(KEY), reader.progress(KEY).step) == (3, 30)
+    assert reader.newest(KEY).state["attempt"] == 3
+    assert [c.step for c in reader.list_checkpoints(KEY)] == [30, 25]
+    assert reader.read_file(f"{KEY}/best.pt") == b"of the third attempt"
+    points = reader.points(KEY)
+    assert [p.step for p in points if p.step <= reached] == list(range(5, reached + 1, 5))
+    assert [p for p in points if p.step > reached] == [
+        point(step, 3) for step in (20, 25, 30) if step > reached
+    ]
+
+
+@pytest.mark.parametrize("act", ["begin", "commit", "keep_file", "thin_out"])
+def test_wherever_an_attempt_stands_still_it_writes_nothing_over_its_successor(
+    slow: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    moment, ends = 0, []
+    while True:
+        moment += 1
+        root = tmp_path / str(moment)
+        store = prepare(root, act)
+        print(act, root, moment, file=slow.stdin, flush=True)
+        word, number = slow.stdout.readline().split()
+        if word == "exited":
+            break
+        reached = succeed(store)
+        os.kill(int(number), signal.SIGCONT)
+        word, code = slow.stdout.readline().split()
+        assert word == "exited"
+        ends.append(int(code))
+        check(store, reached)
+        store.begin(KEY, 4)
+        assert Store(root).newest(KEY).step == 30
+    assert number == "0", "without a stop it ends as it should"
+    assert len(ends) >= 10, "it stood still at each look and each change"
+    if act != "thin_out":  # which leaves a key with a successor alone, without a word
+        assert {3} <= set(ends) <= {0, 3}, "it was refused, or done before its successor began"
