@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import shutil
 import signal
@@ -30,7 +31,7 @@ from eigensweep.workers.shared.code import (
     own_code,
     own_parts,
 )
-from eigensweep.workers.shared.messages import Order, Report, Source
+from eigensweep.workers.shared.messages import Code, Order, Report, Source
 from eigensweep.workers.trial.attempt import Attempt, cancel_mark
 
 
@@ -55,6 +56,44 @@ def to_the_end(attempt: Attempt) -> list[Report]:
 
 def drop_time(report: Report) -> Report:
     return replace(report, result=replace(report.result, seconds=0.0, by_replicate=()))
+
+
+def write_package(site: Path, package: str, version: str = "1.0", name: str = "own") -> Path:
+    """Install a package that adds one model, and return its folder; one that is there stays."""
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+    (info / "METADATA").write_text(metadata)
+    (info / "entry_points.txt").write_text(f"[eigensweep.models]\n{name} = {package}.models:Own\n")
+    folder = site / package
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "models.py").write_text("raise RuntimeError('nothing is imported')\n")
+        (folder / "__init__.py").touch()
+    return folder
+
+
+def see() -> tuple[Code, dict[str, str]]:
+    """Return which code there is now."""
+    importlib.invalidate_caches()
+    for looked in (code._plugin_folders, own_code, own_parts):
+        looked.cache_clear()
+    return own_code(), own_parts()
+
+
+def see_elsewhere() -> Code:
+    """Return the same as a driver on another machine has it."""
+    return replace(see()[0], node="elsewhere", identity="elsewhere")
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Iterator[None]:
+    """Look for packages in a folder of the test, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        see()
+        yield
+    see()
 
 
 KEPT = {"training": {"steps": 20, "evaluate_every": 5, "spectra": True}}
@@ -280,33 +319,55 @@ class TestCode:
 
         assert digest("9.9+cpu") == digest("9.9+cu130") != digest("9.8+cpu")
 
-    def test_a_package_that_adds_a_model_is_in_the_digest(self, tmp_path, monkeypatch):
-        def parts() -> dict[str, str]:
-            code._plugin_folders.cache_clear()
-            return own_parts.__wrapped__()
+    def test_a_package_that_adds_a_model_is_in_the_digest(self, tmp_path, plugins):
+        without = own_parts()
+        lab = write_package(tmp_path, "lab")
+        first = see()[1]
+        (lab / "models.py").write_text("x = 1\n")
+        write_package(tmp_path, "lab", version="1.1")
+        second = see()[1]
+        assert describe_difference(first, without) == (
+            "the driver has no package lab, the driver has no lab: __init__.py, "
+            "the driver has no lab: models.py"
+        )
+        words = "package lab 1.1 instead of 1.0, lab: models.py"
+        assert describe_difference(second, first) == words
+        assert str(lab) in map(str, code._plugin_folders().values())
 
-        without = parts()
-        info = tmp_path / "lab-1.0.dist-info"
-        info.mkdir()
-        metadata = "Metadata-Version: 2.1\nName: lab\nVersion: {}\n"
-        (info / "METADATA").write_text(metadata.format("1.0"))
-        (info / "entry_points.txt").write_text("[eigensweep.models]\nown = lab.models:Own\n")
-        (tmp_path / "lab").mkdir()
-        module = tmp_path / "lab" / "models.py"
-        module.write_text("raise RuntimeError('nothing is imported')\n")
-        (tmp_path / "lab" / "__init__.py").touch()
-        monkeypatch.syspath_prepend(str(tmp_path))
-        try:
-            first = parts()
-            module.write_text("x = 1\n")
-            (info / "METADATA").write_text(metadata.format("1.1"))
-            second = parts()
-            assert describe_difference(first, without) == (
-                "the driver has no package lab, the driver has no lab: __init__.py, "
-                "the driver has no lab: models.py"
-            )
-            words = "package lab 1.1 instead of 1.0, lab: models.py"
-            assert describe_difference(second, first) == words
-            assert str(tmp_path / "lab") in map(str, code._plugin_folders().values())
-        finally:
-            code._plugin_folders.cache_clear()
+    def test_a_worker_may_have_more_models_than_the_driver_but_no_fewer(self, tmp_path, plugins):
+        none = see_elsewhere()
+        write_package(tmp_path, "lab")
+        one = see_elsewhere()
+        check_code(none)
+        write_package(tmp_path, "other", name="another")
+        see()
+        check_code(none)
+        check_code(one)
+        both = see_elsewhere()
+        shutil.rmtree(tmp_path / "lab-1.0.dist-info")
+        see()
+        for driver in (one, both):
+            with pytest.raises(ForeignCodeError):
+                check_code(driver)
+
+    @pytest.mark.parametrize("other", ["file", "version", "name"])
+    def test_what_the_driver_has_must_be_the_same_beside_more_models(
+        self, tmp_path, plugins, other
+    ):
+        lab = write_package(tmp_path, "lab")
+        driver = see_elsewhere()
+        write_package(tmp_path, "other", name="own" if other == "name" else "another")
+        if other == "file":
+            (lab / "models.py").write_text("x = 1\n")
+        elif other == "version":
+            write_package(tmp_path, "lab", version="1.1")
+        see()
+        with pytest.raises(ForeignCodeError):
+            check_code(driver)
+
+    def test_more_models_do_not_excuse_other_code(self, tmp_path, plugins):
+        driver = replace(see_elsewhere(), core="0" * 16)
+        write_package(tmp_path, "lab")
+        see()
+        with pytest.raises(ForeignCodeError):
+            check_code(driver)

@@ -3,7 +3,7 @@
 What counts are the files of Eigensweep and of the packages that add models and tasks, native
 sources among them, and the versions of what computes. Compiled steps follow from the sources. Of a
 version only the public part counts: `2.13.0+cpu` and `2.13.0+cu130` are one, since the driver's
-node may be the one without a GPU.
+node may be the one without a GPU. A worker may have models and tasks that the driver has not.
 
 Importing this loads neither torch nor Ray.
 """
@@ -49,19 +49,22 @@ def own_parts() -> dict[str, str]:
 
     Names of files are paths, such as `workers/trial/training.py`; names of versions are words.
     """
-    return _own_files() | _own_versions()
+    return _project_files() | _plugin_files() | _own_versions() | _plugin_versions()
 
 
 @cache
 def own_code() -> Code:
     """Return which code this process imports, and from where."""
-    folder, versions = _own_folder(), _own_versions()
+    folder, files, versions = _own_folder(), _project_files(), _own_versions()
+    plugin_files, plugin_versions = _plugin_files(), _plugin_versions()
     return Code(
         folder=str(folder),
-        digest=_digest(_own_files() | versions),
+        digest=_digest(files | plugin_files | versions | plugin_versions),
         node=platform.node(),
-        packages=_digest(versions),
+        packages=_digest(versions | plugin_versions),
         identity=_identify([folder, *_plugin_folders().values()]),
+        core=_digest(files | versions),
+        plugins=_digest_plugins(plugin_files),
     )
 
 
@@ -69,19 +72,21 @@ def has_changed() -> bool:
     """Return whether the files and packages here are other ones than when `own_code` looked."""
     importlib.invalidate_caches()
     _plugin_folders.cache_clear()
-    return _digest(_own_files() | _own_versions()) != own_code().digest
+    return _digest(own_parts.__wrapped__()) != own_code().digest
 
 
 def check_code(driver: Code, parts: Mapping[str, str] | None = None) -> None:
     """Raise ForeignCodeError unless this process would run the same code as the driver.
 
     In the driver's own folder, on the same disk of the same machine, it does: a file that was
-    edited there meanwhile is no other version. `parts` are the driver's, for words about what
-    differs.
+    edited there meanwhile is no other version. More models and tasks than the driver has do no
+    harm, because no trial asks for them. `parts` are the driver's, for words about what differs.
     """
     own = own_code()
     is_same_folder = bool(own.identity) and own.identity == driver.identity
     if own.digest == driver.digest or (is_same_folder and own.packages == driver.packages):
+        return
+    if own.core == driver.core and driver.plugins.items() < own.plugins.items():
         return
     what = "" if parts is None else f"; what differs: {describe_difference(own_parts(), parts)}"
     raise ForeignCodeError(
@@ -120,16 +125,24 @@ def _own_folder() -> Path:
     return Path(__file__).parents[2]
 
 
-def _own_files() -> dict[str, str]:
+def _project_files() -> dict[str, str]:
     folder = _own_folder()
     found = [*folder.glob("*"), *(path for name in PACKAGES for path in (folder / name).rglob("*"))]
-    files = {path.relative_to(folder).as_posix(): path for path in found}
+    return _digest_files({path.relative_to(folder).as_posix(): path for path in found})
+
+
+def _plugin_files() -> dict[str, str]:
+    files: dict[str, Path] = {}
     for package, place in _plugin_folders().items():
         if place.is_file():
             files[f"{package}: {place.name}"] = place
         else:
             inside = ((path.relative_to(place).as_posix(), path) for path in place.rglob("*"))
             files |= {f"{package}: {name}": path for name, path in inside}
+    return _digest_files(files)
+
+
+def _digest_files(files: Mapping[str, Path]) -> dict[str, str]:
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for name, path in sorted(files.items())
@@ -144,11 +157,25 @@ def _own_versions() -> dict[str, str]:
             versions[name] = version(name).partition("+")[0]
         except PackageNotFoundError:
             versions[name] = "none"
+    return versions
+
+
+def _plugin_versions() -> dict[str, str]:
+    entries = (entry for group in GROUPS for entry in entry_points(group=group))
+    return {f"package {e.dist.name}": e.dist.version for e in entries if e.dist is not None}
+
+
+def _digest_plugins(files: Mapping[str, str]) -> dict[str, str]:
+    """Return a digest of what is behind each entry point; of all where packages share a name."""
+    behind: dict[str, list[str]] = {}
     for group in GROUPS:
         for entry in entry_points(group=group):
-            if entry.dist is not None:
-                versions[f"package {entry.dist.name}"] = entry.dist.version
-    return versions
+            package = f"{entry.module.partition('.')[0]}: "
+            own = {name: value for name, value in files.items() if name.startswith(package)}
+            version = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+            words = f"{entry.value} {version} {_digest(own)}"
+            behind.setdefault(f"{group}: {entry.name}", []).append(words)
+    return {name: _digest({name: "\n".join(sorted(each))}) for name, each in behind.items()}
 
 
 @cache

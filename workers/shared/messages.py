@@ -128,6 +128,10 @@ class Code(Flat):
     """Digest of the versions of Python, torch, NumPy, Ray and the packages that add models."""
     identity: str = ""
     """Of the very folders: the machine since it was started, and their places on its disks."""
+    core: str = ""
+    """Digest of all but the packages that add models and tasks."""
+    plugins: dict[str, str] = field(default_factory=dict)
+    """By each model and task that such a package adds, a digest of the package."""
 
 
 @dataclass(frozen=True)
