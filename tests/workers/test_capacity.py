@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from eigensweep.search_spaces.sections import ResourcesConfig
@@ -27,6 +29,28 @@ def test_a_node_is_not_filled_beyond_its_memory():
     assert look().trials == 12
     assert look(memory="1 GB").trials == 4 + 2
     assert look(memory="3 GB").trials == 1
+
+
+def test_a_node_that_accepts_no_connection_is_found_whatever_ray_says(monkeypatch):
+    with socket.socket() as listening, socket.socket() as closed:
+        for each in (listening, closed):
+            each.bind(("127.0.0.1", 0))
+        listening.listen()
+        places = [
+            {
+                "Alive": alive,
+                "NodeID": id,
+                "NodeManagerAddress": "127.0.0.1",
+                "NodeManagerPort": port,
+            }
+            for id, alive, port in (
+                ("well", True, listening.getsockname()[1]),
+                ("silent", True, closed.getsockname()[1]),
+                ("dead", False, closed.getsockname()[1]),
+            )
+        ]
+        monkeypatch.setattr("ray.nodes", lambda: places)
+        assert capacity.find_silent_nodes() == {"silent"}
 
 
 def test_only_nodes_with_the_labels_count():

@@ -12,7 +12,7 @@ from sweeps import SCORNN, Bench, spec
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.study import open_storage
-from eigensweep.workers.driver.sweep import MOST_SHORTAGES, Job
+from eigensweep.workers.driver.sweep import MOST_SHORTAGES, SILENT_SECONDS, Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
 from eigensweep.workers.shared.messages import Result, Source
 
@@ -319,7 +319,7 @@ class TestANodeWithoutMemory:
 class TestANodeThatIsNotFit:
     def test_its_trials_go_elsewhere_and_it_is_tried_again_later_and_later(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"bad", "good"}
         job = b.sweep.next_job()
         for leave in (15.0, 30.0, 60.0):
             b.sweep.begin(0, job.attempt)
@@ -339,7 +339,8 @@ class TestANodeThatIsNotFit:
     @pytest.mark.parametrize(("nodes", "bad"), [(1, 1), (2, 2), (9, 3)])
     def test_without_an_elsewhere_or_after_a_few_nodes_everything_waits(self, tmp_path, nodes, bad):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1, 1e-2]}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: nodes
+        there = {f"n{number}" for number in range(1, nodes + 1)}
+        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: there
         for turn in range(1, bad + 1):
             job = b.sweep.next_job()
             assert len(job.avoid) == turn - 1
@@ -353,7 +354,7 @@ class TestANodeThatIsNotFit:
 
     def test_a_node_whose_store_fails_is_left_out_and_named_where_there_is_another(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"n1", "n2"}
         job, words = b.sweep.next_job(), "node node7: cannot read the store"
         b.sweep.begin(0, job.attempt)
         b.sweep.lose(0, job.attempt, words, by="disk", node="n1", host="node7")
@@ -369,7 +370,7 @@ class TestANodeThatIsNotFit:
     def test_one_bad_node_that_answers_first_eats_no_trial(self, tmp_path, by):
         rates = [10.0**-k for k in range(24)]
         b, now = bench(tmp_path, {"space": {"optimizer.lr": rates}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"bad", "good"}
         eaten = 0
         while job := b.sweep.next_job():
             now[0] += 1.0
@@ -383,9 +384,44 @@ class TestANodeThatIsNotFit:
         assert [entry.state for entry in b.ledger.load()] == ["completed"] * 24
         assert eaten <= 3, "each look at it lets it wait longer"
 
+    def test_nobody_waits_for_a_node_that_was_left_out_and_is_gone(self, tmp_path):
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
+        there = {"bad", "good"}
+        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: there
+        job = b.sweep.next_job()
+        b.sweep.begin(0, job.attempt)
+        b.sweep.lose(0, job.attempt, "other code", by="node", node="bad", host="node7")
+        there.remove("bad")
+        assert b.sweep.next_job().entry.number == 0
+        assert [notice.node for notice in b.sweep.notices()] == ["node7"]
+
+    @pytest.mark.parametrize("by", ["process", "engine"])
+    def test_who_lost_a_process_keeps_away_from_a_node_that_does_not_answer(self, tmp_path, by):
+        there, now = {"dead", "good"}, [0.0]
+        b = Bench(
+            tmp_path,
+            spec({"space": {"optimizer.lr": [1e-1]}}),
+            clock=lambda: now[0],
+            find_nodes=lambda: there,
+            find_silent_nodes=lambda: {"dead"},
+        )
+        job = b.sweep.next_job()
+        assert job.avoid == ()
+        b.sweep.begin(0, job.attempt)
+        b.sweep.lose(0, job.attempt, "it died", by=by)
+        assert b.sweep.next_job().avoid == ("dead",)
+        assert b.sweep.notices() == [], "Ray will say so, if it is"
+        b.sweep._queue.append(0)
+        there.remove("good")
+        assert b.sweep.next_job().avoid == (), "there is no other one"
+        b.sweep._queue.append(0)
+        there.add("good")
+        now[0] = SILENT_SECONDS
+        assert b.sweep.next_job().avoid == ()
+
     def test_when_everything_waits_for_nodes_that_is_said(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._count_nodes = lambda: now[0], lambda: 2
+        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"n1", "n2"}
         for turn in (1, 2):
             job = b.sweep.next_job()
             b.sweep.begin(0, job.attempt)

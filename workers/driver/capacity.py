@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
 
 import ray
 
@@ -10,15 +14,41 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.engine.shares import Room, Share, share_of
 from eigensweep.workers.shared.messages import Json
 
+KNOCK_SECONDS: Final = 1.0
+"""How long a node may take to accept a connection; a kernel needs milliseconds, also where Ray's
+process stands still."""
+KNOCKS: Final = 32
+"""Nodes that are asked at once."""
+
 
 def count_slots(share: Share) -> int:
     """Return how many such trials the nodes of this cluster hold at once."""
     return sum(_count_on(node, share) for node in _living_nodes())
 
 
-def count_nodes(share: Share) -> int:
-    """Return how many nodes of this cluster hold at least one such trial."""
-    return sum(_count_on(node, share) > 0 for node in _living_nodes())
+def find_nodes(share: Share) -> frozenset[str]:
+    """Return Ray's ids of the nodes of this cluster that hold at least one such trial."""
+    return frozenset(node["NodeID"] for node in _living_nodes() if _count_on(node, share))
+
+
+def find_silent_nodes() -> frozenset[str]:
+    """Return Ray's ids of the nodes that count as alive and accept no connection.
+
+    They are dead or cut off. Ray itself waits for some 15 seconds before it says so, and may place
+    trials there until then.
+    """
+    nodes = _living_nodes()
+    with ThreadPoolExecutor(KNOCKS) as threads:
+        answers = threads.map(_answers, nodes)
+    return frozenset(n["NodeID"] for n, answer in zip(nodes, answers, strict=True) if not answer)
+
+
+def _answers(node: Json) -> bool:
+    place = node["NodeManagerAddress"], node["NodeManagerPort"]
+    with suppress(OSError):
+        socket.create_connection(place, KNOCK_SECONDS).close()
+        return True
+    return False
 
 
 def find_parts(share: Share) -> dict[str, float]:

@@ -25,10 +25,11 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import (
-    count_nodes,
     count_slots,
     explain_no_slot,
+    find_nodes,
     find_parts,
+    find_silent_nodes,
 )
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
@@ -121,7 +122,8 @@ class ExperimentDriver:
             study,
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
-            count_nodes=lambda: count_nodes(self.share),
+            find_nodes=lambda: find_nodes(self.share),
+            find_silent_nodes=find_silent_nodes,
             take_over=partial(take_over, store, experiment),
             standing=standing,
         )

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from eigensweep.search_spaces.sequences import quasi_random
@@ -65,6 +65,13 @@ MOST_SHORTAGES = 30
 FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
 """Seconds that a node is left out after its first failure, and at most."""
 
+NOWHERE = "unknown"
+"""Stands for the id of a node that does not know its own."""
+
+SILENT_SECONDS = 30.0
+"""So long no trial goes to a node that did not answer after the loss of a process. Ray gives up a
+node that is dead within less."""
+
 MOST_LEFT_OUT = 3
 """Nodes that are left out at once; if more fail, the fault is not theirs, and everything waits."""
 
@@ -114,7 +121,8 @@ class Sweep:
         retries: int,
         watch: Callable[[TrialEntry], None] = lambda entry: None,
         clock: Callable[[], float] = time.monotonic,
-        count_nodes: Callable[[], int] = lambda: 1,
+        find_nodes: Callable[[], Set[str]] = lambda: frozenset((NOWHERE,)),
+        find_silent_nodes: Callable[[], Set[str]] = frozenset,
         take_over: Callable[[TrialEntry], None] = lambda entry: None,
         standing: Standing = FIRST_TIME,
     ) -> None:
@@ -122,7 +130,9 @@ class Sweep:
 
         `watch` is called with every trial, as it is found and whenever it changes. `take_over`
         brings the newest of a trial's `lineage` about in the store, if that was not done before.
-        `standing` says whether new trials are drawn.
+        `find_nodes` returns Ray's ids of the nodes that trials can go to, and `find_silent_nodes`
+        those of nodes that may be dead, whatever Ray says. `standing` says whether new trials are
+        drawn.
         """
         self.spec, self.ledger, self.study = spec, ledger, study
         self.retries, self.watch = retries, watch
@@ -137,7 +147,10 @@ class Sweep:
         self._clock = clock
         self._rests: dict[int, float] = {}
         """Trials that wait for disk or memory, and when each is tried again."""
-        self._count_nodes = count_nodes
+        self._find_nodes, self._find_silent_nodes = find_nodes, find_silent_nodes
+        self._silent: Set[str] = frozenset()
+        """Nodes that did not answer when a process was lost."""
+        self._silent_until = 0.0
         self._faults: Counter[str] = Counter()
         self._left_out: dict[str, _LeftOut] = {}
         """Nodes that other trials do not go to, by Ray's id."""
@@ -277,9 +290,16 @@ class Sweep:
                 entry.attempt + 1,
                 donor=None if self._round else self._find_donor(entry),
                 alone=self._lost_engines[entry.number] >= MOST_ENGINES,
-                avoid=tuple(self._left_out),
+                avoid=(*self._left_out, *self._list_silent()),
             )
         return None
+
+    def _list_silent(self) -> list[str]:
+        """Return nodes that may be dead, if there are others to go to."""
+        if not self._silent or self._clock() >= self._silent_until:
+            return []
+        others = self._find_nodes() - self._silent - self._left_out.keys()
+        return sorted(self._silent - self._left_out.keys()) if others else []
 
     def begin(self, number: int, attempt: int) -> None:
         """Record that an attempt has a process.
@@ -379,13 +399,16 @@ class Sweep:
             "memory": self._lost_by_memory,
             "process": self._lost,
         }
-        has_elsewhere = node is not None and self._count_nodes() > 1
+        has_elsewhere = node is not None and bool(self._find_nodes() - {node})
         rests = by == "memory" or (by == "disk" and not has_elsewhere)
         if by == "node" or (by == "disk" and not rests):
             longest = LONGEST_LEAVE if by == "node" else LONGEST_REST
-            cause = self._leave_out(node or "unknown", host, cause, longest)
+            cause = self._leave_out(node or NOWHERE, host, cause, longest)
         elif by != "pause":
             counts[by][number] += 1
+        if by in ("process", "engine"):  # perhaps with its node
+            self._silent = self._find_silent_nodes()
+            self._silent_until = self._clock() + SILENT_SECONDS
         if by == "engine":
             words = "trial lost its engine trial=%d attempt=%d: %s"
             self._warn(number, words, number, attempt, cause)
@@ -490,8 +513,9 @@ class Sweep:
         self._take_in()
         found = [each.notice for each in self._left_out.values()]
         if self._lacks_nodes():
+            nodes = self._find_nodes()
             words = (
-                f"new trials wait, because {len(found)} of {self._count_nodes()} nodes are left "
+                f"new trials wait, because {self._count_out(nodes)} of {len(nodes)} nodes are left "
                 "out. If they all say the same, the fault may be the store's or the driver's code"
             )
             found.append(Notice("nodes", words))
@@ -506,8 +530,14 @@ class Sweep:
 
     def _lacks_nodes(self) -> bool:
         """Tell whether no node is left to go to, or so many failed that the fault is not theirs."""
-        out = len(self._left_out)
-        return out > 0 and out >= min(MOST_LEFT_OUT, self._count_nodes())
+        if not self._left_out:
+            return False
+        nodes = self._find_nodes()
+        return self._count_out(nodes) >= min(MOST_LEFT_OUT, max(1, len(nodes)))
+
+    def _count_out(self, nodes: Set[str]) -> int:
+        """Return how many of these nodes are left out; those that are gone do not count."""
+        return len(self._left_out.keys() & {*nodes, NOWHERE})
 
     def _leave_out(self, node: str, host: str | None, cause: str, longest: float) -> str:
         """Leave a node out for a while, and return the words for its trial."""
