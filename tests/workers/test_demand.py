@@ -1,16 +1,23 @@
 """What the experiments want of a cluster: added up, forgotten in time, and followed by drivers."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from file_ledger import FileLedger
+from ray.autoscaler._private.node_provider_availability_tracker import NodeAvailabilitySummary
+from ray.autoscaler._private.resource_demand_scheduler import (
+    _default_utilization_scorer,
+    get_nodes_for,
+)
 from sweeps import COPYING, SCORNN
 
+from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver.demand import KEPT_SECONDS, MOST_BUNDLES, Wishes, bundles_of
 from eigensweep.workers.driver.experiment import LOOK_SECONDS, ExperimentDriver
-from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.shared.messages import DriverOptions, EngineNeed, Result
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
@@ -72,6 +79,22 @@ def test_trials_that_share_an_engine_want_whole_engines():
     assert bundles_of(share, 4) == [GPU]
     assert bundles_of(share, 5) == [GPU, GPU]
     assert len(bundles_of(Share(CPU), 10**6)) == MOST_BUNDLES
+
+
+@pytest.mark.parametrize(("lanes", "trials"), [(None, 4), (4, 16)])
+def test_rays_autoscaler_starts_nodes_that_have_the_memory_which_a_spec_asks_for(lanes, trials):
+    """Its own packing is asked, as it is when it looks at what is wished for."""
+    share = share_of(ResourcesConfig(memory="2 GB"), replicates=1, lanes=lanes)
+    kinds = {
+        name: {"resources": {"CPU": 8, "memory": memory}, "max_workers": 5}
+        for name, memory in (("small", 1e9), ("large", 6e9))
+    }
+    score = partial(
+        _default_utilization_scorer, node_availability_summary=NodeAvailabilitySummary({})
+    )
+    started, left = get_nodes_for(kinds, {}, "none", 10, bundles_of(share, trials), score)
+    assert started == {"large": 2}, "three on a node, for each of which there is memory"
+    assert left == []
 
 
 class TestNodesThatJoinAndLeave:
