@@ -102,7 +102,6 @@ def make_config(name: str) -> TrialConfig:
 
 def measure(config: TrialConfig) -> tuple[int, int]:
     """Return the bytes that an attempt adds to this process at most, and those that it had."""
-    attempt.warm_up()
     reset_peak()
     own, before = private_bytes() or 0, resident_peak()
     with tempfile.TemporaryDirectory() as folder:

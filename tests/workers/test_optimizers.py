@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -14,6 +17,7 @@ from torch import nn
 
 from eigensweep.models.base import ParamGroup
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
+from eigensweep.workers.trial import plain_optimizers
 from eigensweep.workers.trial.optimizers import Optimizers
 
 KINDS = get_args(UpdateRule)
@@ -265,3 +269,36 @@ def test_a_model_that_forgets_or_doubles_a_parameter_is_refused(named, message):
     model.param_groups = lambda: [ParamGroup("main", [getattr(model, name) for name in named])]
     with pytest.raises(ValueError, match=message):
         Optimizers(model, OptimizerConfig())
+
+
+def test_no_update_rule_loads_pytorchs_compiler_which_takes_seconds():
+    code = """
+import sys
+from test_optimizers import TwoGroups, UpdateRule, get_args
+from eigensweep.search_spaces.trial import OptimizerConfig
+from eigensweep.workers.trial.optimizers import Optimizers
+import torch
+for name in get_args(UpdateRule):
+    model = TwoGroups()
+    optimizers = Optimizers(model, OptimizerConfig(name=name))
+    sum(p.sum() for p in model.parameters()).backward()
+    optimizers.step(optimizers.gradient_norm())
+    optimizers.load_state_dict(optimizers.state_dict())
+    assert "torch._dynamo" not in sys.modules, name
+"""
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, check=True)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "RMSprop", "Adagrad"])
+def test_without_its_compiler_pytorchs_rules_give_the_same_numbers(kind):
+    found = []
+    for module in (torch.optim, plain_optimizers):
+        w = nn.Parameter(torch.linspace(-1, 1, 7))
+        optimizer = getattr(module, kind)([w], lr=0.1, weight_decay=0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (w**4).sum().backward()
+            optimizer.step()
+        found.append(w.detach())
+    assert torch.equal(*found)

@@ -13,7 +13,6 @@ def load() -> None:
     with suppress(ImportError):
         from eigensweep.workers.engine import trainable  # noqa: F401  (Ray Tune)
         from eigensweep.workers.shared.code import own_code
-        from eigensweep.workers.trial.attempt import warm_up
+        from eigensweep.workers.trial import attempt  # noqa: F401  (torch)
 
         own_code()
-        warm_up()

@@ -72,7 +72,7 @@ class TrialTrainable(tune.Trainable):
             return
         with suppress(ForeignCodeError, ImportError):
             check_code(order.code)
-            import_module("eigensweep.workers.trial.attempt").warm_up()
+            import_module("eigensweep.workers.trial.attempt")
 
     def reset_config(self, new_config: Json) -> bool:
         self.cleanup()

@@ -64,11 +64,6 @@ class Paused(Exception):  # noqa: N818  (not an error)
     """The experiment was paused while this trial was training."""
 
 
-def warm_up() -> None:
-    """Make torch load what it loads with a process's first optimizer, a second's worth."""
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)
-
-
 class Attempt:
     """The replicates of one trial, picked up where the store has them."""
 

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from torch import Tensor, nn
-from torch.optim import RMSprop
-from torch.optim.adagrad import Adagrad
-from torch.optim.adam import Adam
 from torch.optim.optimizer import Optimizer
 
 from eigensweep.models.base import Model, ParamGroup, trainable
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
 from eigensweep.workers.shared.checkpoints import StateDict
+from eigensweep.workers.trial.plain_optimizers import (
+    Adagrad,
+    Adam,
+    RMSprop,
+    leave_compiler_out,
+)
 from eigensweep.workers.trial.tf1_optimizers import (
     URNN_EPSILON,
     URNN_FIRST_MEAN,
@@ -116,6 +119,7 @@ def _describe(
 
 
 def _build_kind(groups: list[UpdatedGroup], config: OptimizerConfig) -> Optimizer:
+    leave_compiler_out()
     parts: list[TorchGroup] = [
         {"params": g.params, "lr": g.rate, "first_lr": g.rate, "weight_decay": g.weight_decay}
         for g in groups

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.optim.adagrad import Adagrad
 from torch.optim.optimizer import Optimizer
+
+from eigensweep.workers.trial.plain_optimizers import Adagrad
 
 EPSILON = 1e-10
 FIRST_SUM = 0.1
