@@ -64,6 +64,7 @@ class RunningService:
             "EIGENSWEEP_HOME": str(folder / "home"),
             "EIGENSWEEP_PORT": str(self.port),
             "EIGENSWEEP_MLFLOW_PORT": str(free_port()),
+            "EIGENSWEEP_WARM_DRIVERS": "0",  # with them each start loads PyTorch three times more
             "PYTHONPATH": f"{ROOT}:{PLUGINS}",
             **{f"EIGENSWEEP_{k.upper()}": v for k, v in settings.items()},
         }

@@ -201,7 +201,7 @@ class TestWhateverIsKilled:
     @pytest.mark.slow
     def test_alone_it_is_back_and_training_goes_on(self, service, database, parts):
         """One trial at a time, so that steps are taken again only when all is back."""
-        service.env |= {"EIGENSWEEP_CPUS": "1"}
+        service.env |= {"EIGENSWEEP_CPUS": "1", "EIGENSWEEP_WARM_DRIVERS": "1"}
         killer = Killer(service, database, parts, seed=3)
         grid = Grid(trials=2, steps=400)
 
@@ -215,7 +215,11 @@ class TestWhateverIsKilled:
 
     @pytest.mark.slow
     def test_for_half_an_hour(self, service, database, parts):
-        service.env |= {"EIGENSWEEP_CPUS": "4", "EIGENSWEEP_RETRIES": "100"}
+        service.env |= {
+            "EIGENSWEEP_CPUS": "4",
+            "EIGENSWEEP_RETRIES": "100",
+            "EIGENSWEEP_WARM_DRIVERS": "1",
+        }
         killer = Killer(service, database, parts, seed=11)
 
         def strike_on() -> Iterator[Blow]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.report import write_report
+from eigensweep.workers.driver.report import PLOTS, write_report
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Takeover
 
@@ -68,6 +70,11 @@ def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_th
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| lstm | lr=0.01 optimizer=adam | 2 | 0.34 | 0.1414 | -0.9306 to 1.611 |" in text
     assert "| none | - | 0 | - | - | - | - | 1 diverged |" in text
+
+
+def test_the_program_that_draws_the_plots_does_not_wait_for_pytorch():
+    program = f"import sys, {PLOTS}; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
 
 
 def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tmp_path):

@@ -1,7 +1,9 @@
 """Optuna's plots of a search that is over, drawn by a process of their own.
 
-`python -m eigensweep.workers.driver.plots FOLDER` reads spec and trials as JSON from its input.
-Each arm is a study: an importance over arms that do not share a parameter would mean nothing.
+`python -m eigensweep.workers.driver.plots FOLDER` reads an `Order` as JSON from its input. This
+program knows nothing else of Eigensweep: a specification brings PyTorch with it, whose import takes
+longer than a plot. Each arm is a study: an importance over arms that do not share a parameter would
+mean nothing.
 """
 
 from __future__ import annotations
@@ -11,60 +13,81 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import matplotlib as mpl
 import optuna
-from optuna.trial import FrozenTrial, create_trial
-
-from eigensweep.search_spaces.labels import shorten_paths
-from eigensweep.search_spaces.space import Space
-from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
-from eigensweep.workers.shared.messages import Json
+from optuna.distributions import json_to_distribution
+from optuna.importance import MeanDecreaseImpurityImportanceEvaluator
+from optuna.study import Study
+from optuna.trial import create_trial
 
 logger = logging.getLogger(__name__)
 
 Plot = Callable[..., Any]
 
 
-def draw(folder: Path, order: Json) -> None:
-    """Write the history of the search, and three plots of each arm that varies something."""
-    spec = ExperimentSpec.from_stored(order["spec"])
-    space, better = spec.space(), spec.objective_metric.better
-    studies = {}
-    for arm in space.arms:
-        study = optuna.create_study(study_name=arm, direction=DIRECTIONS[better])
-        study.add_trials([_trial(space, t) for t in order["trials"] if t["arm"] == arm])
-        if len(study.trials) > 1:
-            studies[arm] = study
+class ArmOrder(TypedDict):
+    """The finished trials of an arm."""
+
+    distributions: dict[str, str]
+    """What each parameter could be, as Optuna writes it in JSON, by the parameter's label."""
+    params: list[dict[str, Any]]
+    """The parameters of each trial, by their labels."""
+    values: list[float]
+    """The objective of each trial."""
+
+
+class Order(TypedDict):
+    """What is to be drawn."""
+
+    metric: str
+    direction: str
+    """`minimize` or `maximize`."""
+    arms: dict[str, ArmOrder]
+
+
+def draw(folder: Path, order: Order) -> None:
+    """Write the history of the search, and three plots of each arm that varies something.
+
+    The measure of importance is that of `workers/driver/importance.py`, which says why.
+    """
+    studies = {
+        name: _make_study(name, order["direction"], arm)
+        for name, arm in order["arms"].items()
+        if len(arm["values"]) > 1
+    }
     from optuna.visualization import matplotlib as shown
 
-    name = spec.objective_metric.name
-    _save(folder / "history.png", shown.plot_optimization_history, list(studies.values()), name)
-    kinds: dict[str, Plot] = {
+    evaluator = MeanDecreaseImpurityImportanceEvaluator(seed=0)
+    kinds: Mapping[str, Plot] = {
         "parallel": shown.plot_parallel_coordinate,
-        "importance": shown.plot_param_importances,
+        "importance": partial(shown.plot_param_importances, evaluator=evaluator),
         "slice": shown.plot_slice,
     }
+    name = order["metric"]
+    _save(folder / "history.png", shown.plot_optimization_history, list(studies.values()), name)
     for arm, study in studies.items():
-        if not any(trial.params for trial in study.trials):
+        if not any(order["arms"][arm]["params"]):
             continue
         for kind, plot in kinds.items():
             file = f"{kind}-{re.sub(r'[^A-Za-z0-9_.-]', '_', arm)}.png"
             _save(folder / file, plot, study, name)
 
 
-def _trial(space: Space, trial: Json) -> FrozenTrial:
-    axes = space.axes(trial["arm"])
-    labels = shorten_paths(axes)
-    return create_trial(
-        value=trial["value"],
-        params={labels[path]: value for path, value in trial["params"].items()},
-        distributions={labels[path]: make_distribution(axes[path]) for path in trial["params"]},
+def _make_study(name: str, direction: str, arm: ArmOrder) -> Study:
+    among = {label: json_to_distribution(each) for label, each in arm["distributions"].items()}
+    study = optuna.create_study(study_name=name, direction=direction)
+    study.add_trials(
+        create_trial(
+            value=value, params=params, distributions={label: among[label] for label in params}
+        )
+        for params, value in zip(arm["params"], arm["values"], strict=True)
     )
+    return study
 
 
 def _save(path: Path, plot: Plot, subject: Any, target: str) -> None:

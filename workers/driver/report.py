@@ -11,17 +11,25 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optuna.distributions import distribution_to_json
 
 from eigensweep.direction import Better
-from eigensweep.search_spaces.labels import describe_settings, format_value
+from eigensweep.search_spaces.labels import describe_settings, format_value, shorten_paths
+from eigensweep.search_spaces.space import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.leaders import read_race
+from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Json, Result
 from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import RANKED, ExperimentEnd
+
+if TYPE_CHECKING:
+    from eigensweep.workers.driver.plots import Order
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +66,7 @@ def _write(
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    points: list[Json] = []
+    drawn = _Drawn(spec)
     population: list[TrialEntry] = []
 
     def look_on() -> Iterator[TrialEntry]:
@@ -66,10 +74,7 @@ def _write(
             if e.lineage or spec.scheduler.name == "pbt":
                 population.append(e)
             if e.state in RANKED and e.result and e.result.value is not None and not e.lineage:
-                value = e.result.value
-                points.append(
-                    {"arm": e.arm, "params": e.params, "value": value, "number": e.number}
-                )
+                drawn.add(e.arm, e.params, e.result.value)
             yield e
 
     report = make_report(spec, look_on(), state)
@@ -77,9 +82,38 @@ def _write(
     (folder / "report.md").write_text(format_report(report))
     if any(trial.lineage for trial in population):
         (folder / "lineage.md").write_text(format_lineages(population))
-    if len(points) > 1:
-        order = {"spec": spec.model_dump(mode="json", exclude_unset=True), "trials": points}
-        _draw(folder, json.dumps(order))
+    if drawn.count > 1:
+        _draw(folder, json.dumps(drawn.order))
+
+
+class _Drawn:
+    """Collects what the plots show."""
+
+    def __init__(self, spec: ExperimentSpec) -> None:
+        metric, space = spec.objective_metric, spec.space()
+        self.count = 0
+        self._labels = {arm: shorten_paths(space.axes(arm)) for arm in space.arms}
+        self.order: Order = {
+            "metric": metric.name,
+            "direction": DIRECTIONS[metric.better],
+            "arms": {
+                arm: {
+                    "distributions": {
+                        labels[path]: distribution_to_json(make_distribution(axis))
+                        for path, axis in space.axes(arm).items()
+                    },
+                    "params": [],
+                    "values": [],
+                }
+                for arm, labels in self._labels.items()
+            },
+        }
+
+    def add(self, arm: str, params: Mapping[str, Scalar], value: float) -> None:
+        self.count += 1
+        labels, drawn = self._labels[arm], self.order["arms"][arm]
+        drawn["params"].append({labels[path]: setting for path, setting in params.items()})
+        drawn["values"].append(value)
 
 
 def _draw(folder: Path, order: str) -> None:
