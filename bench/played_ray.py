@@ -55,9 +55,11 @@ class Future:
 class PlayedRay:
     """What Tune's books of actors use of the module `ray`, for trials that sleep."""
 
-    def __init__(self, seconds: float) -> None:
-        """A trial takes so many seconds in all."""
-        self.seconds = seconds
+    def __init__(self, seconds: float, start_seconds: float) -> None:
+        """A trial takes so many seconds; processes come up one after another, so far apart."""
+        self.seconds, self.start_seconds = seconds, start_seconds
+        self.started = 0
+        """Processes that were started."""
         self.spent = 0.0
         """Processor seconds that the trials took, which are not the driver's."""
         self.actor, self.ObjectRef = SimpleNamespace(ActorClass=ActorClass), Future
@@ -104,6 +106,8 @@ class Actor:
 
     def __init__(self, ray: PlayedRay, config: Json) -> None:
         self._ray = ray
+        self._ready = time.monotonic() + ray.started * ray.start_seconds
+        ray.started += 1
         self._begin(config)
 
     def __getattr__(self, name: str) -> Any:
@@ -115,7 +119,7 @@ class Actor:
         self._reports = 0
 
     def _say_yes(self, *arguments: Any, **others: Any) -> Future:
-        return Future(time.monotonic(), lambda: True)
+        return Future(max(time.monotonic(), self._ready), lambda: True)
 
     def _reset(self, config: Json, **others: Any) -> Future:
         send(config)
@@ -204,9 +208,9 @@ class Acquired(AcquiredResources):
 
 
 @contextmanager
-def played_ray(slots: int, seconds: float) -> Iterator[PlayedRay]:
+def played_ray(slots: int, seconds: float, start_seconds: float = 0.0) -> Iterator[PlayedRay]:
     """Play a cluster of so many slots whose trials sleep so many seconds, while this is open."""
-    ray = PlayedRay(seconds)
+    ray = PlayedRay(seconds, start_seconds)
     room = {"CPU": float(slots), "memory": float(slots << 40)}
     nodes = [{"Alive": True, "Resources": room, "Labels": {}}]
     with ExitStack() as stack:

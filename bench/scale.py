@@ -11,6 +11,7 @@ number of trials, and the memory that the driver keeps of each; how far the slot
 from __future__ import annotations
 
 import gc
+import math
 import tempfile
 import time
 from contextlib import ExitStack
@@ -136,10 +137,12 @@ def summarize(
     """Return the costs of a trial, from the first tenth of the run to the last one.
 
     What a driver takes to start, to draw its report and to end stands beside them: it is the same
-    for few trials and for many.
+    for few trials and for many. A run that is over before two looks at it has no costs: `nan`.
     """
     first, early, late, last = rows[0], rows[1], rows[-2], rows[-1]
-    between = late["ended"] - early["ended"]
+    between = late["ended"] - early["ended"] or math.nan
+    before = rows[-3]
+    last_ones = late["ended"] - before["ended"] or math.nan
     spent = late["driver_seconds"] - early["driver_seconds"]
     whole = last["driver_seconds"] - first["driver_seconds"]
     return {
@@ -147,9 +150,7 @@ def summarize(
         "slots": slots,
         "seconds": seconds,
         "ms_a_trial": 1e3 * spent / between,
-        "last_ms_a_trial": 1e3
-        * (late["driver_seconds"] - rows[-3]["driver_seconds"])
-        / (late["ended"] - rows[-3]["ended"]),
+        "last_ms_a_trial": 1e3 * (late["driver_seconds"] - before["driver_seconds"]) / last_ones,
         "once_seconds": whole - trials * spent / between,
         "kb_a_trial": 1e3 * (late["mb"] - early["mb"]) / between,
         "mb": late["mb"],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import scale
+from bench.played_ray import played_ray
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
@@ -56,6 +59,23 @@ def test_a_driver_keeps_little_of_trials_that_have_ended(tmp_path: Path, seen: d
         TRIALS,
         TRIALS,
     ]
+
+
+def test_trials_shorter_than_the_start_of_a_process_let_each_process_come_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    played: list[Any] = []
+
+    @contextmanager
+    def play(slots: int, seconds: float) -> Iterator[Any]:
+        with played_ray(slots, seconds, start_seconds=0.5) as ray:
+            played.append(ray)
+            yield ray
+
+    monkeypatch.setattr(scale, "played_ray", play)
+    scale.drive(TRIALS, SLOTS, 0.1, "random", 1, tracks=False, folder=tmp_path)
+    (ray,) = played
+    assert ray.started <= SLOTS
 
 
 def test_trials_that_wait_for_a_slot_begin_when_others_end(tmp_path: Path, seen: dict[str, Any]):

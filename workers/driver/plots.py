@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import matplotlib as mpl
 import optuna
@@ -28,6 +28,7 @@ from optuna.trial import create_trial
 logger = logging.getLogger(__name__)
 
 Plot = Callable[..., Any]
+Direction = Literal["minimize", "maximize"]
 
 
 class ArmOrder(TypedDict):
@@ -45,8 +46,7 @@ class Order(TypedDict):
     """What is to be drawn."""
 
     metric: str
-    direction: str
-    """`minimize` or `maximize`."""
+    direction: Direction
     arms: dict[str, ArmOrder]
 
 
@@ -78,7 +78,7 @@ def draw(folder: Path, order: Order) -> None:
             _save(folder / file, plot, study, name)
 
 
-def _make_study(name: str, direction: str, arm: ArmOrder) -> Study:
+def _make_study(name: str, direction: Direction, arm: ArmOrder) -> Study:
     among = {label: json_to_distribution(each) for label, each in arm["distributions"].items()}
     study = optuna.create_study(study_name=name, direction=direction)
     study.add_trials(

@@ -3,8 +3,9 @@
 Tune holds every trial until its loop is over, with configuration and results, and looks at all of
 them whenever a trial starts. The ledger has all that, so here an ended trial is dropped at once.
 Nor are Tune's snapshots written: nobody reads them. A process that was ended for lack of memory
-counts as one that died. All of this is done in a subclass of Tune's own controller, whose interface
-is for developers (`DeveloperAPI`): `tune.Tuner` takes no other one.
+counts as one that died. One that starts is not ended because another one is free. All of this is
+done in a subclass of Tune's own controller, whose interface is for developers (`DeveloperAPI`):
+`tune.Tuner` takes no other one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run_tune(experiment: str, scheduler: TrialScheduler, folder: Path) -> None:
 
 
 class Controller(TuneController):
-    """Tune's controller, which writes no snapshots and drops trials that have ended."""
+    """Tune's controller, which drops trials that have ended and lets each process come up."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -71,6 +72,37 @@ class Controller(TuneController):
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:
         """Write nothing: a driver starts from the ledger, never from Tune's snapshot."""
+
+    def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
+        """Give a process whose trial has ended to this trial, or to one that waits for a slot.
+
+        Tune would end the process that starts for a trial as soon as another process is free. Where
+        trials are shorter than the start of a process, no further process would ever come up. So
+        here a trial whose own process starts waits for it, unless no other trial wants the free
+        one.
+        """
+        resources: Any = trial.placement_group_factory
+        if not self._actor_cache.has_cached_object(resources):
+            return False
+        if self._has_slot(trial):
+            waiting = [
+                each
+                for each in self._pending_trials_list
+                if each in self._resources_to_pending_trials[resources]
+                and each not in self._resetting_trials
+                and not self._has_slot(each)
+            ]
+            asked = next((each for each in waiting if each in self._staged_trials), None)
+            if asked is not None:
+                super()._maybe_reuse_cached_actor(asked)
+            if waiting or not self._search_alg.is_finished():
+                return False
+        return bool(super()._maybe_reuse_cached_actor(trial))
+
+    def _has_slot(self, trial: Trial) -> bool:
+        """Whether a process of the trial's own has been started, be it ready or not."""
+        actor = self._trial_to_actor.get(trial)
+        return actor is not None and self._actor_manager.is_actor_started(actor)
 
     def step(self) -> None:
         """Handle one event, as Tune does, and drop the trials that have ended by then."""
