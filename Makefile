@@ -34,7 +34,8 @@ serve: setup  ## run the service until Ctrl-C
 # Tests that start Ray mostly wait. So they run one after another beside all others, which have the
 # lower priority: with -n logical these take what is left of the machine.
 WITH_RAY := tests/system tests/workers/test_driver.py tests/workers/test_population_driver.py \
-  tests/workers/test_shared_engines.py tests/workers/test_warm_drivers_on_ray.py tests/service/test_serve.py
+  tests/workers/test_shared_engines.py tests/workers/test_warm_drivers_on_ray.py \
+  tests/workers/test_shared_drivers_on_ray.py tests/service/test_serve.py
 QUICK := -m "not slow and not gpu"
 TIDY := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 

@@ -21,6 +21,7 @@ KNOWN: Final = frozenset(
         "CPUS",
         "DATABASE_URL",
         "DATA_ROOT",
+        "DRIVER_EXPERIMENTS",
         "DRIVER_MB",
         "HOME",
         "HOST",

@@ -186,6 +186,12 @@ class Settings(BaseSettings):
     max_experiments: int = Field(default=2, ge=1)
     """How many experiments run at once, as far as memory holds their drivers; the others wait in
     the queue."""
+    driver_experiments: int = Field(default=1, ge=1)
+    """How many small experiments one driver may have at once, on a Ray that the service starts.
+
+    Small ones have 100 trials at most, no lanes, and a search other than `gp`. 1: each experiment
+    has a driver of its own.
+    """
     driver_mb: float = Field(default=400, gt=0)
     """Megabytes that are kept for each driver on the service's machine, and that trials on a Ray
     which the service starts do not get. Drivers take half of the machine's memory at most."""

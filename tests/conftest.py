@@ -232,7 +232,12 @@ class ScriptedLauncher:
     drivers: list[ScriptedDriver] = field(default_factory=list)
 
     def launch(
-        self, experiment_id: str, spec: dict[str, Any], ledger: Ledger, options: object
+        self,
+        experiment_id: str,
+        spec: dict[str, Any],
+        ledger: Ledger,
+        options: object,
+        beside: str | None = None,
     ) -> ScriptedDriver:
         self.drivers.append(ScriptedDriver(spec, ledger, self.rung_seconds))
         return self.drivers[-1]

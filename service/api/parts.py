@@ -32,6 +32,14 @@ class Queue(Protocol):
     """How many experiments run at once."""
 
     @property
+    def max_drivers(self) -> int:
+        """How many drivers' processes there are at most for experiments that run."""
+
+    @property
+    def driver_experiments(self) -> int:
+        """How many small experiments one driver may have at once."""
+
+    @property
     def problems(self) -> dict[str, str]:
         """Experiment id to why that experiment cannot be started or looked after."""
 

@@ -50,6 +50,7 @@ class RemoteDriver:
     """A driver that the cluster's process knows."""
 
     experiment: str
+    process: str
     _cluster: ClusterProcess
     _start: int
     error: str | None = None
@@ -125,16 +126,21 @@ class ClusterProcess:
         self._end()
 
     def launch(
-        self, experiment_id: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
+        self,
+        experiment_id: str,
+        spec: SpecJson,
+        ledger: Ledger,
+        options: DriverOptions,
+        beside: str | None = None,
     ) -> RemoteDriver:
-        """Start a driver for an experiment.
+        """Start a driver for an experiment; see `RayCluster.launch`.
 
         Raises:
             LauncherAwayError: if Ray is lost.
         """
         starts = self.starts
-        self.ask("launch", experiment_id, spec, ledger, options)
-        return RemoteDriver(experiment_id, self, starts)
+        process: str = self.ask("launch", experiment_id, spec, ledger, options, beside)
+        return RemoteDriver(experiment_id, process, self, starts)
 
     def find(self, experiment_id: str) -> RemoteDriver | None:
         """Return the driver of an experiment, None if there is none.
@@ -143,9 +149,8 @@ class ClusterProcess:
             LauncherAwayError: if Ray is lost.
         """
         starts = self.starts
-        return (
-            RemoteDriver(experiment_id, self, starts) if self.ask("find", experiment_id) else None
-        )
+        process: str | None = self.ask("find", experiment_id)
+        return None if process is None else RemoteDriver(experiment_id, process, self, starts)
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
         """Return the room of the nodes of now; see `RayCluster.look_for_room`.

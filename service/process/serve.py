@@ -217,6 +217,7 @@ def _build(
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.deletions import Deleter
     from eigensweep.service.queue.dispatcher import Dispatcher
+    from eigensweep.service.queue.driver_places import DriverPlaces
     from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.queue.retention import Pruner, Schedule
     from eigensweep.service.record.migrations import migrate
@@ -229,7 +230,13 @@ def _build(
     uses_again = settings.warm_drivers > 0 and settings.ray_address is None
     patience = HANDOVER_SECONDS if uses_again else 0.0
     most = count_drivers(settings.max_experiments, settings.driver_bytes, find_memory())
-    dispatcher = Dispatcher(record, most, patience=patience)
+    shared = _count_sharing(settings)
+    dispatcher = Dispatcher(
+        record,
+        min(settings.max_experiments, most * shared),
+        DriverPlaces(shared, most if shared > 1 else None),
+        patience=patience,
+    )
     app = create_app(settings, record, dispatcher, mlflow)
     storage, corpora = settings.storage_folder, str(settings.corpora)
     runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow)
@@ -249,6 +256,14 @@ def _build(
         record, open_store(storage), schedule, files=deleter.files, asked=service.prunings
     )
     return app, dispatcher, runner, reproducer, deleter, pruner
+
+
+def _count_sharing(settings: Settings) -> int:
+    """Return how many experiments a driver may have at once.
+
+    On a Ray of somebody else each has its own: there a driver is found by its experiment's name.
+    """
+    return settings.driver_experiments if settings.ray_address is None else 1
 
 
 def _require_a_token(settings: Settings) -> None:
@@ -362,7 +377,8 @@ def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Itera
             "num_cpus": settings.cpus,
             "temp_dir": str(settings.home / "ray"),
             "warm_drivers": settings.warm_drivers,
-            "kept_memory": dispatcher.max_experiments * settings.driver_bytes,
+            "kept_memory": dispatcher.max_drivers * settings.driver_bytes,
+            "driver_experiments": dispatcher.driver_experiments,
             "modules": [RecordLedger.__module__],  # of what drivers are given
             "log_level": settings.log_level.upper(),
             "log_format": settings.log_format,

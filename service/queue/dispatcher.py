@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
@@ -20,6 +20,7 @@ from eigensweep.search_spaces.memory import reserve_memory
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.counters import RESTARTS
+from eigensweep.service.queue.driver_places import DriverPlaces, Seat, is_small
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -30,7 +31,7 @@ from eigensweep.workers.shared.checkpoints import open_store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
-from eigensweep.workers.shared.shortages import is_node_death, is_shortage
+from eigensweep.workers.shared.shortages import is_node_death, is_shared_death, is_shortage
 from eigensweep.workers.shared.states import DRIVEN, ENDED
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ class Driver(Protocol):
     error: str | None
     """Why it died, if that is known; set once `state` returned "died"."""
 
+    @property
+    def process(self) -> str:
+        """The name of its process, which several experiments may share."""
+
     def state(self) -> Literal["running", "ended", "died", "lost"]:
         """Return whether it is at work, has returned, or stopped before its work was done.
 
@@ -83,8 +88,12 @@ class Launcher(Protocol):
         spec: SpecJson,
         ledger: Ledger,
         options: DriverOptions,
+        beside: str | None = None,
     ) -> Driver:
-        """Start a driver for an experiment."""
+        """Start a driver for an experiment, in the process of the one `beside` if that still can.
+
+        Otherwise it has a process of its own.
+        """
 
     def find(self, experiment_id: str) -> Driver | None:
         """Return the driver of an experiment that an earlier service started, if it still works."""
@@ -108,6 +117,14 @@ class _Care:
     pause: float = FIRST_PAUSE
     problem: str | None = None
     """Why the last look at this experiment failed; None: it did not."""
+    is_over: bool = False
+    """Whether the experiment has ended, and its driver only reports and delivers."""
+    is_small: bool | None = None
+    """Whether it may share a driver, as far as its spec says; None: not looked yet."""
+    is_alone: bool = False
+    """Whether it has a driver of its own from now on: one that it shared has died."""
+    shares: bool = False
+    """Whether others may have the process of its driver, too."""
     over_since: float | None = None
     """Time, by the dispatcher's clock, at which it was first seen to have ended."""
 
@@ -116,6 +133,9 @@ class _Care:
 class Dispatcher:
     """Gives every experiment that needs one a driver, at most `max_experiments` running at once.
 
+    Small experiments may share a driver's process. If that dies, each of them goes on in a driver
+    of its own: so the one that ended it ends no other one again, and its deaths are its own.
+
     Each experiment is looked after by itself: if its driver cannot be started, found or asked, this
     experiment is tried again after a pause, and all others go on. If the database is away, nothing
     is started until it is back.
@@ -123,6 +143,8 @@ class Dispatcher:
 
     record: Record
     max_experiments: int = 2
+    places: DriverPlaces = field(default_factory=DriverPlaces)
+    """How many experiments share a driver, and how many drivers there may be."""
     interval: float = 0.5
     """Seconds between two ticks, unless `wake` is called."""
     patience: float = 0.0
@@ -145,6 +167,16 @@ class Dispatcher:
     def problems(self) -> dict[str, str]:
         """Experiment id to why the last look at that experiment failed; empty: all is well."""
         return {id: care.problem for id, care in self._in_care.items() if care.problem is not None}
+
+    @property
+    def max_drivers(self) -> int:
+        """How many drivers' processes experiments that run may have at once, at most."""
+        return self.places.drivers or self.max_experiments
+
+    @property
+    def driver_experiments(self) -> int:
+        """How many small experiments one driver may have at once."""
+        return self.places.experiments
 
     def look_for_room(self, spec: ExperimentSpec) -> Room | None:
         """Return the room that there is now for a spec's trials, None while that is unknown."""
@@ -215,6 +247,7 @@ class Dispatcher:
         delivering = running = 0
         for each in unfinished:
             care = self._in_care.setdefault(each.id, _Care())
+            care.is_over = each.is_over
             if each.is_over:
                 delivering += 1
             else:
@@ -226,6 +259,8 @@ class Dispatcher:
             if running >= self.max_experiments:
                 break
             care = self._in_care.setdefault(id, _Care(is_new=False))
+            if not self._has_room(id, care, [each.id for each in unfinished]):
+                break  # those behind it would take what it waits for
             running += self._try(self._start, id, care)
         failing = self.problems
         everything_fails = failing and len(failing) == len(self._in_care)
@@ -286,8 +321,42 @@ class Dispatcher:
                 logger.info("driver found again experiment=%s", id)
         if care.driver is not None and not self._has_gone(id, care, care.driver):
             return
-        if may_start and self.clock() >= care.not_before:
+        if may_start and self.clock() >= care.not_before and self._has_room(id, care):
             self._start(id, care)
+
+    def _has_room(self, id: str, care: _Care, first: Iterable[str] = ()) -> bool:
+        """Return whether an experiment may have a driver now, after those that come first."""
+        if self.places.drivers is None or care.is_over:
+            return True
+        before = [self._in_care[each] for each in first]
+        starting = sum(each.driver is None and not each.is_over for each in before)
+        return self.places.has_room(self._list_seats(), starting, shares=self._may_share(id, care))
+
+    def _may_share(self, id: str, care: _Care) -> bool:
+        """Return whether an experiment may have a driver together with others."""
+        if self.places.experiments == 1 or care.is_alone:
+            return False
+        if care.is_small is None:
+            care.is_small = is_small(self.record.row(id).spec)
+        return care.is_small
+
+    def _note_refusal(self, host: _Care, driver: Driver) -> None:
+        """Try no driver again that would not be shared: it ends after the experiments that it has.
+
+        Until then there may be one driver more than there is room for.
+        """
+        if host.driver is None or host.driver.process == driver.process:
+            return
+        for care in self._in_care.values():
+            if care.driver is not None and care.driver.process == host.driver.process:
+                care.shares = False
+
+    def _list_seats(self) -> list[Seat]:
+        return [
+            Seat(id, care.driver.process, care.shares, care.is_over)
+            for id, care in self._in_care.items()
+            if care.driver is not None
+        ]
 
     def _will_be_free_soon(self, care: _Care) -> bool:
         """Return whether the driver of an experiment that is over may soon have the next one."""
@@ -304,6 +373,7 @@ class Dispatcher:
             logger.warning("driver lost, it is looked for again experiment=%s", id)
             care.driver, care.is_new, care.not_before = None, True, 0.0
             return False  # looked for at the next tick, when the launcher is back
+        care.is_alone |= is_shared_death(driver.error)
         state_now = self.record.row(id).state
         if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again
             care.driver = None
@@ -321,6 +391,10 @@ class Dispatcher:
             return True
         if is_node_death(driver.error):  # nor for this; and what needs a node waits for one anyway
             logger.warning("driver died with its node experiment=%s", id)
+            care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
+            return True
+        if is_shared_death(driver.error):  # perhaps another one's fault: alone, each shows its own
+            logger.warning("shared driver died, it gets its own experiment=%s %s", id, driver.error)
             care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
             return True
         deaths = self.record.count_death(id, self._count_trained(id))
@@ -357,6 +431,7 @@ class Dispatcher:
     def _start(self, id: str, care: _Care) -> None:
         assert self.launcher is not None
         assert self.options is not None
+        shares = self._may_share(id, care)
         claim = self.record.claim(id)
         if claim is None:
             return
@@ -367,5 +442,9 @@ class Dispatcher:
         ledger = RecordLedger(self.record.url, id, claim.generation)
         self._pause(care)  # if the launch fails, or the driver dies at once
         options = replace(self.options, trace=claim.trace)
-        care.driver = self.launcher.launch(id, claim.spec, ledger, options)
+        beside = self.places.find_company(self._list_seats()) if shares else None
+        care.driver = self.launcher.launch(id, claim.spec, ledger, options, beside)
+        care.shares = shares
+        if beside is not None:
+            self._note_refusal(self._in_care[beside], care.driver)
         logger.info("driver started experiment=%s generation=%d", id, claim.generation)

@@ -47,8 +47,14 @@ class InMemoryLauncher:
         self.survivors: dict[str, InMemoryDriver] = {}
         self.room = Room(trials=4, problem=None, may_change=False)
 
-    def launch(self, experiment_id: str, spec: Any, ledger: Any, options: Any) -> InMemoryDriver:
-        self.launched.append(InMemoryDriver(ledger))
+    def launch(
+        self, experiment_id: str, spec: Any, ledger: Any, options: Any, beside: str | None = None
+    ) -> InMemoryDriver:
+        """Give it the process of the experiment `beside` if that lives, or one of its own."""
+        living = (d for d in self.launched if d.now == "running")
+        hosts = [d.process for d in living if d.ledger.experiment_id == beside]
+        process = hosts[-1] if hosts else f"process {len(self.launched)}"
+        self.launched.append(InMemoryDriver(ledger, process))
         return self.launched[-1]
 
     def find(self, experiment_id: str) -> InMemoryDriver | None:
@@ -64,8 +70,9 @@ class InMemoryLauncher:
 
 
 class InMemoryDriver:
-    def __init__(self, ledger: RecordLedger) -> None:
+    def __init__(self, ledger: RecordLedger, process: str) -> None:
         self.ledger = ledger
+        self.process = process
         self.now = "running"
         self.error = "out of luck"
 

@@ -24,7 +24,7 @@ def main() -> None:
             away.touch()
             pipe.send((None, "lost", "Ray's control process does not answer"))
             return
-        answers = {"find": True, "state": ("running", None)}
+        answers = {"launch": "driver", "find": "driver", "state": ("running", None)}
         pipe.send((number, "answer", answers.get(name)))
 
 

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from eigensweep.service.command.cli import app
 from eigensweep.service.process.driver_room import count_drivers
 from eigensweep.service.queue.dispatcher import LauncherAwayError
+from eigensweep.service.queue.driver_places import DriverPlaces
+from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.cluster.nodes import read_nodes
 from eigensweep.workers.shared.fair_shares import Want
 
@@ -38,12 +40,46 @@ def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
     assert found["drivers"] == {
         "running": 1,
         "at_most": 2,
+        "processes": [
+            {"pid": None, "memory_bytes": 400 * 10**6, "experiments": [use["experiment"]]}
+        ],
         "memory_bytes": 400 * 10**6,
         "kept_bytes": 800 * 10**6,
     }
     ledger.ask_for(Want(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
     assert client.get("/v1/cluster").json()["drivers"]["memory_bytes"] == 352 * 10**6
     assert "Drivers: 1 of at most 2" in client.get("/cluster").text
+
+
+def test_a_driver_that_several_experiments_share_is_counted_once(client, ledger, record, spec):
+    first, others = ledger.experiment_id, []
+    for number in range(2):
+        others.append(client.post("/v1/experiments", json=spec(name=str(number))).json()["id"])
+        claim = record.claim(others[-1])
+        own = RecordLedger(record.url, others[-1], claim.generation)
+        own.ask_for(Want(1, driver_bytes=(360 - number) * 10**6, driver_pid=7 + number))
+    ledger.ask_for(Want(3, driver_bytes=352 * 10**6, driver_pid=7))
+    found = client.get("/v1/cluster").json()["drivers"]
+    assert [(each["pid"], each["memory_bytes"] // 10**6) for each in found["processes"]] == [
+        (7, 360),
+        (8, 359),
+    ]
+    assert {*found["processes"][0]["experiments"]} == {first, others[0]}
+    assert (found["running"], found["memory_bytes"]) == (3, 719 * 10**6)
+    assert "Process 7 drives 2 of these experiments" in client.get("/cluster").text
+
+
+def test_where_drivers_are_shared_and_memory_is_short_it_says_so(client, ledger, spec, dispatcher):
+    dispatcher.places = DriverPlaces(experiments=4, drivers=1)
+    dispatcher.max_experiments = 2
+    client.post("/v1/experiments", json=spec(name="later"))
+    found = client.get("/v1/cluster").json()
+    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (2, 400 * 10**6)
+    (wait,) = found["waiting"]
+    assert wait["why"].endswith(
+        "half of the machine's memory holds 1 drivers of 400 MB (EIGENSWEEP_DRIVER_MB), each for "
+        "one experiment or 4 small ones (EIGENSWEEP_DRIVER_EXPERIMENTS)"
+    )
 
 
 def test_lanes_in_use_are_counted_by_engine(client, ledger):

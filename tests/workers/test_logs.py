@@ -119,7 +119,8 @@ def test_a_driver_logs_as_it_was_told_and_names_unknown_variables(
     monkeypatch.setenv("EIGENSWEEP_RETRYS", "3")
     logging.getLogger().handlers.clear()  # a fresh process has none
     options = DriverOptions(storage="/storage", optuna="/optuna", log_format="json")
-    ray_cluster.begin_driver("e1", options)
+    with logs.about("e1"):
+        ray_cluster.begin_driver(options)
 
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     (line,) = (each for each in lines if "EIGENSWEEP_RETRYS" in each["message"])

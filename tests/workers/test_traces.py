@@ -60,9 +60,11 @@ class Launcher:
     def __init__(self) -> None:
         self.told: list[DriverOptions] = []
 
-    def launch(self, experiment: str, spec: Any, ledger: Any, options: DriverOptions) -> Any:
+    def launch(
+        self, experiment: str, spec: Any, ledger: Any, options: DriverOptions, beside: None
+    ) -> Any:
         self.told.append(options)
-        return SimpleNamespace(state=lambda: "running", error=None)
+        return SimpleNamespace(state=lambda: "running", error=None, process="p")
 
     def find(self, experiment: str) -> None:
         return None
@@ -268,7 +270,7 @@ def test_a_driver_sends_its_spans_before_it_says_that_it_is_over(monkeypatch):
     monkeypatch.setattr(driver, "run_experiment", lambda *_: None)
     monkeypatch.setattr(ray_cluster.threading, "Timer", lambda *_: SimpleNamespace(start=print))
     actor = ray_cluster.DriverActor()
-    monkeypatch.setattr(traces, "flush", lambda: states.append(actor.state()[0]))
+    monkeypatch.setattr(traces, "flush", lambda: states.append(actor.state("e1")[0]))
     actor.run("e1", {}, None, DriverOptions(storage="/s", optuna="/o"))  # type: ignore[arg-type]
 
-    assert (states, actor.state()) == (["running"], ("ended", None))
+    assert (states, actor.state("e1")) == (["running"], ("ended", None))

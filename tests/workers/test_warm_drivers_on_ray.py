@@ -130,7 +130,7 @@ class TestWhatIsNotUsedAgain:
         cluster.keep_warm()
         assert waiting not in [each.driver.actor for each in cluster._pool._waiting]
         with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(waiting.state.remote())
+            ray.get(waiting.state.remote("failed"))
 
     def test_a_driver_that_could_not_read_what_it_was_told(self, cluster, waiting, tmp_path):
         experiment = Launched(cluster, tmp_path, "unread", {})
@@ -138,7 +138,7 @@ class TestWhatIsNotUsedAgain:
         assert handle.wait(60) == "died"
         assert "no number" in handle.error
         with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(waiting.state.remote())
+            ray.get(waiting.state.remote("unread"))
 
     def test_one_driver_for_two_experiments_at_once(self, cluster, waiting, launch):
         (one, first), (two, second) = launch("one"), launch("two")

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from eigensweep.private_folders import UnsafeFolderError
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.cluster import warm_drivers as warm
+from eigensweep.workers.cluster.crew import Crew
 from eigensweep.workers.cluster.nodes import Node, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.cluster.warm_drivers import WarmDrivers
@@ -34,7 +35,7 @@ from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import has_changed, own_code
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
-from eigensweep.workers.shared.shortages import NODE_DEATH, explain_shortage
+from eigensweep.workers.shared.shortages import NODE_DEATH, SHARED_DEATH, explain_shortage
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.sections import ResourcesConfig
@@ -59,10 +60,13 @@ LOOK_SECONDS = 0.8
 """How long Ray's control processes may take to accept a connection; a kernel needs milliseconds."""
 
 MOST_EXPERIMENTS = 20
-"""A process drives so many experiments, one after the other, and then ends."""
+"""A process is given so many experiments, and ends after the last one."""
 
 MOST_BYTES = 700 * 2**20
-"""A driver's process that is larger than that ends after its experiment."""
+"""A driver's process that is larger than that gets no other experiment."""
+
+ASKED_AT_ONCE = 3
+"""Questions that a driver answers at the same moment."""
 
 LINGER_SECONDS = 120.0
 """How long a driver that is over still answers, before its process ends by itself."""
@@ -74,24 +78,29 @@ class ClusterError(RuntimeError):
     """Ray could not be started or reached."""
 
 
-def begin_driver(experiment: str, options: DriverOptions) -> None:
+def begin_driver(options: DriverOptions) -> None:
     """Set up the log of a driver's process, and name variables that nothing reads."""
     logs.set_up(options.log_format)
-    logs.name_process(experiment)
     traces.set_up("driver", options.otlp_endpoint)
     warn_of_unknown(os.environ, logger)
 
 
 class DriverActor:
-    """The process of a driver, which also answers how it is. It has one experiment at a time."""
+    """The process of a driver, which also answers how its experiments are.
+
+    It has one experiment at a time, or several small ones that share it, each in a thread. What
+    these have in common is the process: memory, Python's lock, and variables of the environment,
+    which are the same for all experiments of a service.
+    """
 
     def __init__(self, loads_ahead: bool = False) -> None:
         """`loads_ahead` says whether processes for trials may be loaded before there are any."""
         self._loads_ahead = loads_ahead
-        self._state: State = "running"
-        self._error: str | None = None
+        self._states: dict[str, tuple[State, str | None]] = {}
+        """How the experiments are that it has had since it last waited, and why one died."""
         self._experiments = 0
         self._end: threading.Timer | None = None
+        self._turn = threading.Lock()
 
     def prepare(self, modules: Sequence[str]) -> None:
         """Load what a driver needs, and what its first trials need, before there are any.
@@ -112,20 +121,35 @@ class DriverActor:
         """Get ready for an experiment; return False if the code on the disk is another by now."""
         if has_changed():
             return False
-        self._state, self._error = "running", None
         self._experiments += 1
         return True
 
+    def join(self, experiment: str) -> bool:
+        """Get ready for one more experiment beside others; return False if it should not come."""
+        if has_changed() or not self._may_have_another():
+            return False
+        with self._turn:
+            states = [state for state, _ in self._states.values()]
+            has_it = self._states.get(experiment, ("ended", None))[0] == "running"
+            if has_it or "died" in states:
+                return False
+            self._cancel_end()
+            self._states[experiment] = "running", None
+            self._experiments += 1
+            return True
+
     def rest(self) -> bool:
         """Wait for another experiment; return False if this process should not have one."""
-        if self._end is not None:
-            self._end.cancel()
         from eigensweep.workers.tracking.tracker import is_delivering
 
-        logs.name_process(None)
+        self._cancel_end()
+        self._states.clear()
         gc.collect()  # Ray ends the actors whose handles are gone
+        return not is_delivering() and self._may_have_another()
+
+    def _may_have_another(self) -> bool:
         size = psutil.Process().memory_info().rss
-        return not is_delivering() and self._experiments < MOST_EXPERIMENTS and size < MOST_BYTES
+        return self._experiments < MOST_EXPERIMENTS and bool(size < MOST_BYTES)
 
     def load_trials(self) -> bool:
         """Have processes load what trials need; Ray gives them to the first trials."""
@@ -135,10 +159,17 @@ class DriverActor:
         return True
 
     def run(self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
+        """Drive an experiment to its end. Several may be driven at once, each by its own call."""
         self._experiments = max(1, self._experiments)
+        self._states[experiment] = "running", None
+        with logs.about(experiment):
+            self._run(experiment, spec, ledger, options)
+
+    def _run(self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
         from eigensweep.workers.driver.experiment import run_experiment
 
-        begin_driver(experiment, options)
+        with self._turn:  # the process is set up once
+            begin_driver(options)
         if options.mlflow_token is not None:
             os.environ["MLFLOW_TRACKING_TOKEN"] = options.mlflow_token
         try:
@@ -148,22 +179,37 @@ class DriverActor:
                     run_experiment(experiment, spec, ledger, inside)
             finally:
                 traces.flush()  # whoever learns that it is over ends this process
-            self._linger()
-            self._state = "ended"
+            self._end_run(experiment, "ended", None)
         except BaseException:
-            self._linger()
             # Nothing is recorded of it: the service asks for the state, and starts another driver.
-            self._error, self._state = traceback.format_exc(), "died"
+            self._end_run(experiment, "died", traceback.format_exc())
             logger.exception("driver died experiment=%s", experiment)
+        gc.collect()  # Ray ends the trials' processes whose handles are gone
+
+    def _end_run(self, experiment: str, state: State, error: str | None) -> None:
+        """Note how an experiment is; after the last one end this process soon."""
+        with self._turn:
+            others = [now for each, (now, _) in self._states.items() if each != experiment]
+            if "running" not in others:
+                self._linger()
+            self._states[experiment] = state, error
 
     def _linger(self) -> None:
-        """End this process some time after its experiment, unless it gets another."""
+        """End this process some time after its experiments, unless it gets another."""
         self._end = threading.Timer(LINGER_SECONDS, os._exit, [0])
         self._end.daemon = True
         self._end.start()
 
-    def state(self) -> tuple[State, str | None]:
-        return self._state, self._error
+    def _cancel_end(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+
+    def answer(self) -> None:
+        """Return as soon as this process is up."""
+
+    def state(self, experiment: str) -> tuple[State, str | None]:
+        """Return how an experiment is that this process was given, and why it died."""
+        return self._states.get(experiment, ("running", None))
 
 
 @dataclass(frozen=True)
@@ -171,25 +217,28 @@ class DriverProcess:
     """A driver's process, as `WarmDrivers` has it."""
 
     actor: Any
+    name: str
+    """What it is called in the cluster."""
     loading: Any = None
-    """What its loading will answer; None: it loads when it gets an experiment."""
+    """What it will answer when it has loaded; None: it has."""
 
     @classmethod
-    def start(cls, name: str, loads_ahead: bool = False) -> Self:
-        """Start a process on this node; return at once."""
+    def start(cls, name: str, loads_ahead: bool = False, experiments: int = 1) -> Self:
+        """Start a process on this node, for so many experiments at once; return at once."""
         here = ray.get_runtime_context().get_node_id()
-        return cls(
+        actor: Any = (
             ray.remote(DriverActor)
             .options(
                 name=name,
                 namespace=NAMESPACE,
                 lifetime="detached",
                 num_cpus=0,
-                max_concurrency=4,
+                max_concurrency=experiments + ASKED_AT_ONCE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
             )
             .remote(loads_ahead)
         )
+        return cls(actor, name, actor.answer.remote())
 
     def prepare(self, modules: Sequence[str]) -> Self:
         """Let it load everything; return at once."""
@@ -204,6 +253,11 @@ class DriverProcess:
     def begin(self) -> bool:
         return self._asks(self.actor.begin)
 
+    def join(self, experiment: str) -> bool:
+        """Let it get ready for one more experiment; return False if it should not have it."""
+        # One that starts now cannot answer yet. It loads the code of now.
+        return self.is_loading() or self._asks(self.actor.join, experiment)
+
     def rest(self) -> bool:
         return self._asks(self.actor.rest)
 
@@ -211,20 +265,20 @@ class DriverProcess:
         return self.is_loading() or self._asks(self.actor.load_trials)
 
     def end(self) -> None:
-        """End it at once, and with it its trials' processes."""
+        """End it at once, and with it the processes of all its trials."""
         with suppress(*PROCESS_LOST, ValueError):
             ray.kill(self.actor, no_restart=True)
 
-    def _asks(self, question: Any) -> bool:
+    def _asks(self, question: Any, *about: str) -> bool:
         try:
-            return bool(ray.get(question.remote(), timeout=YES_SECONDS))
+            return bool(ray.get(question.remote(*about), timeout=YES_SECONDS))
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             return False
 
 
 @dataclass
 class DriverHandle:
-    """A driver, wherever its process is."""
+    """The driver of one experiment, wherever its process is. Others may have the same process."""
 
     experiment: str
     _process: DriverProcess
@@ -232,14 +286,22 @@ class DriverHandle:
     """Why it died, once `state` said so."""
     _pool: WarmDrivers[DriverProcess] | None = None
     """Where the process waits for another experiment after this one; None: it ends."""
+    _crew: Crew = field(default_factory=Crew)
+    """The experiments that have this process now."""
     _over: State | None = None
     _work: Any = None
     """What `run` will answer, which is nothing; None: another process has asked for it."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def state(self, seconds: float = ANSWER_SECONDS) -> State:
-        """Return how the driver is. If it is over, its process ends or waits, its trials' end.
+    @property
+    def process(self) -> str:
+        """The name of its process."""
+        return self._process.name
 
+    def state(self, seconds: float = ANSWER_SECONDS) -> State:
+        """Return how the driver is. If it is over, its trials' processes end.
+
+        Its own process ends or waits then, unless it has other experiments.
         One that does not answer within `seconds` counts as running.
         """
         with self._turn:  # it is given back once
@@ -247,23 +309,45 @@ class DriverHandle:
 
     def _look(self, seconds: float) -> State:
         try:
-            state, self.error = ray.get(self._process.actor.state.remote(), timeout=seconds)
+            answer = self._process.actor.state.remote(self.experiment)
+            state, self.error = ray.get(answer, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             return "running"
         except ray.exceptions.OutOfMemoryError as error:
             state, self.error = "died", explain_shortage(str(error))
         except ray.exceptions.RayActorError as error:
-            what = NODE_DEATH if NODE_DIED in str(error) else "the driver's process died"
-            state, self.error = "died", f"{what}: {error}"
+            state, self.error = "died", f"{self._explain_death(str(error))}: {error}"
         if state == "running" and self._work is not None:
             state, self.error = self._see_whether_it_began(self._work)
         if state != "running":
             self._over = state
-            if state == "ended" and self._pool is not None:
-                self._pool.give_back(self._process)
-            else:
-                self.kill()
+            self._leave(failed=state != "ended")
         return state
+
+    def _explain_death(self, account: str) -> str:
+        has_several = self._crew.die()
+        if NODE_DIED in account:
+            return NODE_DEATH
+        return SHARED_DEATH if has_several else "the driver's process died"
+
+    def _leave(self, *, failed: bool) -> None:
+        """Give the process up; after its last experiment it waits for another, or ends."""
+        if not self._crew.leave(failed=failed):
+            return
+        if self._pool is not None and not self._crew.has_failed:
+            self._pool.give_back(self._process)
+        else:
+            self.kill()
+
+    def share(self, experiment: str) -> DriverHandle | None:
+        """Return a driver for one more experiment, in the same process; None: it takes no more."""
+        if not self._crew.join():
+            return None
+        joined = DriverHandle(experiment, self._process, _pool=self._pool, _crew=self._crew)
+        if self._process.join(experiment):
+            return joined
+        joined._leave(failed=False)
+        return None
 
     def _see_whether_it_began(self, work: Any) -> tuple[State, str | None]:
         """Return "died", and why, if the driver could not even read what it was told."""
@@ -290,7 +374,7 @@ class DriverHandle:
         self._work = self._process.actor.run.remote(self.experiment, spec, ledger, options)
 
     def kill(self) -> None:
-        """End the driver's process at once, and with it its trials'."""
+        """End the process at once, and with it those of the trials of all its experiments."""
         self._process.end()
 
 
@@ -298,20 +382,28 @@ class RayCluster:
     """A connection to Ray. One in a process."""
 
     def __init__(
-        self, folder: RayFolder | None, warm_drivers: int = 0, modules: Sequence[str] = ()
+        self,
+        folder: RayFolder | None,
+        warm_drivers: int = 0,
+        modules: Sequence[str] = (),
+        driver_experiments: int = 1,
     ) -> None:
         """`folder` is that of a Ray of our own; None: Ray belongs to somebody else."""
         self._folder = folder
+        self._loads_ahead = warm_drivers > 0
+        self._at_once = driver_experiments
         self._pool: WarmDrivers[DriverProcess] | None = None
         self._drivers: dict[str, DriverHandle] = {}
         """Drivers of the pool by their experiments; the others are found by their names."""
         self._launching = 0
         """How many experiments get a driver at this moment."""
         self._warming, self._listing = threading.Lock(), threading.Lock()
-        if folder is not None and warm_drivers:
-            self._pool = WarmDrivers(
-                warm_drivers, lambda: DriverProcess.start(_new_name(), True).prepare(modules)
-            )
+        if folder is not None and (warm_drivers or driver_experiments > 1):
+            self._pool = WarmDrivers(warm_drivers, lambda: self._start_driver().prepare(modules))
+
+    def _start_driver(self) -> DriverProcess:
+        """Start a driver of the pool."""
+        return DriverProcess.start(_new_name(), self._loads_ahead, self._at_once)
 
     @classmethod
     def start(
@@ -323,13 +415,15 @@ class RayCluster:
         warm_drivers: int = 0,
         modules: Sequence[str] = (),
         kept_memory: int = 0,
+        driver_experiments: int = 1,
     ) -> Self:
         """Start a Ray of our own, which ends with this process, or join the one at `address`.
 
         Call it in the main thread: Ray's processes die with the thread that started them. Our own
         has `temp_dir` to itself: it is emptied now, and removed by `stop`. There `keep_warm` keeps
         `warm_drivers` drivers that wait for an experiment; they have loaded `modules`, too. Trials
-        do not get `kept_memory`, in bytes: it is for drivers.
+        do not get `kept_memory`, in bytes: it is for drivers. One of these may have
+        `driver_experiments` at once.
 
         Raises:
             ClusterError: if Ray does not start or does not answer, or its folder is not safe.
@@ -365,7 +459,7 @@ class RayCluster:
                 _memory=max(memory // 2, memory - kept_memory),  # no trial counts on theirs
                 _temp_dir=str(folder.path),
             )
-        return cls(folder, warm_drivers, modules)
+        return cls(folder, warm_drivers, modules, driver_experiments)
 
     def keep_warm(self) -> None:
         """Take back drivers that have finished, and start what is missing; call it regularly.
@@ -375,7 +469,11 @@ class RayCluster:
         with self._warming:
             if self._pool is not None:
                 self._take_back()
-                self._pool.fill(len(self._drivers) + self._launching)
+                self._pool.fill(self._count_processes() + self._launching)
+
+    def _count_processes(self) -> int:
+        """Return how many processes the drivers of the pool have that have an experiment."""
+        return len({handle.process for handle in list(self._drivers.values())})
 
     def _take_back(self) -> None:
         """Let drivers that have finished wait; nobody else asks how they are after their end."""
@@ -390,25 +488,38 @@ class RayCluster:
                 del self._drivers[handle.experiment]
 
     def launch(
-        self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
+        self,
+        experiment: str,
+        spec: SpecJson,
+        ledger: Ledger,
+        options: DriverOptions,
+        beside: str | None = None,
     ) -> DriverHandle:
-        """Start a driver on this node, unless one runs; return its handle at once."""
+        """Start a driver on this node, unless one runs; return its handle at once.
+
+        It shares the process of the experiment `beside`, if that may still have another one.
+        """
         found = self.find(experiment)
         if found is not None and found.state() == "running":
             return found
         if self._pool is None:
             handle = DriverHandle(experiment, DriverProcess.start(_name(experiment)))
         else:
-            handle = self._take(experiment, self._pool)
+            handle = self._take(experiment, beside, self._pool)
         handle.run(spec, ledger, options)
         return handle
 
-    def _take(self, experiment: str, pool: WarmDrivers[DriverProcess]) -> DriverHandle:
-        """Return the driver that an experiment gets from the pool, or a fresh one."""
+    def _take(
+        self, experiment: str, beside: str | None, pool: WarmDrivers[DriverProcess]
+    ) -> DriverHandle:
+        """Return the driver that an experiment shares, or gets from the pool, or a fresh one."""
         with self._counting_launch():
             self._take_back()
-            process = pool.take() or DriverProcess.start(_new_name(), True)
-            handle = DriverHandle(experiment, process, _pool=pool)
+            host = None if beside is None else self._drivers.get(beside)
+            handle = None if host is None else host.share(experiment)
+            if handle is None:
+                process = pool.take() or self._start_driver()
+                handle = DriverHandle(experiment, process, _pool=pool)
             with self._listing:
                 self._drivers[experiment] = handle
         return handle
@@ -433,7 +544,7 @@ class RayCluster:
             return None
         try:
             actor = ray.get_actor(_name(experiment), NAMESPACE)
-            return DriverHandle(experiment, DriverProcess(actor))
+            return DriverHandle(experiment, DriverProcess(actor, _name(experiment)))
         except ValueError:
             return None
 

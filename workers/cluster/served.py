@@ -93,14 +93,16 @@ class Served:
             logger.debug("request failed name=%s", name, exc_info=True)
             self.tell(number, "error", f"{type(error).__name__}: {error}")
 
-    def _launch(self, experiment: str, *rest: Any) -> None:
-        self._drivers[experiment] = self.cluster.launch(experiment, *rest)
+    def _launch(self, experiment: str, *rest: Any) -> str:
+        driver = self._drivers[experiment] = self.cluster.launch(experiment, *rest)
+        return driver.process
 
-    def _find(self, experiment: str) -> bool:
+    def _find(self, experiment: str) -> str | None:
         found = self.cluster.find(experiment)
-        if found is not None:
-            self._drivers[experiment] = found
-        return found is not None
+        if found is None:
+            return None
+        self._drivers[experiment] = found
+        return found.process
 
     def _state(self, experiment: str) -> tuple[str, str | None]:
         driver = self._drivers[experiment]

@@ -333,12 +333,16 @@ class ExperimentDriver:
 
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
-        os.environ.update(TUNE_SETTINGS)
+        os.environ.update(TUNE_SETTINGS)  # the same for each experiment of this process
         is_wanted = self.options.loads_ahead and self.share.engine is None
-        want_loaded(is_wanted, self.share.resources["CPU"])
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
-        run_tune(self.experiment, self._scheduler(), folder)
+        run_tune(
+            self.experiment,
+            self._scheduler(),
+            folder,
+            partial(want_loaded, is_wanted, self.share.resources["CPU"]),
+        )
         shutil.rmtree(folder, ignore_errors=True)
 
     def _own_folder(self) -> Path:
@@ -363,7 +367,7 @@ class ExperimentDriver:
         trials = most if startable is None else min(startable, most)
         # One at least: whether the search has an end is known when it is asked for more.
         memory = -(-(private_bytes() or 0) // MEMORY_STEP) * MEMORY_STEP
-        return Want(max(1, trials), find_parts(self.share), memory)
+        return Want(max(1, trials), find_parts(self.share), memory, os.getpid())
 
     def _bounds(self) -> list[int]:
         bounds = (self.options.concurrency, self.spec.limits.concurrency)

@@ -6,12 +6,16 @@ Nor are Tune's snapshots written: nobody reads them. A process that was ended fo
 counts as one that died. One that starts is not ended because another one is free. All of this is
 done in a subclass of Tune's own controller, whose interface is for developers (`DeveloperAPI`):
 `tune.Tuner` takes no other one.
+
+Several experiments may be driven in one process, each with a loop in a thread of its own.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ray import tune
 from ray.tune.execution.tune_controller import TuneController
@@ -24,12 +28,31 @@ from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Recorder
 from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.messages import Order
 
+SETTING_UP: Final = threading.Lock()
+"""Held while a loop is set up. Tune keeps a registry of classes, and the variables that processes
+of trials get, once for this process: two loops that begin at the same moment would break both."""
 
-def run_tune(experiment: str, scheduler: TrialScheduler, folder: Path) -> None:
+
+def run_tune(
+    experiment: str, scheduler: TrialScheduler, folder: Path, set_variables: Callable[[], None]
+) -> None:
     """Run Tune until the search is over and no trial runs, or the experiment must stop.
 
     `folder` is what Tune wants to write to. What it writes there is never read back.
+    `set_variables` says which variables the processes of this experiment's trials get.
     """
+    with SETTING_UP:
+        set_variables()
+        controller = _set_up(experiment, scheduler, folder)
+    try:
+        while not controller.is_finished():
+            controller.step()
+    finally:
+        controller.cleanup()
+
+
+def _set_up(experiment: str, scheduler: TrialScheduler, folder: Path) -> Any:
+    """Return Tune's controller, ready for its first step."""
     asked = Experiment(
         experiment,
         TrialTrainable,
@@ -55,11 +78,8 @@ def run_tune(experiment: str, scheduler: TrialScheduler, folder: Path) -> None:
     search.add_configurations([asked])
     controller.update_max_pending_trials()
     controller.setup_experiments([asked], search.total_samples)
-    try:
-        while not controller.is_finished():
-            controller.step()
-    finally:
-        controller.cleanup()
+    controller._class_cache.get(TrialTrainable)  # which keeps the variables of this moment
+    return controller
 
 
 class Controller(TuneController):

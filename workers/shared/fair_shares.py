@@ -32,7 +32,10 @@ class Want(Flat):
     parts: Mapping[str, float] = field(default_factory=dict)
     """Kind of resource to the part of the whole cluster that one trial takes, from 0 to 1."""
     driver_bytes: int = 0
-    """Memory of the driver itself, roughly; 0: not known."""
+    """Memory of the driver's process, roughly; 0: not known."""
+    driver_pid: int = 0
+    """Its process id, on the service's node; experiments that share a driver have the same one. 0:
+    not known."""
 
     @property
     def dominant(self) -> float:

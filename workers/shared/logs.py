@@ -57,19 +57,15 @@ def add_subject(record: logging.LogRecord) -> bool:
     return True
 
 
-def name_process(experiment: str | None, trial: int | None = None) -> None:
-    """Say what all lines of this process are about from now on, whichever thread writes them.
-
-    None: they are about no experiment.
-    """
+def name_process(experiment: str, trial: int | None = None) -> None:
+    """Say what all lines of this process are about from now on, whichever thread writes them."""
     _of_process.clear()
-    if experiment is not None:
-        _of_process.update(_make(experiment, trial))
+    _of_process.update(_make(experiment, trial))
 
 
 @contextmanager
 def about(experiment: str, trial: int | None = None) -> Iterator[None]:
-    """Say what the lines of this thread or task are about meanwhile."""
+    """Say what the lines of this thread or task are about meanwhile, not those of threads below."""
     token = _subject.set(_make(experiment, trial))
     try:
         yield

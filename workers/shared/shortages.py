@@ -10,6 +10,9 @@ SHORTAGE = "the node had no memory left, and Ray ended the process"
 NODE_DEATH = "the node of the process died"
 """First words of the account, as above."""
 
+SHARED_DEATH = "the driver's process died, which several experiments shared"
+"""First words of the account, as above."""
+
 LONGEST_SUMMARY = 400
 """Characters of the line in which Ray says how much memory was taken."""
 
@@ -31,6 +34,11 @@ def explain_shortage(account: str) -> str:
 def is_shortage(words: str | None) -> bool:
     """Tell whether a process was ended because its node had no memory left."""
     return words is not None and SHORTAGE in words
+
+
+def is_shared_death(words: str | None) -> bool:
+    """Tell whether a driver's process died that several experiments had; any may have ended it."""
+    return words is not None and words.startswith(SHARED_DEATH)
 
 
 def is_node_death(words: str | None) -> bool:

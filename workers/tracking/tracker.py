@@ -123,7 +123,7 @@ class Tracker:
         self._failure: BaseException | None = None
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
-        self._thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._deliver_all, name=THREAD, daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -172,6 +172,10 @@ class Tracker:
             look()
         if self._failure is not None:
             raise self._failure
+
+    def _deliver_all(self) -> None:
+        with logs.about(self._subject.id):
+            self._work()
 
     def _work(self) -> None:
         # A loop of our own: tenacity repeats one call, and this one also looks for what is new.
@@ -272,7 +276,8 @@ class Tracker:
     def _try_trial(self, runs: Runs, parent: str, entry: TrialEntry) -> Exception | None:
         """Send what is new of a trial; return why it could not be sent."""
         try:
-            self._trial(runs, parent, entry)
+            with logs.about(self._subject.id, entry.number):
+                self._trial(runs, parent, entry)
         except (AwayError, RefusedError, StorageError) as problem:
             return problem
         return None

@@ -87,6 +87,14 @@ class WaitNow(Answer):
     page: str
 
 
+class DriverNow(Answer):
+    """A process that drives experiments."""
+
+    pid: int | None = Field(description="null: it has not said yet which process it is")
+    memory_bytes: int = Field(description="Main memory that it holds, or that is kept for it")
+    experiments: list[str] = Field(description="Ids; several small ones may share a driver")
+
+
 class DriversNow(Answer):
     """The processes that drive experiments, on the service's machine. They reserve no CPU.
 
@@ -96,9 +104,10 @@ class DriversNow(Answer):
 
     running: int = Field(description="Experiments that have a driver, or get one now")
     at_most: int = Field(
-        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as half of the machine's memory "
-        "holds; more wait in the queue"
+        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as the drivers may have that half of "
+        "the machine's memory holds; more wait in the queue"
     )
+    processes: list[DriverNow] = Field(description="Each driver once, whoever shares it")
     memory_bytes: int = Field(
         description="How much main memory the drivers that run hold, as they say themselves; of "
         "one that has not said it yet, what is kept for it"
@@ -156,14 +165,31 @@ def get_cluster(service: TheService) -> ClusterNow:
 
 
 def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> DriversNow:
-    most, kept = service.dispatcher.max_experiments, service.settings.driver_bytes
-    told = [Want.from_dict(row.wants).driver_bytes if row.wants else 0 for row in driven]
+    kept = service.settings.driver_bytes
+    processes = _find_drivers(driven, kept)
     return DriversNow(
         running=len(driven),
-        at_most=most,
-        memory_bytes=sum(held or kept for held in told),
-        kept_bytes=most * kept,
+        at_most=service.dispatcher.max_experiments,
+        processes=processes,
+        memory_bytes=sum(each.memory_bytes for each in processes),
+        kept_bytes=service.dispatcher.max_drivers * kept,
     )
+
+
+def _find_drivers(driven: Iterable[Experiment], kept: int) -> list[DriverNow]:
+    """Return the drivers' processes, as they say; `kept` bytes count for one that has not."""
+    aboard: dict[int | str, list[tuple[str, Want]]] = defaultdict(list)
+    for row in driven:
+        want = Want.from_dict(row.wants or {"trials": 0})
+        aboard[want.driver_pid or row.id].append((row.id, want))
+    return [
+        DriverNow(
+            pid=process if isinstance(process, int) else None,
+            memory_bytes=max(want.driver_bytes for _, want in some) or kept,
+            experiments=[id for id, _ in some],
+        )
+        for process, some in aboard.items()
+    ]
 
 
 def _describe_node(node: Node) -> NodeNow:
@@ -226,15 +252,21 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
     notices = "; ".join(notice["words"] for notice in row.notices or ())
     if row.state == "queued":
         most, wanted = service.dispatcher.max_experiments, service.settings.max_experiments
+        drivers, sharing = service.dispatcher.max_drivers, service.dispatcher.driver_experiments
         turn = (
             f"waits for its turn: of the experiments that are under way at once, at most {most} "
             f"(EIGENSWEEP_MAX_EXPERIMENTS), there are {driven}"
         )
-        if most < wanted:
+        if drivers < wanted:
             turn += (
-                f". That setting is {wanted}, but half of the machine's memory holds {most} "
+                f". That setting is {wanted}, but half of the machine's memory holds {drivers} "
                 f"drivers of {service.settings.driver_mb:g} MB (EIGENSWEEP_DRIVER_MB)"
             )
+            if sharing > 1:
+                turn += (
+                    f", each for one experiment or {sharing} small ones "
+                    "(EIGENSWEEP_DRIVER_EXPERIMENTS)"
+                )
         return service.dispatcher.problem or turn
     if row.state == "waiting_for_room":
         return notices or "no node has room for one of its trials now"

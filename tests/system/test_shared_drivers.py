@@ -1,0 +1,68 @@
+"""Small experiments in one driver: a real service, cancelled and killed in the middle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from grids import CHECKPOINT_SECONDS, Grid
+from waiting import wait_until
+
+GRID = Grid(trials=2, steps=100)
+SHARING = {"EIGENSWEEP_DRIVER_EXPERIMENTS": "3", "EIGENSWEEP_MAX_EXPERIMENTS": "3"}
+
+
+def make_model(number: int) -> dict[str, Any]:
+    """Return a model whose results no other experiment takes over."""
+    return {"name": "toy_slow", "hidden_size": 4, "seconds": 0.1 + number / 1000}
+
+
+def find_steps(service: Any, ids: list[str]) -> list[int]:
+    """Return how many steps the trials of each experiment have reported."""
+    return [service.experiment(id)["progress"]["steps_done"] for id in ids]
+
+
+def find_drivers(service: Any) -> dict[str, int]:
+    """Return the process id of each experiment's driver, as the service says."""
+    listed = service.get("/v1/cluster")["drivers"]["processes"]
+    return {id: each["pid"] for each in listed for id in each["experiments"] if each["pid"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_experiments_in_one_driver_of_which_one_is_cancelled_and_which_is_killed(service):
+    service.env |= SHARING | {
+        "EIGENSWEEP_CPUS": "3",
+        "EIGENSWEEP_WARM_DRIVERS": "0",
+        "EIGENSWEEP_CHECKPOINT_SECONDS": str(CHECKPOINT_SECONDS),
+    }
+    service.start()
+    once = {"limits": {"concurrency": 1}}
+    first, second, third = (
+        service.post(GRID.spec(model=make_model(n), **once))["id"] for n in range(3)
+    )
+    wait_until(lambda: min(find_steps(service, [first, second, third])) > 0, service.log.read_text)
+    (driver,) = service.find_part("driver")
+    assert find_drivers(service) == dict.fromkeys((first, second, third), driver.pid)
+
+    service.request(f"/v1/experiments/{third}/cancel", {})
+    assert service.wait(third)["state"] == "cancelled"
+    reached = find_steps(service, [first, second])
+    wait_until(
+        lambda: all(
+            now > then
+            for now, then in zip(find_steps(service, [first, second]), reached, strict=True)
+        ),
+        lambda: find_steps(service, [first, second]),
+    )
+    assert service.find_part("driver") == [driver]
+    assert {t["attempt"] for id in (first, second) for t in service.trials(id)} <= {0, 1}
+
+    driver.kill()
+    for id in (first, second):
+        GRID.check_results(service, id)
+        assert {len(trial["attempts"]) for trial in service.trials(id)} >= {2}
+    assert {service.experiment(id)["state"] for id in (first, second)} == {"completed"}
+    assert "which several experiments shared" in service.log.read_text()
+    service.stop()
+    service.wait_until_alone()
