@@ -323,6 +323,30 @@ class TestManyTrials:
         tracker._pass()
         assert all(entry.tracked and entry.run_id for entry in ledger.load())
 
+    def test_curves_of_more_trials_than_one_pass_looks_at_come_in_turns(
+        self, tmp_path, runs, monkeypatch
+    ):
+        monkeypatch.setattr(tracking, "MOST_LOOKS", 1)
+        entries = [make_entry(number=n, state="running") for n in range(3)]
+        store = Store(tmp_path)
+        for entry in entries:
+            ledger = record_trial(tmp_path, entry)
+            store.begin(f"e1/0000{entry.number}/7", 1)
+        tracker = make_tracker(tmp_path, ledger=ledger)
+        for entry in entries:
+            tracker.see(entry)
+        tracker._pass()
+        for number in range(3):
+            commit(store, f"e1/0000{number}/7", 5)
+        for arrived in (1, 2, 3):
+            tracker._pass()
+            curves = [runs.points[f"run-{number}-None"] for number in range(3)]
+            assert len([curve for curve in curves if curve]) == arrived
+        for entry in entries:  # what has changed waits for no turn
+            tracker.see(replace(entry, state="completed"))
+        tracker._pass()
+        assert all(entry.tracked for entry in ledger.load())
+
 
 class TestFirstClick:
     """What a person sees who opens MLflow's pages by a link of ours."""

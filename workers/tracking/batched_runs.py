@@ -63,6 +63,8 @@ class BatchedRuns(Runs):
         self._over.discard(run_id)
 
     def send(self, run_id: str, content: Content) -> None:
+        if content == Content():
+            return
         write = self._write_of(run_id)
         write.params |= {k: str(v)[:LONGEST_PARAM] for k, v in content.params.items()}
         write.tags |= {k: v[:LONGEST_TAG] for k, v in content.tags.items()}

@@ -7,7 +7,7 @@ server of somebody else's does not know the request, and is sent one run after t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from eigensweep.workers.shared.messages import Json
@@ -53,7 +53,7 @@ class RunWrite:
         return cls(**{**content, "points": points})
 
     def to_dict(self) -> Json:
-        return asdict(self)
+        return dict(vars(self))
 
     def cut(self, points: int) -> RunWrite:
         """Return this, or a part with the first `points` of its points, which says of no end."""

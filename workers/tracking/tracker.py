@@ -46,6 +46,10 @@ PASS_SECONDS = 1.0
 AT_ONCE = 50
 """Trials that are delivered together: then the ledger learns of them."""
 
+MOST_LOOKS: Final = 100
+"""Trials whose curves are looked at in one pass although nothing was heard of them; with more that
+train, they take turns."""
+
 LOOK_SECONDS = 5.0
 """Pause between two looks whether another driver has taken over."""
 
@@ -104,6 +108,10 @@ class _Held:
     mean: _Mean
     attempt: int = 0
     """0 before anything was sent."""
+    entry: TrialEntry | None = None
+    """The trial as it was when it was delivered last."""
+    looked_at: int = 0
+    """The pass in which that was."""
     is_told: bool = False
     """Whether the ledger knows the trial's run."""
 
@@ -119,6 +127,7 @@ class Tracker:
         self._lock = threading.Lock()
         self._news: dict[int, TrialEntry] = {}
         self._held: dict[int, _Held] = {}
+        self._passes = 0
         self._end: tuple[ExperimentEnd, str | None, TrialEntry | None, Sequence[Path]] | None = None
         self._failure: BaseException | None = None
         self._wake, self._over = threading.Event(), threading.Event()
@@ -206,8 +215,7 @@ class Tracker:
                 self._uri, self._subject.project, self._subject.id
             )
             parent = self._parent = self._parent or self._parent_run(runs)
-            with self._lock:
-                news = list(self._news.values())
+            news = self._choose(all_of_them=end is not None or self._is_awaited)
             for first in range(0, len(news), AT_ONCE):
                 self._deliver(runs, parent, news[first : first + AT_ONCE])
             if end is None:
@@ -219,6 +227,23 @@ class Tracker:
                 return False
         self._ledger.set_tracked(None)
         return True
+
+    def _choose(self, *, all_of_them: bool) -> list[TrialEntry]:
+        """Return the trials that changed, and some of the others, whose curves may have grown."""
+        self._passes += 1
+        with self._lock:
+            news = list(self._news.values())
+        if all_of_them:
+            return news
+        changed: list[TrialEntry] = []
+        waiting: list[tuple[int, int, TrialEntry]] = []
+        for entry in news:
+            held = self._held.get(entry.number)
+            if held is None or held.entry is not entry:
+                changed.append(entry)
+            else:
+                waiting.append((held.looked_at, entry.number, entry))
+        return changed + [entry for *_, entry in sorted(waiting)[:MOST_LOOKS]]
 
     def _parent_run(self, runs: Runs) -> str:
         tags = {**self._subject.tags, "mlflow.note.content": self._subject.description}
@@ -290,6 +315,7 @@ class Tracker:
             if not held.is_told and entry.run_id != held.lines[0].run_id:
                 made[entry.number] = held.lines[0].run_id
             held.is_told = True
+            held.entry, held.looked_at = entry, self._passes
         with self._lock:
             # One that was opened again meanwhile is not whole.
             ended = [each.number for each in whole if self._news[each.number] is each]
