@@ -8,6 +8,7 @@ left out of the driver's.
 
 from __future__ import annotations
 
+import json
 import pickle
 import tempfile
 import time
@@ -25,7 +26,7 @@ from ray.tune.execution import tune_controller
 from ray.tune.execution.class_cache import _ActorClassCache
 
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.driver import capacity
+from eigensweep.workers.driver import actor_events, capacity
 from eigensweep.workers.engine.trainable import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
 from eigensweep.workers.shared.messages import (
@@ -67,15 +68,16 @@ class PlayedRay:
     def wait(
         self, futures: Sequence[Future], num_returns: int = 1, timeout: float | None = None
     ) -> tuple[list[Future], list[Future]]:
-        """Wait until one is due, or for so many seconds."""
+        """Wait until one is due, or for so many seconds; return what is due then, and the rest."""
+        if not futures:
+            time.sleep(timeout or 0.0)
+            return [], []
+        pause = max(0.0, min(future.due for future in futures) - time.monotonic())
+        time.sleep(pause if timeout is None else min(pause, timeout))
         now = time.monotonic()
-        first = min(futures, key=lambda future: future.due, default=None)
-        pause = (timeout or 0.0) if first is None else max(0.0, first.due - now)
-        if timeout is not None and pause >= timeout:
-            time.sleep(timeout)
-            return [], list(futures)
-        time.sleep(pause)
-        return [first] if first is not None else [], []
+        due = [future for future in futures if future.due <= now][:num_returns]
+        taken = set(due)
+        return due, [future for future in futures if future not in taken]
 
     def get(self, future: Future) -> Any:
         """Return an answer, which came as bytes."""
@@ -162,7 +164,7 @@ class Actor:
             committed=tuple((seed, step) for seed in config.seeds),
         )
         told = {"done": is_over, LOST: False, "step": step}
-        return {REPORT: report.to_dict(), **told, **metrics}
+        return {REPORT: json.dumps(report.to_dict()), **told, **metrics}
 
 
 class Slots(ResourceManager):
@@ -216,6 +218,7 @@ def played_ray(slots: int, seconds: float, start_seconds: float = 0.0) -> Iterat
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="played-ray-"))
         parts: list[tuple[Any, str, Any]] = [
+            (actor_events, "ray", ray),
             (actor_manager, "ray", ray),
             (event_manager, "ray", ray),
             (tune_controller, "PlacementGroupResourceManager", lambda: Slots(slots)),

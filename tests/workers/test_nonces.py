@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -57,13 +58,13 @@ class TestAnAttempt:
     def test_trains_where_it_finds_what_the_driver_left(self, tmp_path, step):
         nonce = nonces.leave(Store(tmp_path), "e1", own_parts())
         told = step(order_in(tmp_path, nonce=nonce))
-        assert (told[LOST], told[REPORT]["outcome"], told["step"]) == (False, None, 5)
+        assert (told[LOST], json.loads(told[REPORT])["outcome"], told["step"]) == (False, None, 5)
 
     def test_is_refused_at_once_by_a_folder_that_only_has_the_same_name(self, tmp_path, step):
         nonce = nonces.leave(Store(tmp_path / "driver"), "e1", own_parts())
         (tmp_path / "node").mkdir()
         told = step(order_in(tmp_path / "node", nonce=nonce))
-        report = told[REPORT]
+        report = json.loads(told[REPORT])
         assert (told[LOST], report["outcome"], report["lost_by"]) == (True, None, "disk")
         assert f"{tmp_path / 'node'} is not the store of the driver here" in report["lost"]
         assert list((tmp_path / "node").iterdir()) == [], "nothing was written there"
@@ -86,7 +87,7 @@ class TestAnAttempt:
         nonce = nonces.leave(Store(tmp_path), "e1", parts)
         order = order_in(tmp_path, nonce=nonce)
         order = replace(order, code=replace(order.code, digest="other", packages="other"))
-        report = step(order)[REPORT]
+        report = json.loads(step(order)[REPORT])
         assert report["lost_by"] == "node"
         assert f"torch {own_parts()['torch']} instead of 2.1.0" in report["lost"]
         assert "workers/trial/training.py" in report["lost"]
@@ -146,9 +147,9 @@ class TestTheDriver:
         on_its_way = Report(5, {"objective": 0.5})
         result = Result(value=0.25, step=10)
         last = Report(10, {"objective": 0.25}, outcome="completed", result=result)
-        trial = SimpleNamespace(config=order.to_dict(), last_result={REPORT: last.to_dict()})
-        for report in (on_its_way, last):
-            Recorder("e1").on_trial_result(1, [], trial, {REPORT: report.to_dict()})
+        trial = SimpleNamespace(config=order.to_dict())
+        for trial.report in (on_its_way, last):
+            Recorder("e1").on_trial_result(1, [], trial, {})
         assert b.ledger.read("history")[1:] == [["report", 0, 1, 5]]
         Recorder("e1").on_trial_complete(1, [], trial)
         ends = [["report", 0, 1, 10], ["finish", 0, 1, "completed"]]
@@ -167,7 +168,7 @@ class TestTheDriver:
             while report is None or report.outcome is None:
                 report = attempt.advance()
             report = replace(report, node_id=str(os.getpid()))
-            trial = SimpleNamespace(config=order.to_dict(), last_result={REPORT: report.to_dict()})
+            trial = SimpleNamespace(config=order.to_dict(), report=report)
             Recorder("e1").on_trial_complete(1, [], trial)
             assert LIVE["e1"].sweep.entries[0].state == state
         (reason,) = [h[3] for h in b.ledger.read("history") if h[0] == "interrupt"]

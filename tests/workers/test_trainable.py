@@ -1,6 +1,7 @@
 """Whose fault an error is, as a trial's process tells it."""
 
 import errno
+import json
 import platform
 from dataclasses import replace
 
@@ -26,7 +27,8 @@ def trial(monkeypatch, tmp_path):
         monkeypatch.setattr(trainable, "open_attempt", fail)
         process = object.__new__(TrialTrainable)
         process.config = make_order(storage=str(tmp_path)).to_dict()
-        return process.step()
+        told = process.step()
+        return told | {REPORT: json.loads(told[REPORT])}
 
     return meet
 

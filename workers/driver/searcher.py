@@ -18,7 +18,7 @@ from ray.tune.search import Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
 from eigensweep.workers.driver.sweep import Sweep
-from eigensweep.workers.engine.trainable import REPORT
+from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.ledger import RungReport
 from eigensweep.workers.shared.messages import Json, LostBy, Order, Report
 from eigensweep.workers.shared.shortages import is_shortage
@@ -71,7 +71,7 @@ class ExperimentSearcher(Searcher):
 
     def suggest(self, trial_id: str) -> Json | None:
         order = LIVE[self.experiment].next_order()
-        return None if order is None else order.to_dict()
+        return None if order is None else OrderJson(order.to_dict())
 
     def on_trial_complete(
         self, trial_id: str, result: Json | None = None, error: bool = False
@@ -86,6 +86,42 @@ class ExperimentSearcher(Searcher):
         raise NotImplementedError("a driver starts from the ledger, never from Tune's snapshot")
 
 
+class OrderJson(dict[str, Any]):
+    """An order as plain data. Tune copies it deeply for each process; nobody changes it."""
+
+    def __deepcopy__(self, _: object) -> Json:
+        return dict(self)
+
+
+class OwnTrial(Trial):
+    """A trial as Tune's loop has it, which asks Ray for nothing but its process.
+
+    Tune's own looks its class up in Ray's head five times, asks the process for values that every
+    report of ours has, and makes a folder that is needed for an error only.
+    """
+
+    report: Report
+    """The newest report; there is one once the trial goes on from it, or ends with it."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, stub=True, **options)  # does not look whether the class is known
+
+    def get_trainable_cls(self) -> type[TrialTrainable]:
+        return TrialTrainable
+
+    def set_ray_actor(self, ray_actor: Any) -> None:
+        self.temporary_state.ray_actor = ray_actor
+
+    def init_local_path(self) -> None:
+        own: Any = self  # Tune's attributes without types
+        own.relative_logdir = own.storage.trial_dir_name = own.custom_dirname
+
+    def handle_error(self, exc: Any = None) -> None:
+        """Write an error to a file, in the trial's folder."""
+        super().init_local_path()  # type: ignore[no-untyped-call]
+        super().handle_error(exc)
+
+
 class ExperimentSearch(SearchGenerator):
     """The searcher as Tune asks it: over when no trial waits, or none may begin now.
 
@@ -98,7 +134,7 @@ class ExperimentSearch(SearchGenerator):
         super().__init__(ExperimentSearcher(experiment))
         self.experiment = experiment
 
-    def create_trial_if_possible(self, experiment_spec: Json) -> Trial | None:
+    def create_trial_if_possible(self, experiment_spec: Json) -> OwnTrial | None:
         """Return the next trial, None if there is none now.
 
         Tune's own method copies what is the same for all trials, and passes it through a parser of
@@ -109,7 +145,7 @@ class ExperimentSearch(SearchGenerator):
         if order is None:
             return None
         same = {name: experiment_spec[name] for name in SAME_FOR_ALL}
-        return Trial(experiment_spec["run"], config=order, trial_id=trial_id, **same)
+        return OwnTrial(experiment_spec["run"], config=order, trial_id=trial_id, **same)
 
     def is_finished(self) -> bool:
         live = LIVE[self.experiment]
@@ -129,16 +165,16 @@ class Recorder(tune.Callback):
         self._sweep.begin(order.number, order.attempt)
 
     def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: Json, **c: Any
+        self, iteration: int, trials: list[Trial], trial: Any, result: Json, **context: Any
     ) -> None:
         """Record a report of a trial that goes on; what it reports with its end comes with that."""
-        report = Report.from_dict(result[REPORT])
+        report: Report = trial.report
         if report.outcome is None:
             order = Order.from_dict(trial.config)
             self._sweep.report(order.number, report.step, report.metrics, report.place)
 
     def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
+        self, iteration: int, trials: list[Trial], trial: Any, **context: Any
     ) -> None:
         """Record the end. What the trial did not end itself was stopped by the scheduler.
 
@@ -148,7 +184,7 @@ class Recorder(tune.Callback):
         Tune, which so keeps the trial's process. So does one that waits for the others of its
         population.
         """
-        order, report = Order.from_dict(trial.config), Report.from_dict(trial.last_result[REPORT])
+        order, report = Order.from_dict(trial.config), trial.report
         lack = None if report.lost else LIVE[self.experiment].find_lack(order, report)
         if lack is not None:
             report = replace(report, lost=lack, lost_by="disk")

@@ -12,6 +12,7 @@ Several experiments may be driven in one process, each with a loop in a thread o
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +24,10 @@ from ray.tune.experiment import Experiment, Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils.log import set_verbosity
 
-from eigensweep.workers.driver.memory_shortages import PatientActorManager
+from eigensweep.workers.driver.actor_events import PromptActorManager
 from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Recorder
-from eigensweep.workers.engine.trainable import TrialTrainable
-from eigensweep.workers.shared.messages import Order
+from eigensweep.workers.engine.trainable import REPORT, TrialTrainable
+from eigensweep.workers.shared.messages import Json, Order, Report
 
 SETTING_UP: Final = threading.Lock()
 """Held while a loop is set up. Tune keeps a registry of classes, and the variables that processes
@@ -88,7 +89,7 @@ class Controller(TuneController):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         resources = self._actor_manager._resource_manager
-        self._actor_manager = PatientActorManager(resource_manager=resources)
+        self._actor_manager = PromptActorManager(resource_manager=resources)
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:
         """Write nothing: a driver starts from the ledger, never from Tune's snapshot."""
@@ -123,6 +124,10 @@ class Controller(TuneController):
         """Whether a process of the trial's own has been started, be it ready or not."""
         actor = self._trial_to_actor.get(trial)
         return actor is not None and self._actor_manager.is_actor_started(actor)
+
+    def _process_trial_result(self, trial: Any, result: Json) -> Any:
+        trial.report = Report.from_dict(json.loads(result.pop(REPORT)))
+        return super()._process_trial_result(trial, result)
 
     def step(self) -> None:
         """Handle one event, as Tune does, and drop the trials that have ended by then."""

@@ -7,6 +7,7 @@ Tune's own checkpoints are off: whoever trains looks into the store instead.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from eigensweep.workers.trial.attempt import Attempt
 
 REPORT = "report"
-"""Key of a `Report`, as plain data, in what `TrialTrainable.step` returns."""
+"""Key of a `Report`, as JSON text, in what `TrialTrainable.step` returns: what is no text, Tune
+takes apart four times, and writes out for a log that nobody keeps."""
 
 LOST = "lost"
 """Key beside it: whether the attempt was lost through no fault of the trial, which comes again."""
@@ -120,7 +122,7 @@ class TrialTrainable(tune.Trainable):
             self._stop_watch()
             self._end_span(outcome=report.outcome or "lost", step=report.step)
         told = {"done": done, LOST: lost, "step": report.step}
-        return {REPORT: report.to_dict(), **told, **report.metrics}
+        return {REPORT: json.dumps(report.to_dict()), **told, **report.metrics}
 
     def get_auto_filled_metrics(self, *arguments: Any, **others: Any) -> Json:
         """Return what Tune adds to each report, without the order, which the driver has.
