@@ -282,6 +282,12 @@ class RecordLedger:
 
         self._write(work)
 
+    def knows(self, config_hash: str) -> bool:
+        def work(connection: Connection) -> bool:
+            return read_first(connection, COMPLETED, {"name": config_hash}) is not None
+
+        return database.look(self.database_url, work, self.patience)
+
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
@@ -302,9 +308,6 @@ class RecordLedger:
         *conditions: ColumnElement[bool],
         first: Any,
     ) -> Finished | None:
-        if not self._is_known(config_hash):
-            return None
-
         def work(session: Session) -> Finished | None:
             same = select(Trial).where(
                 Trial.config_hash == config_hash,
@@ -324,14 +327,6 @@ class RecordLedger:
             return Finished(source, result)
 
         return database.read(self.database_url, work, self.patience)
-
-    def _is_known(self, config_hash: str) -> bool:
-        """Tell whether a trial with this configuration is completed: nearly always, none is."""
-
-        def work(connection: Connection) -> bool:
-            return read_first(connection, COMPLETED, {"name": config_hash}) is not None
-
-        return database.look(self.database_url, work, self.patience)
 
     def load_earlier(self, experiments: Sequence[str]) -> list[tuple[Source, TrialEntry]]:
         return load_earlier(self.database_url, experiments, self.patience)

@@ -156,7 +156,9 @@ class TestEveryLedger:
         ledger.begin(0)
         ledger.set_run(0, "run7", "1")
         assert ledger.find_finished("abc", 3, 1, 100) is None
+        assert not ledger.knows("abc")
         ledger.finish(0, 1, "completed", RESULT)
+        assert (ledger.knows("abc"), ledger.knows("abd")) == (True, False)
         found = ledger.find_finished("abc", 3, 1, 100)
         assert found == Finished(Source(ledger.experiment_id, 0, "run7"), RESULT)
         for other in (

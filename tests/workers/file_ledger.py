@@ -164,6 +164,10 @@ class FileLedger:
         changed = {"state": entry.state, "config": entry.config, "tracked": entry.tracked}
         trial.update(**changed, result=result, error=entry.error, earlier=earlier)
 
+    def knows(self, config_hash: str) -> bool:
+        completed = {each.config_hash for each in self.load() if each.state == "completed"}
+        return config_hash in completed | self.read("finished_elsewhere").keys()
+
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:

@@ -432,6 +432,17 @@ class TestANodeThatIsNotFit:
         assert b.ledger.load()[0].state == "waiting"
 
 
+@pytest.mark.parametrize("method", ["random", "qmc", "grid"])
+def test_a_search_that_learns_nothing_never_looks_at_all_trials(tmp_path, monkeypatch, method):
+    space = GRID if method == "grid" else {"optimizer.lr": LR}
+    b = bench(tmp_path, {"method": method, "space": space, "trials": 5})
+    b.run(most=1)
+    looks = []
+    monkeypatch.setattr(b.study._parts[0]._storage, "get_all_trials", looks.append)
+    assert len(b.run()) == (5 if method == "grid" else 4)
+    assert looks == []
+
+
 class TestANewDriver:
     @pytest.mark.parametrize("method", ["grid", "random", "tpe"])
     def test_it_takes_up_first_what_is_unfinished_with_the_next_attempt(self, tmp_path, method):
@@ -510,6 +521,17 @@ class TestANewDriver:
         b.start()
         assert len(b.run()) == 3
         assert [t.state for t in b.in_optuna().values()] == [TrialState.COMPLETE] * 6
+
+    def test_it_keeps_of_ended_trials_the_best_alone(self, tmp_path):
+        b = bench(tmp_path, {"method": "random", "space": {"optimizer.lr": LR}, "trials": 6})
+        b.run(lambda params: params["optimizer.lr"], most=4)
+        left = b.ask()
+        b.start()
+        best, again = b.sweep.best(), b.ask()
+        assert again.entry.number == left.entry.number
+        whole = [entry.number for entry in b.sweep.entries.values() if entry.config]
+        assert whole == sorted([best.number, left.entry.number])
+        assert len(b.sweep.entries) == 5
 
     def test_an_experiment_that_is_over_has_no_work(self, tmp_path):
         b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": {"optimizer.lr": LR}})

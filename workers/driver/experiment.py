@@ -454,6 +454,9 @@ def make_order(
     config = config_to_train(entry)
     if entry.lineage:
         config = spec.trial(Point(entry.arm, entry.current_params)).model_dump(mode="json")
+    whole = trained = TrialConfig.from_dict(config)
+    if config is not entry.config:
+        whole = TrialConfig.from_dict(entry.config)
     again = entry.added_seeds > 0
     is_population = spec.scheduler.name == "pbt"
     return Order(
@@ -462,7 +465,7 @@ def make_order(
         attempt=job.attempt,
         donor=job.donor,
         config=config,
-        rungs=tuple(spec.rung_steps(TrialConfig.from_dict(entry.config))),
+        rungs=tuple(spec.rung_steps(whole)),
         reported=0 if again else entry.reached,
         reports=() if again else _objectives(entry),
         storage=options.storage,
@@ -479,7 +482,7 @@ def make_order(
         takeover=entry.lineage[-1] if entry.lineage else None,
         stall_seconds=spec.limits.stall_seconds,
         nonce=nonce,
-        memory_limit=limit_memory(spec, TrialConfig.from_dict(config)),
+        memory_limit=limit_memory(spec, trained),
         labels=share.labels,
     )
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import (
@@ -28,6 +30,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study._tell import _tell_with_warning
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -147,6 +150,8 @@ class Journal(JournalFileBackend):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
+        self._file: int | None = None
+        """Where lines are appended, once there are any."""
         self._lines = 0
         """How many lines were read."""
         self._fresh: deque[str] = deque()
@@ -154,17 +159,22 @@ class Journal(JournalFileBackend):
 
     def read_logs(self, log_number_from: int) -> Generator[Json, None, None]:
         if self._lines == 0 or log_number_from < self._lines:
-            with self._path.open(encoding="utf-8") as file:
-                self._fresh = deque(islice(file, log_number_from, None))
+            self._fresh.clear()
             self._lines = log_number_from
+            with self._path.open(encoding="utf-8") as file:
+                for line in islice(file, log_number_from, None):
+                    self._lines += 1
+                    yield json.loads(line)
         while self._fresh:
             self._lines += 1
             yield json.loads(self._fresh.popleft())
 
     def append_logs(self, logs: list[Json]) -> None:
         lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
-        with self._path.open("ab") as file:
-            file.write("".join(lines).encode())
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            weakref.finalize(self, os.close, self._file)
+        os.write(self._file, "".join(lines).encode())
         self._fresh.extend(lines)
 
 
@@ -217,12 +227,17 @@ class Study:
         }
 
     def reconcile(self, entries: Iterable[TrialEntry]) -> None:
-        """Make Optuna agree with the ledger; doing it again changes nothing."""
-        by_part: dict[int, list[TrialEntry]] = {id(part): [] for part in self._parts}
-        for entry in entries:
-            by_part[id(self._part_of[entry.arm])].append(entry)
+        """Make Optuna agree with the ledger; doing it again changes nothing.
+
+        The ledger's trials come by number, and none is kept.
+        """
         for part in self._parts:
-            part.reconcile(by_part[id(part)])
+            part.look()
+        for entry in entries:
+            if entry.state != "invalid":
+                self._part_of[entry.arm].take_up(entry)
+        for part in self._parts:
+            part.settle()
 
     def observe(self, source: Source, earlier: TrialEntry, point: Point) -> None:
         """Tell once how another experiment's trial ended, at its point here; before `reconcile`."""
@@ -266,11 +281,18 @@ class _Part:
             directions=[DIRECTIONS[goal.better] for goal in self._goals],
             load_if_exists=True,
         )
+        study: Any = self._study
+        study._pop_waiting_trial_id = lambda: None  # nobody queues trials; it would look at all
         self._study_id = storage.get_study_id_from_name(name)
         self._worst = [worst_value(goal.better) for goal in self._goals]
         self._seed_anew()
         self._sampler = self._make_sampler()
         self._numbers: dict[int, int] = {}
+        """Numbers of Optuna's trials by those of the ledger's."""
+        self._found: dict[int, int] = {}
+        """The same, as Optuna had them when this driver began."""
+        self._lacked = False
+        """Whether Optuna lacked a trial then."""
         self._observed = {
             trial.user_attrs[SOURCE]
             for trial in self.trials()
@@ -292,22 +314,32 @@ class _Part:
             self._search.method, seed=self._seed, population=self._population, told=self.trials()
         )
 
-    def reconcile(self, entries: Iterable[TrialEntry]) -> None:
-        ledger = {entry.number: entry for entry in entries if entry.state != "invalid"}
+    def look(self) -> None:
+        """Find which trials of the ledger Optuna knows."""
         for trial in self.trials():
-            number = trial.user_attrs.get(NUMBER)
-            if number in ledger and number not in self._numbers:
-                self._numbers[number] = trial.number
-                if trial.state == TrialState.RUNNING:
-                    self.tell(ledger[number])
-            elif not trial.state.is_finished():
+            if NUMBER in trial.user_attrs:
+                self._found.setdefault(trial.user_attrs[NUMBER], trial.number)
+        self.turns, self._lacked = 0, False
+
+    def take_up(self, entry: TrialEntry) -> None:
+        """Make Optuna know of a trial what the ledger holds."""
+        self.turns += 1
+        if entry.number in self._found:
+            self._numbers[entry.number] = self._found[entry.number]
+            self.tell(entry)
+        else:
+            self.add(entry)
+            self._lacked = True
+
+    def settle(self) -> None:
+        """Give up what the ledger never took; make the sampler, which learns of all trials."""
+        known = set(self._numbers.values())
+        for trial in self.trials():
+            if trial.number not in known and not trial.state.is_finished():
                 self._study.tell(trial.number, state=TrialState.FAIL)
-        lacking = sorted(ledger.keys() - self._numbers.keys())
-        for number in lacking:
-            self.add(ledger[number])
-        if lacking:
+        self._found = {}
+        if self._lacked:
             self._seed_anew()
-        self.turns = len(ledger)
         self._sampler = self._make_sampler()
 
     def draw(self, at_random: bool) -> Draw:
@@ -394,7 +426,8 @@ class _Part:
                 if OBJECTIVE in metrics:
                     self._storage.set_trial_intermediate_value(trial_id, step, metrics[OBJECTIVE])
         told = values if state == TrialState.COMPLETE else None
-        self._study.tell(trial.number, told, state=state, skip_if_finished=True)
+        # As `Study.tell` does, which then returns a deep copy of the trial.
+        _tell_with_warning(self._study, trial.number, told, state, skip_if_finished=True)
         self._share_axes(trial_id)
 
     def _share_axes(self, trial_id: int) -> None:

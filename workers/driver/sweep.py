@@ -163,24 +163,17 @@ class Sweep:
         """Points of the sequence since the last that became a trial."""
         self._points: set[bytes] = set()
         self._identities: set[bytes] = set()
-        self._keeps_all = True
+        self._keeps_all = spec.racing is not None or spec.scheduler.name == "pbt"
         """Whether entries of ended trials are kept whole."""
         self._best: tuple[tuple[int, float], int] | None = None
         """Place in the ranking and number of the best of the trials that have ended."""
-        for entry in ledger.load():
-            if entry.state == "running":
-                ledger.interrupt(entry.number, entry.attempt, "its driver was lost")
-                entry = replace(entry, state="waiting")
-            self._points.add(_key(Point(entry.arm, entry.params)))
-            if entry.state != "invalid":
-                config = TrialConfig.from_dict(entry.config)
-                self._identities.add(_identity(config, config.content_hash()))
-            self._put(entry)
-        self._unmet = {_key(Point(e.arm, e.params)) for e in self.tried}
+        self._unmet: set[bytes] = set()
         """Trials of earlier drivers that the sequence has not come to again."""
+        self._has_raced = False
+        """Whether a trial of earlier drivers has more seeds than every configuration gets."""
         for source, earlier, point in self._find_earlier():
             study.observe(source, earlier, point)
-        study.reconcile(self.entries.values())
+        study.reconcile(self._take_up(entry) for entry in ledger.walk())
         self._round = Round(spec, ledger.read_round()) if spec.scheduler.name == "pbt" else None
         self._take_over = take_over
         self._replaced = {n for n, e in self.entries.items() if self._is_replaced(e)}
@@ -195,13 +188,25 @@ class Sweep:
             if e.state == "waiting" and n not in self._arrived
         )
         self._handed_out: set[int] = set()
-        has_searched = has_begun(self.tried, spec.replicates) and not standing.edition
+        has_searched = self._has_raced and not standing.edition
         self._exhausted = has_searched or standing.is_closed
         self._most = len(self.entries) if standing.is_closed else spec.trial_count()
         ledger.set_total(self._most)
-        self._keeps_all = spec.racing is not None or self._round is not None
-        for entry in list(self.entries.values()):
-            self._keep(entry)
+
+    def _take_up(self, entry: TrialEntry) -> TrialEntry:
+        """Note what the ledger holds of a trial; return it as it is now, without a process."""
+        if entry.state == "running":
+            self.ledger.interrupt(entry.number, entry.attempt, "its driver was lost")
+            entry = replace(entry, state="waiting")
+        point = _key(Point(entry.arm, entry.params))
+        self._points.add(point)
+        if entry.state != "invalid":
+            self._unmet.add(point)
+            self._has_raced |= has_begun([entry], self.spec.replicates)
+            config = TrialConfig.from_dict(entry.config)
+            self._identities.add(_identity(config, config.content_hash()))
+        self._put(entry)
+        return entry
 
     @property
     def is_handed_out(self) -> bool:
@@ -282,13 +287,14 @@ class Sweep:
                 return None
             entry = self.entries[self._queue.popleft()]
             is_new = entry.attempt == 0 or entry.earlier is not None
-            if is_new and self._round is None and self._reuse(entry):
+            is_known = self._round is None and self.ledger.knows(entry.config_hash)
+            if is_known and is_new and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
             return Job(
                 entry,
                 entry.attempt + 1,
-                donor=None if self._round else self._find_donor(entry),
+                donor=self._find_donor(entry, is_known),
                 alone=self._lost_engines[entry.number] >= MOST_ENGINES,
                 avoid=(*self._left_out, *self._list_silent()),
             )
@@ -703,11 +709,16 @@ class Sweep:
         self.end(entry.number, "reused", replace(found.result, reused_from=found.source))
         return True
 
-    def _find_donor(self, entry: TrialEntry) -> Source | None:
-        """Return the trial whose checkpoints a trial goes on from, besides its own."""
+    def _find_donor(self, entry: TrialEntry, is_known: bool) -> Source | None:
+        """Return the trial whose checkpoints a trial goes on from, besides its own.
+
+        `is_known` says whether its configuration was ever completed.
+        """
+        if self._round is not None:
+            return None
         if entry.result is not None and entry.result.reused_from is not None:
             return entry.result.reused_from
-        shorter = self._find(self.ledger.find_shorter, entry)
+        shorter = self._find(self.ledger.find_shorter, entry) if is_known else None
         return shorter.source if shorter else None
 
     @staticmethod

@@ -239,6 +239,12 @@ class Ledger(Protocol):
         that follow "for". A trial that is open already is left as it is.
         """
 
+    def knows(self, config_hash: str) -> bool:
+        """Tell whether any trial with this configuration is completed: nearly always, none is.
+
+        Where none is, the next two functions find nothing.
+        """
+
     def find_finished(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
