@@ -49,10 +49,18 @@ class HashRule:
 
 def is_default(config: BaseModel, name: str) -> bool:
     """Return whether a field has the default that its class declares."""
-    declared = type(config).model_fields[name]
-    return not declared.is_required() and bool(
-        getattr(config, name) == declared.get_default(call_default_factory=True)
-    )
+    defaults = _find_defaults(type(config))
+    return name in defaults and bool(getattr(config, name) == defaults[name])
+
+
+@cache
+def _find_defaults(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return what the fields of a class hold that need not be given."""
+    return {
+        name: declared.get_default(call_default_factory=True)
+        for name, declared in kind.model_fields.items()
+        if not declared.is_required()
+    }
 
 
 def rule_of(section: str, config: BaseModel) -> HashRule:

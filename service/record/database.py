@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
@@ -26,6 +26,7 @@ from tenacity import (
     wait_exponential,
 )
 
+from eigensweep.service.record import rows
 from eigensweep.service.record.rows import RowSession
 from eigensweep.service.settings import name_driver
 
@@ -42,6 +43,8 @@ MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column name
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+_BEGIN, _BEGIN_IMMEDIATE = text("BEGIN"), text("BEGIN IMMEDIATE")
 
 
 class WrongSchemaError(SQLAlchemyError):
@@ -99,7 +102,7 @@ def _begin_sqlite(connection: Connection) -> None:
     # A transaction that will write takes its lock at once: one that reads first and then finds
     # another writer before it would fail without waiting.
     writes = connection.get_execution_options().get("writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    rows.execute(connection, _BEGIN_IMMEDIATE if writes else _BEGIN)
 
 
 def is_away(error: BaseException) -> bool:
@@ -194,9 +197,9 @@ def _open_session(bound: Engine) -> Iterator[Session]:
 @contextmanager
 def _open_rows(bound: Engine) -> Iterator[RowSession]:
     with bound.begin() as connection:
-        rows = RowSession(connection)
-        yield rows
-        rows.flush()
+        session = RowSession(connection)
+        yield session
+        session.flush()
 
 
 @contextmanager

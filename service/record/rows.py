@@ -178,6 +178,15 @@ def _prepare(statement: ClauseElement, dialect: Dialect) -> _Prepared:
     return _Prepared(statement, dialect)
 
 
+def execute(connection: Connection, statement: ClauseElement) -> None:
+    """Execute a constant statement that answers nothing.
+
+    Raises:
+        DBAPIError: as SQLAlchemy raises it.
+    """
+    _execute(connection, _prepare(statement, connection.dialect), {}).close()
+
+
 def _execute(connection: Connection, prepared: _Prepared, values: Mapping[str, Any]) -> Any:
     """Execute a statement in the connection's transaction; return the driver's cursor.
 
