@@ -10,8 +10,9 @@ with its Ray and MLflow, and prints median, 95th percentile and longest time of
 - posts: 100 clients post 5 experiments each, one after another, while a driver starts and trains.
 
 Clients and service share the machine's processors; the table says how much of one the clients
-take. Times are in milliseconds. The last line is the memory of the service's process before the
-first request and after the last one, with all these trials and a queue of 500 experiments.
+take, and the memory of the service's process after each part. Times are in milliseconds. The last
+lines are that memory before the first request, and how much of a processor the service takes with
+a queue of 500 experiments when nobody asks for anything.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from eigensweep.service.settings import Settings
 
 LONGEST_SECONDS: Final = 120.0
 POSTS: Final = 5
+IDLE_SECONDS: Final = 20.0
 TRAINED: Final = 40
 """Trials of the experiment that the streams follow."""
 
@@ -174,6 +176,13 @@ def post(url: str, clients: int) -> list[float]:
     return at_once(submit, clients)
 
 
+def watch_idle(process: psutil.Process) -> float:
+    """Return how much of a processor the service takes while nobody asks for anything, in %."""
+    process.cpu_percent()
+    time.sleep(IDLE_SECONDS)
+    return float(process.cpu_percent())
+
+
 def prepare(home: Path, trials: int) -> str:
     """Make a home folder whose record holds a completed experiment; return its id."""
     settings = Settings(home=home, data_root=home)
@@ -230,7 +239,7 @@ def main() -> None:
         home.mkdir(mode=0o700)
         id = prepare(home, given.trials)
         with service(home) as (url, process):
-            megabytes = [process.memory_info().rss / 1e6]
+            before = process.memory_info().rss / 1e6
             size = (given.trials, given.readers, given.requests)
             works: dict[str, Callable[[], list[float]]] = {
                 "reads": partial(read, url, id, *size, given.pause),
@@ -240,15 +249,18 @@ def main() -> None:
             }
             shown = {}
             for name, work in works.items():
-                shown[name] = watch(work)
+                shown[name] = watch(work) | {"mb": process.memory_info().rss / 1e6}
                 say(f"{name}: p95 {shown[name]['p95']:.0f} ms")
-            megabytes.append(process.memory_info().rss / 1e6)
+            idle = watch_idle(process)
     headings = {"what": "", "count": "count", "p50": "median", "p95": "p95", "max": "longest"}
-    headings["clients"] = "clients, % of a processor"
+    headings |= {"clients": "clients, % of a processor", "mb": "service, MB"}
     say(table([{"what": name, **numbers} for name, numbers in shown.items()], headings))
-    say("memory of the service: {:.0f} MB, then {:.0f} MB".format(*megabytes))
+    say(f"memory of the service before the first request: {before:.0f} MB")
+    queued = POSTS * given.clients
+    say(f"with {queued} experiments in the queue it takes {idle:.1f} % of a processor by itself")
     sizes = {name: value for name, value in vars(given).items() if name != "json"}
-    write({**sizes, "milliseconds": shown, "service_mb": megabytes}, given.json)
+    memory = {"service_mb_before": before, "service_idle_percent": idle}
+    write({**sizes, "milliseconds": shown, **memory}, given.json)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,22 @@
 ledger in SQLite, the store, and the delivery to an MLflow server as the service starts it. Ray's
 part is played (bench/played_ray.py), so that a machine of two cores has any number of slots.
 
-It prints the processor time of the driver for each trial, tracking included; how it grows with the
-number of trials, and the memory that the driver keeps of each; how far the slots were in use.
+It prints the processor time of the driver for each trial, tracking included, and the memory that
+it keeps of each, for the whole run and for each tenth of it: so one sees whether they grow. Then it
+lets a new driver take the experiment up from its ledger, in a process of its own.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import multiprocessing
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +37,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Attempt, Trial
-from eigensweep.workers.driver.experiment import run_experiment
+from eigensweep.workers.driver.experiment import ExperimentDriver, run_experiment
 from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.trial.memory import private_bytes
@@ -73,7 +78,7 @@ class Notes:
         """Note time and memory if enough trials have ended since the last time."""
         for live in list(LIVE.values()):
             ended = len(live.sweep.entries) - live.sweep.running
-            if ended >= self._every * (len(self.rows) + 1):
+            if ended >= self.rows[-1]["ended"] + self._every:
                 self.note(ended)
 
     def note(self, ended: int) -> None:
@@ -92,9 +97,16 @@ class Notes:
 
 
 def drive(
-    trials: int, slots: int, seconds: float, method: str, reports: int, tracks: bool, folder: Path
+    trials: int,
+    slots: int,
+    seconds: float,
+    method: str,
+    reports: int,
+    tracks: bool,
+    folder: Path,
+    again: bool = False,
 ) -> dict[str, Any]:
-    """Return what the driver of one experiment takes."""
+    """Return what the driver of one experiment takes; with `again`, a driver after it, too."""
     database = f"sqlite:///{folder / 'record.db'}"
     migrate(database)
     record = Record(database)
@@ -118,7 +130,26 @@ def drive(
         raise RuntimeError(f"not every trial was completed: {states}")
     found = summarize(trials, slots, seconds, notes.rows)
     starts, last_end = read_times(database)
-    return found | {"trials_seconds": last_end - starts[0]}
+    found["trials_seconds"] = last_end - starts[0]
+    if again:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            found |= pool.submit(take_up, row.id, spec, ledger, options).result()
+    return found
+
+
+def take_up(
+    experiment: str, spec: ExperimentSpec, ledger: RecordLedger, options: DriverOptions
+) -> dict[str, float]:
+    """Return what it takes a new driver to take up an experiment, before it trains anything."""
+    ledger.standing()  # opens the database
+    options = replace(options, mlflow_uri=None)
+    memory, began = private_bytes() or 0, time.process_time()
+    driver = ExperimentDriver(experiment, spec, ledger, options)
+    seconds = time.process_time() - began
+    kept = (private_bytes() or 0) - memory
+    trials = len(driver.sweep.entries)
+    return {"again_ms_a_trial": 1e3 * seconds / trials, "again_kb_a_trial": kept / 1e3 / trials}
 
 
 def read_times(url: str) -> tuple[list[float], float]:
@@ -140,22 +171,35 @@ def summarize(
     for few trials and for many. A run that is over before two looks at it has no costs: `nan`.
     """
     first, early, late, last = rows[0], rows[1], rows[-2], rows[-1]
-    between = late["ended"] - early["ended"] or math.nan
-    before = rows[-3]
-    last_ones = late["ended"] - before["ended"] or math.nan
-    spent = late["driver_seconds"] - early["driver_seconds"]
-    whole = last["driver_seconds"] - first["driver_seconds"]
+    most = compare(early, late)
     return {
         "trials": trials,
         "slots": slots,
         "seconds": seconds,
-        "ms_a_trial": 1e3 * spent / between,
-        "last_ms_a_trial": 1e3 * (late["driver_seconds"] - before["driver_seconds"]) / last_ones,
-        "once_seconds": whole - trials * spent / between,
-        "kb_a_trial": 1e3 * (late["mb"] - early["mb"]) / between,
+        "ms_a_trial": most["ms_a_trial"],
+        "last_ms_a_trial": compare(rows[max(0, len(rows) - 3)], late)["ms_a_trial"],
+        "once_seconds": last["driver_seconds"]
+        - first["driver_seconds"]
+        - trials * most["ms_a_trial"] / 1e3,
+        "kb_a_trial": most["kb_a_trial"],
         "mb": late["mb"],
         "wall_seconds": last["wall_seconds"] - first["wall_seconds"],
         "rows": rows,
+        "points": [compare(before, after) for before, after in pairwise(rows[:-1])],
+    }
+
+
+def compare(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Return the costs of a trial between two looks."""
+    names = ("ended", "driver_seconds", "mb", "wall_seconds")
+    ended, seconds, mb, wall_seconds = (after[name] - before[name] for name in names)
+    ended = ended or math.nan  # a run of few trials may be over before the second look
+    return {
+        "ended": after["ended"],
+        "ms_a_trial": 1e3 * seconds / ended,
+        "kb_a_trial": 1e3 * mb / ended,
+        "mb": after["mb"],
+        "trials_a_second": ended / wall_seconds,
     }
 
 
@@ -170,6 +214,16 @@ HEADINGS = {
     "mb": "MB",
     "wall_seconds": "s in all",
     "trials_seconds": "s from first start to last end",
+    "again_ms_a_trial": "a new driver's ms a trial",
+    "again_kb_a_trial": "and KB",
+}
+
+POINTS = {
+    "ended": "trials that have ended",
+    "ms_a_trial": "driver's ms a trial since then",
+    "kb_a_trial": "KB kept of each",
+    "mb": "MB",
+    "trials_a_second": "trials a second",
 }
 
 
@@ -196,8 +250,10 @@ def main() -> None:
                     given.reports,
                     not given.no_mlflow,
                     Path(folder),
+                    again=True,
                 )
             )
+        say(table(found[-1]["points"], POINTS))
     say(table(found, HEADINGS))
     write({"runs": found}, given.json)
 
