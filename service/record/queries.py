@@ -30,6 +30,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
 from eigensweep.service.record.queue_order import find_places
+from eigensweep.service.record.rows import read_first
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
@@ -41,6 +42,7 @@ from eigensweep.service.record.tables import (
     TrialCount,
 )
 from eigensweep.workers.shared.messages import Json, Params
+from eigensweep.workers.shared.states import ExperimentState
 
 Row = TypeVar("Row", bound=Base)
 T = TypeVar("T")
@@ -181,6 +183,18 @@ class Queries:
             ExperimentNotFoundError: if there is none of this id.
         """
         return database.read(self.url, lambda session: _get_experiment(session, id))
+
+    def state(self, id: str) -> ExperimentState:
+        """Return an experiment's state; nothing else of it is read.
+
+        Raises:
+            ExperimentNotFoundError: if there is none of this id.
+        """
+        found = database.look(self.url, lambda c: read_first(c, _STATE, {"id": id}))
+        if found is None:
+            raise ExperimentNotFoundError(id)
+        state: ExperimentState = found["state"]
+        return state
 
     def experiments(
         self,
@@ -442,6 +456,7 @@ _NEWEST = select(*_REPORT).where(
     Report.experiment_id == bindparam("id"),
     tuple_(Report.number, Report.step).in_(bindparam("training", expanding=True)),
 )
+_STATE = select(Experiment.state).where(Experiment.id == bindparam("id"))
 _COUNTS = select(
     *(TrialCount.experiment_id, TrialCount.state),
     *(TrialCount.trials, TrialCount.step, TrialCount.steps),

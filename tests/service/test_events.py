@@ -28,9 +28,25 @@ def ledger(client: TestClient, record: Any, spec: Any) -> RecordLedger:
 
 def receive(client: TestClient, id: str, **headers: str) -> list[dict[str, str]]:
     """Return the events of a stream that ends."""
-    text = client.get(f"/v1/experiments/{id}/events", headers=headers).text
+    return split(client.get(f"/v1/experiments/{id}/events", headers=headers).text)
+
+
+def split(text: str) -> list[dict[str, str]]:
+    """Return the events of a stream's text."""
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
     return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[tuple[Any, ...]]:
+    """Return the list to which the arguments of each call of a function are added."""
+    found, calls = getattr(place, name), []
+
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return found(*arguments)
+
+    monkeypatch.setattr(place, name, call)
+    return calls
 
 
 def after_first_look(record: Any, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
@@ -121,36 +137,99 @@ class TestEvents:
         after_first_look(record, monkeypatch, lambda: make("anna", "read", None))
         assert len(receive(client, ledger.experiment_id)) == 2
 
-    def test_what_many_streams_ask_is_read_once(self, record, ledger, monkeypatch):
+    def test_what_many_streams_ask_is_read_and_written_once(self, record, ledger, monkeypatch):
         ledger.end("completed")
-        read, looks, asked = record.events, [], []
-
-        def look(*arguments: Any) -> Any:
-            looks.append(arguments)
-            return read(*arguments)
+        looks = count_calls(monkeypatch, record, "events")
+        states = count_calls(monkeypatch, record, "state")
+        written = count_calls(monkeypatch, tailer, "to_server_sent")
+        asked = []
 
         def is_known(person: int) -> bool:
             asked.append(person)
             return True
 
-        monkeypatch.setattr(record, "events", look)
         monkeypatch.setattr(tailer, "LONGEST_TRUST", 0.0)
         monkeypatch.setattr(tailer, "INTERVAL", 300.0)
         shared = tailer.Tailer(record)
 
-        async def follow(person: int) -> list[str | None]:
+        async def follow(person: int) -> list[bytes]:
             known = partial(is_known, person)
             caller = "anna" if person < 20 else "bert"
             stream = shared.stream(ledger.experiment_id, 0, caller, known)
-            return [event.event async for event in stream]
+            return [piece async for piece in stream]
 
-        async def follow_all() -> list[list[str | None]]:
+        async def follow_all() -> list[list[bytes]]:
             return await asyncio.gather(*(follow(person) for person in range(40)))
 
-        seen = asyncio.run(follow_all())
-        assert seen == [["experiment.queued", "experiment.started", "experiment.completed"]] * 40
+        pieces = asyncio.run(follow_all())
+        assert [len(mine) for mine in pieces] == [1] * 40, "events were not sent in one piece"
+        assert {piece for mine in pieces for piece in mine} == {pieces[0][0]}
+        kinds = [event["event"] for event in split(pieces[0][0].decode())]
+        assert kinds == ["experiment.queued", "experiment.started", "experiment.completed"]
         assert len(looks) == 2  # what there is, and that there is no more
+        assert len(written) == 3  # each event
+        assert len(states) == 2  # before the events, and after the last one
         assert len(asked) == 2  # for each caller once
+
+    def test_an_end_that_comes_after_a_shared_look_at_the_state_is_told(
+        self, record, ledger, monkeypatch
+    ):
+        read, looks = record.state, []
+
+        def look_and_end(id: str) -> str:
+            looks.append(read(id))
+            if len(looks) == 1:
+                ledger.end("completed")
+            return looks[-1]
+
+        monkeypatch.setattr(record, "state", look_and_end)
+        shared = tailer.Tailer(record)
+
+        async def follow() -> bytes:
+            stream = shared.stream(ledger.experiment_id, 0, "anna", lambda: True)
+            return b"".join([piece async for piece in stream])
+
+        async def follow_both() -> list[bytes]:
+            return await asyncio.gather(follow(), follow())
+
+        for text in asyncio.run(follow_both()):
+            assert split(text.decode())[-1]["event"] == "experiment.completed"
+        assert looks == ["starting", "completed"]
+
+    def test_a_quiet_connection_is_kept_open_by_comments(self, record, ledger, monkeypatch):
+        monkeypatch.setattr(tailer, "LONGEST_SILENCE", 0.0)
+        shared = tailer.Tailer(record)
+
+        async def follow() -> list[bytes]:
+            stream = shared.stream(ledger.experiment_id, 0, "anna", lambda: True)
+            pieces = [await anext(stream) for _ in range(3)]
+            await stream.aclose()
+            return pieces
+
+        comment, events, following = asyncio.run(follow())
+        assert comment == following == b": ping\n\n"
+        assert len(split(events.decode())) == 2
+
+    def test_many_events_come_in_several_pieces_and_none_is_missing(
+        self, client, record, ledger, monkeypatch
+    ):
+        monkeypatch.setattr(tailer, "PIECE", 2)
+        looks = count_calls(monkeypatch, record, "events")
+        ledger.end("completed")
+        events = receive(client, ledger.experiment_id)
+        assert [int(event["id"]) for event in events] == [
+            event.id for event in record.events(ledger.experiment_id)
+        ]
+        assert looks[0][1:] == (0, 2)
+        assert looks[1][1:] == (int(events[1]["id"]), 2)
+
+    def test_a_stream_is_not_kept_back_and_of_no_experiment_there_is_none(self, client, ledger):
+        ledger.end("completed")
+        answer = client.get(f"/v1/experiments/{ledger.experiment_id}/events")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-cache"
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert client.get("/v1/experiments/nothing/events").status_code == 404
 
     def test_one_who_comes_back_with_nonsense_is_told(self, client, ledger):
         headers = {"Last-Event-ID": "x"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse
 
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
@@ -15,16 +15,31 @@ from eigensweep.service.api.routes.experiments import ExperimentId
 
 router = APIRouter(tags=["experiments"])
 
+EVENT: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["data", "event", "id"],
+    "properties": {
+        "data": {"type": "string", "contentMediaType": "application/json"},
+        "event": {"type": "string"},
+        "id": {"type": "string"},
+    },
+}
+"""A server-sent event as OpenAPI describes one."""
+HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""The second one is for nginx, which would keep events back."""
 
-def _check_id(service: TheService, id: ExperimentId) -> str:
-    return service.record.row(id).id
+
+async def _check_id(service: TheService, id: ExperimentId) -> str:
+    await service.tailer.find_state(id, 0)
+    return id
 
 
 @router.get(
     "/experiments/{id}/events",
     summary="Follow an experiment",
-    response_class=EventSourceResponse,
-    responses=describe_errors(401, 404, 422, 503),
+    response_class=StreamingResponse,
+    responses=describe_errors(401, 404, 422, 503)
+    | {200: {"content": {EventSourceResponse.media_type: {"itemSchema": EVENT}}}},
 )
 async def follow(
     service: TheService,
@@ -34,7 +49,7 @@ async def follow(
         int,
         Header(ge=0, le=2**62, description="Id of the last event that was received; default: none"),
     ] = 0,
-) -> AsyncIterable[ServerSentEvent]:
+) -> EventSourceResponse:
     """Stream server-sent events until the experiment is over; past events come first.
 
     The stream also ends a few seconds after the token of who follows it was revoked or has expired.
@@ -45,5 +60,5 @@ async def follow(
     """
     is_known = partial(service.identity.knows, request)
     caller = request.client and request.client.host, tuple(request.headers.items())
-    async for event in service.tailer.stream(id, last_event_id, caller, is_known):
-        yield event
+    events = service.tailer.stream(id, last_event_id, caller, is_known)
+    return EventSourceResponse(events, headers=HEADERS)
