@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.lanes import count_aboard
+from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -33,6 +34,8 @@ EVERY_OUTPUT: Final = 3
 """Numbers for each output that is scored: logits, their logarithms, their gradient."""
 SMALL_UNITS: Final = 64
 """Up to so many hidden units the seeds of a trial may train side by side."""
+SIZED: Final = "task", "model"
+"""Sections of a configuration that decide what it takes; each trial of a spec has as many seeds."""
 SPARE: Final = 10**9
 """A trial may take this and twice the guess before it is ended."""
 
@@ -68,15 +71,30 @@ def estimate_lanes(config: TrialConfig, lanes: int, *, on_gpu: bool) -> MemoryEs
     return MemoryEstimate(PROCESS + around + lanes * each + FIRST_STEP, 0)
 
 
-def list_extremes(spec: ExperimentSpec) -> Iterator[tuple[str, TrialConfig]]:
-    """Yield each arm with the resolved configurations of its extreme points."""
+def list_extremes(
+    spec: ExperimentSpec, sections: Collection[str] = ()
+) -> Iterator[tuple[str, TrialConfig]]:
+    """Yield each arm with the resolved configurations of its extreme points.
+
+    With `sections`, such as `model`, only one of those that are the same in these sections.
+    """
     space = spec.space()
     for arm in space.arms:
+        seen: set[tuple[tuple[str, Scalar], ...]] = set()
         for point in space.corners(arm):
+            of_sections = tuple(
+                (path, value)
+                for path, value in point.params.items()
+                if path.partition(".")[0] in sections
+            )
+            if sections and of_sections in seen:
+                continue
             try:
-                yield arm, spec.trial(point)
+                config = spec.trial(point)
             except InvalidPointError:
                 continue
+            seen.add(of_sections)
+            yield arm, config
 
 
 def estimate_arms(spec: ExperimentSpec, measured: int = 1) -> dict[str, MemoryEstimate]:
@@ -87,7 +105,7 @@ def estimate_arms(spec: ExperimentSpec, measured: int = 1) -> dict[str, MemoryEs
     on_gpu, lanes = spec.resources.gpus > 0, spec.resources.lanes
     lanes = measured if lanes == "auto" else lanes
     found: dict[str, MemoryEstimate] = {}
-    for arm, config in list_extremes(spec):
+    for arm, config in list_extremes(spec, SIZED):
         if lanes is None:
             here = estimate_memory(config, on_gpu=on_gpu)
         else:
@@ -105,8 +123,15 @@ def reserve_memory(spec: ExperimentSpec, measured: int = 1) -> ResourcesConfig:
     """
     if spec.resources.memory is not None:
         return spec.resources
-    guesses = [each.host for each in estimate_arms(spec, measured).values()]
-    return spec.resources.model_copy(update={"memory": max(guesses, default=None)})
+    return reserve(spec, estimate_arms(spec, measured))
+
+
+def reserve(spec: ExperimentSpec, guesses: Mapping[str, MemoryEstimate]) -> ResourcesConfig:
+    """Return the same for guesses that are known: what `estimate_arms` says of the spec."""
+    if spec.resources.memory is not None:
+        return spec.resources
+    most = max((each.host for each in guesses.values()), default=None)
+    return spec.resources.model_copy(update={"memory": most})
 
 
 def limit_memory(spec: ExperimentSpec, config: TrialConfig) -> int:

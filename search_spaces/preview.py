@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.errors import InvalidPointError
-from eigensweep.search_spaces.memory import estimate_arms, limit_of
+from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, limit_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.race_words import count_extra_trainings
 from eigensweep.search_spaces.search_words import explain_search
@@ -151,13 +152,15 @@ def preview(
     spec: ExperimentSpec,
     side_by_side: SidePreview | None = None,
     warm_start: dict[str, int] | None = None,
+    guesses: Mapping[str, MemoryEstimate] | None = None,
 ) -> Preview:
     """Return what a spec that passed `check_spec` would do. Nothing is built and no data is read.
 
     `side_by_side` is what the caller knows of the nodes, and `warm_start` how many trials of each
-    earlier experiment come along. All points of a small space are examined; of a large one, its
-    extreme points.
+    earlier experiment come along. `guesses` is what `estimate_arms` says, if the caller knows it.
+    All points of a small space are examined; of a large one, its extreme points.
     """
+    guesses = estimate_arms(spec) if guesses is None else guesses
     space = spec.space()
     configs = {arm: _sample_configs(spec, space, arm) for arm in space.arms}
     trials = spec.trial_count()
@@ -176,7 +179,7 @@ def preview(
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
         first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
         estimate=_estimate(configs, trials, spec.replicates, count_extra_trainings(spec)),
-        memory=describe_memory(spec),
+        memory=describe_memory(spec, guesses),
         side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
     )
 
@@ -295,8 +298,13 @@ def _estimate(
     )
 
 
-def describe_memory(spec: ExperimentSpec) -> dict[str, ArmMemory]:
-    """Return for each arm what its largest trial takes; of `lanes: auto`, one lane."""
+def describe_memory(
+    spec: ExperimentSpec, guesses: Mapping[str, MemoryEstimate]
+) -> dict[str, ArmMemory]:
+    """Return for each arm what its largest trial takes; of `lanes: auto`, one lane.
+
+    `guesses` is what `estimate_arms` says of the spec.
+    """
     given = spec.resources.memory
     return {
         arm: ArmMemory(
@@ -304,7 +312,7 @@ def describe_memory(spec: ExperimentSpec) -> dict[str, ArmMemory]:
             device_bytes=guess.device,
             limit_bytes=None if spec.resources.lanes else given or limit_of(guess),
         )
-        for arm, guess in estimate_arms(spec).items()
+        for arm, guess in guesses.items()
     }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
-from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.schemas import Views
@@ -43,8 +43,8 @@ class Queue(Protocol):
     def problems(self) -> dict[str, str]:
         """Experiment id to why that experiment cannot be started or looked after."""
 
-    def look_for_room(self, spec: ExperimentSpec) -> Room | None:
-        """Return the room that there is now for a spec's trials, None while that is unknown."""
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
+        """Return the room that there is now for such trials, None while that is unknown."""
 
     def list_nodes(self) -> list[Node] | None:
         """Return the nodes that trials run on, None while they are unknown."""

@@ -21,6 +21,8 @@ def count_observations(record: Record, spec: ExperimentSpec) -> dict[str, int]:
         SpecError: if one is unknown, not over, or has no trial that this experiment could train.
     """
     counts: dict[str, int] = {}
+    if not spec.search.warm_start:
+        return counts
     space = spec.space()
     for index, id in enumerate(spec.search.warm_start):
         place = f"search.warm_start.{index}"

@@ -16,9 +16,7 @@ from typing import Final, Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.search_spaces.memory import reserve_memory
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.queue.driver_places import DriverPlaces, Seat, is_small
 from eigensweep.service.record import database
@@ -178,11 +176,11 @@ class Dispatcher:
         """How many small experiments one driver may have at once."""
         return self.places.experiments
 
-    def look_for_room(self, spec: ExperimentSpec) -> Room | None:
-        """Return the room that there is now for a spec's trials, None while that is unknown."""
+    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
+        """Return the room that there is now for such trials, None while that is unknown."""
         if self.launcher is None or self.launcher.problem is not None:
             return None
-        wanted = reserve_memory(spec), spec.replicates
+        wanted = resources, replicates
         if (seen := self._room) is not None and self.clock() < seen[0] and wanted == seen[1]:
             return seen[2]
         try:

@@ -11,10 +11,10 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import ColumnElement, Row, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from eigensweep.plain_numbers import PlainNumbers
@@ -25,6 +25,7 @@ from eigensweep.service.record.errors import (
     ConflictError,
     NotAllowedError,
 )
+from eigensweep.service.record.rows import read_first
 from eigensweep.service.record.tables import OPERATOR, Token, User
 
 ScopeName = Literal["read", "submit", "admin"]
@@ -241,7 +242,7 @@ class Accounts:
         One that is revoked or expired counts, too: a service does not open again because its last
         token has expired.
         """
-        return database.look(self.url, lambda c: c.execute(_ANY_TOKEN).first()) is not None
+        return database.look(self.url, lambda c: read_first(c, _ANY_TOKEN, {})) is not None
 
     def has_usable_token(self) -> bool:
         """Return whether somebody can come in with a token."""
@@ -323,7 +324,7 @@ def _describe_user(user: User) -> UserNow:
     )
 
 
-def read_quotas(user: User | Row[Any] | None) -> Quotas:
+def read_quotas(user: User | None) -> Quotas:
     """Return a user's quotas; a user who is not known has none."""
     return Quotas(**{name: getattr(user, name, None) for name in Quotas.model_fields})
 

@@ -9,23 +9,18 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.accounts import Quotas, read_quotas
 from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.journal import replace_non_finite
-from eigensweep.service.record.rows import Rows
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import OPERATOR, Experiment, User
 from eigensweep.workers.shared.states import ENDED
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-
-_QUOTAS: Final = (
-    select(*(getattr(User, name) for name in Quotas.model_fields))
-    .where(User.name == bindparam("owner"))
-    .with_for_update()
-)
 
 
 def make_id() -> str:
@@ -101,14 +96,15 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
         )
 
 
-def check_quotas(session: Rows, specs: Sequence[ExperimentSpec], owner: str) -> None:
+def check_quotas(
+    session: Session | RowSession, specs: Sequence[ExperimentSpec], owner: str
+) -> None:
     """Refuse experiments that their owner may not have, all of them together.
 
     Raises:
         QuotaExceededError: says which quota does not allow them.
     """
-    # Two posts of one user come one after the other: the second waits for the user's row.
-    quotas = read_quotas(session.execute(_QUOTAS, {"owner": owner}).first())
+    quotas = read_quotas(_lock_user(session, owner))
     for spec in specs:
         require_quota(quotas, spec, owner)
     most = quotas.max_experiments
@@ -123,6 +119,13 @@ def check_quotas(session: Rows, specs: Sequence[ExperimentSpec], owner: str) -> 
             f"user '{owner}' may have {most:,} experiments that are not over, has {has:,}, and "
             f"asks for {len(specs):,} more; wait for one to end, or ask an admin for more"
         )
+
+
+def _lock_user(session: Session | RowSession, owner: str) -> User | None:
+    """Return a user's row. Two posts of one user come one after the other: the second waits."""
+    if isinstance(session, RowSession):
+        return session.get(User, owner, lock=True)
+    return session.get(User, owner, with_for_update=True)
 
 
 def _trial_steps(spec: ExperimentSpec) -> int | None:

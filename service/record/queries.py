@@ -29,7 +29,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import ExperimentNotFoundError, TrialNotFoundError
-from eigensweep.service.record.queue_order import find_places
+from eigensweep.service.record.queue_order import find_place, find_places
 from eigensweep.service.record.rows import read_first
 from eigensweep.service.record.tables import (
     UNRANKED,
@@ -171,10 +171,10 @@ class Queries:
 
     def posted(self, row: Experiment) -> ExperimentRecord:
         """Return an experiment that was posted just now: mostly it has its place in the queue."""
-        places = database.read(self.url, lambda session: _find_places(session, [row]))
-        if row.id not in places:
+        place = database.look(self.url, lambda connection: find_place(connection, row))
+        if place is None:
             return self.experiment(row.id)
-        return ExperimentRecord(row, {}, None, places[row.id])
+        return ExperimentRecord(row, {}, None, place)
 
     def row(self, id: str) -> Experiment:
         """Return an experiment's own row.

@@ -7,11 +7,24 @@ process.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import Subquery, bindparam, func, select
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Select,
+    Subquery,
+    and_,
+    bindparam,
+    func,
+    or_,
+    select,
+)
 from sqlalchemy.orm import Session
 
+from eigensweep.service.record.rows import read_all
 from eigensweep.service.record.tables import Experiment
 from eigensweep.workers.shared.states import DRIVEN
 
@@ -24,6 +37,85 @@ def list_queue(session: Session, limit: int) -> list[str]:
 def find_places(session: Session, ids: Sequence[str]) -> dict[str, int]:
     """Return the place in the queue, from 1, of those of some experiments that are queued."""
     return {id: place for id, place in session.execute(_PLACES, {"ids": ids})}
+
+
+def find_place(connection: Connection, row: Experiment) -> int | None:
+    """Return the place of one experiment in the queue, from 1; None if it is not queued any more.
+
+    It is counted, owner by owner: to put a long queue in order, as `find_places` does, takes
+    several times as long, and each post asks for a place.
+    """
+    owners: defaultdict[str, _Counts] = defaultdict(_Counts)
+    values = {"priority": row.priority, "created_at": row.created_at, "id": row.id}
+    is_queued = False
+    for found in read_all(connection, _COUNTS, values):
+        owners[found["owner"]].add(found)
+        is_queued = is_queued or found["itself"] > 0
+    if not is_queued:
+        return None
+    own = owners[row.owner]
+    turn = own.turns_before + own.older + 1
+    return 1 + sum(
+        own.higher + own.older if owner == row.owner else counts.count_before(turn)
+        for owner, counts in owners.items()
+    )
+
+
+@dataclass
+class _Counts:
+    """Experiments of one user: those that run, and those in the queue beside a certain one."""
+
+    running: int = 0
+    higher: int = 0
+    """Queued with a higher priority than that one."""
+    same: int = 0
+    """Queued with the same priority."""
+    older: int = 0
+    """Of these, those that were posted before it."""
+
+    @property
+    def turns_before(self) -> int:
+        """Turns that the user has had, or will have with a higher priority."""
+        return self.running + self.higher
+
+    def add(self, counted: dict[str, int]) -> None:
+        """Add what was counted in one state."""
+        self.running += counted["running"]
+        self.higher += counted["higher"]
+        self.same += counted["same"]
+        self.older += counted["older"]
+
+    def count_before(self, turn: int) -> int:
+        """Return how many come before another user's experiment that has this turn."""
+        turns = turn - self.turns_before  # so many of `same` have this turn or an earlier one
+        earlier = min(max(turns - 1, 0), self.same)
+        return self.higher + earlier + (0 < turns <= self.older)
+
+
+def _count() -> Select[str, int, int, int, int, int]:
+    """Return a query for the numbers of `_Counts`, by state and owner, from one index."""
+    priority: BindParameter[int] = bindparam("priority")
+    created_at: BindParameter[float] = bindparam("created_at")
+    id: BindParameter[str] = bindparam("id")
+    is_queued = Experiment.state == "queued"
+    is_driven = or_(*(Experiment.state == state for state in sorted(DRIVEN)))
+    is_same = and_(is_queued, Experiment.priority == priority)
+    is_older = or_(
+        Experiment.created_at < created_at,
+        and_(Experiment.created_at == created_at, Experiment.id < id),
+    )
+    return (
+        select(
+            Experiment.owner,
+            func.count().filter(is_driven).label("running"),
+            func.count().filter(is_queued, Experiment.priority > priority).label("higher"),
+            func.count().filter(is_same).label("same"),
+            func.count().filter(is_same, is_older).label("older"),
+            func.count().filter(is_queued, Experiment.id == id).label("itself"),
+        )
+        .where(or_(is_queued, is_driven))
+        .group_by(Experiment.state, Experiment.owner)
+    )
 
 
 def _order() -> Subquery:
@@ -56,6 +148,7 @@ def _order() -> Subquery:
 
 
 # Made once: to put such a query together costs more than to ask it.
+_COUNTS = _count()
 _QUEUE = _order()
 _HEAD = select(_QUEUE.c.id).order_by(_QUEUE.c.place).limit(bindparam("most"))
 _PLACES = select(_QUEUE.c.id, _QUEUE.c.place).where(

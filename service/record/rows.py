@@ -117,12 +117,25 @@ def read_first(
 
     The statement is prepared once and kept, so it should be a constant.
     """
+    return next(iter(_fetch(connection, statement, values, 1)), None)
+
+
+def read_all(
+    connection: Connection, statement: ClauseElement, values: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return all rows of a query in the same way; it should find few."""
+    return _fetch(connection, statement, values, None)
+
+
+def _fetch(
+    connection: Connection, statement: ClauseElement, values: Mapping[str, Any], most: int | None
+) -> list[dict[str, Any]]:
     prepared = _prepare(statement, connection.dialect)
     cursor = _execute(connection, prepared, values)
-    found = cursor.fetchone()
-    row = None if found is None else prepared.read(found, cursor.description)
+    found = cursor.fetchall() if most is None else cursor.fetchmany(most)
+    rows = [prepared.read(each, cursor.description) for each in found]
     cursor.close()
-    return row
+    return rows
 
 
 class _Prepared:

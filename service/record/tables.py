@@ -114,7 +114,7 @@ class Experiment(Base):
 
     __tablename__ = "experiments"
     __table_args__ = (
-        Index(None, "state", "priority", "created_at"),
+        Index(None, "state", "owner", "priority", "created_at", "id"),
         Index(None, "created_at", "id"),
         Index(None, "name", "id"),
         Index(None, "tracked"),

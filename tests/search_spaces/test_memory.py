@@ -6,15 +6,19 @@ import pytest
 
 from eigensweep.search_spaces.memory import (
     PROCESS,
+    SIZED,
     SPARE,
     THIN_PROCESS,
     estimate_arms,
     limit_memory,
+    list_extremes,
     reserve_memory,
 )
 from eigensweep.search_spaces.preview import preview
 from eigensweep.search_spaces.sections import ResourcesConfig
+from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 
 
 def make(**changes) -> ExperimentSpec:
@@ -46,6 +50,36 @@ def test_it_grows_with_batch_length_units_and_parameters_and_gates_take_more():
 
 def test_the_largest_point_of_a_space_counts():
     assert host(search={"space": {"task.batch_size": [8, 64]}}) == host()
+
+
+def test_points_that_differ_in_the_optimizer_alone_are_one_guess(monkeypatch):
+    tried, trial = [], ExperimentSpec.trial
+
+    def count(spec: ExperimentSpec, point: Point) -> TrialConfig:
+        tried.append(point)
+        return trial(spec, point)
+
+    monkeypatch.setattr(ExperimentSpec, "trial", count)
+    rates = {"optimizer.lr": [1e-3, 1e-2], "training.steps": [10, 20]}
+    assert estimate_arms(make(search={"space": rates})) == estimate_arms(make())
+    assert len(tried) == 2 * 2  # for each spec, one of each arm
+    sizes = {**rates, "task.delay": [10, 2000], "task.batch_size": [1, 128]}
+    space = {"space": sizes}
+    for resources in ({}, {"lanes": 3}, {"gpus": 1}):
+        spec = make(search=space, resources=resources)
+        guesses = estimate_arms(spec)
+        largest = {"task": {"name": "copying", "delay": 2000, "batch_size": 128}}
+        assert guesses == estimate_arms(make(**largest, resources=resources))
+
+
+def test_an_invalid_point_does_not_stand_for_a_valid_one_of_the_same_size():
+    """Without that schedule, its patience is refused: half of the extreme points are invalid."""
+    space = {"optimizer.schedule": ["none", "halve_on_plateau"], "task.delay": [10, 1000]}
+    spec = make(optimizer={"schedule_patience": 3}, search={"space": space})
+    every = [(arm, config.task.delay) for arm, config in list_extremes(spec)]
+    once = [(arm, config.task.delay) for arm, config in list_extremes(spec, SIZED)]
+    assert len(once) < len(every)
+    assert sorted(once) == sorted(set(every))
 
 
 def test_a_corpus_counts():

@@ -10,9 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from eigensweep.models import MODELS
+from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms
 from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -20,7 +22,7 @@ from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.comparison import Comparison
 from eigensweep.service.api.paging import encode
-from eigensweep.service.api.routes import health
+from eigensweep.service.api.routes import experiments, health
 from eigensweep.service.api.routes.analyses import AnalysisNow
 from eigensweep.service.api.schemas import (
     ExperimentNow,
@@ -117,6 +119,42 @@ class TestPost:
         other = client.post("/v1/experiments", json=spec(name="other"), headers=key)
         assert other.status_code == 422
         assert len(client.get("/v1/experiments").json()["items"]) == 1
+
+    def test_a_post_is_one_transaction_and_eight_statements_however_long_the_queue(
+        self, client, record, spec
+    ):
+        statements: list[str] = []
+
+        def trace(connection: Any, *_: Any) -> None:
+            connection.set_trace_callback(statements.append)
+
+        for _ in range(20):
+            client.post("/v1/experiments", json=spec())
+        event.listen(engine(record.url), "checkout", trace)
+        posted = client.post("/v1/experiments", json=spec()).json()
+        kinds = [statement.split(maxsplit=1)[0] for statement in statements]
+        written = ["SELECT", "INSERT", "INSERT", "INSERT"]  # quotas; experiment, event, audit
+        assert kinds == ["SELECT", "BEGIN", *written, "COMMIT", "SELECT"]
+        assert posted["queue_place"] == 21
+
+    def test_a_post_is_estimated_and_its_room_looked_for_once(
+        self, client, launcher, spec, monkeypatch
+    ):
+        guesses, looked, look = [], [], launcher.look_for_room
+
+        def estimate(parsed: ExperimentSpec) -> dict[str, MemoryEstimate]:
+            guesses.append(estimate_arms(parsed))
+            return guesses[-1]
+
+        def look_for_room(resources: Any, replicates: int) -> Room:
+            looked.append(resources.memory)
+            return look(resources, replicates)
+
+        monkeypatch.setattr(experiments, "estimate_arms", estimate)
+        monkeypatch.setattr(launcher, "look_for_room", look_for_room)
+        memory = client.post("/v1/experiments", json=spec()).json()["memory"]
+        assert len(guesses) == 1
+        assert looked == [memory["scornn"]["host_bytes"]] == [guesses[0]["scornn"].host]
 
     def test_a_preview_counts_and_queues_nothing(self, client, spec):
         found = client.post("/v1/experiments/preview", json=spec()).json()

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record.record import Record
+
+
+@pytest.fixture
+def post(record: Record, spec: Any) -> Callable[..., str]:
+    """Return a function that queues an experiment of a user and gives its id."""
+
+    def add(owner: str, priority: int = 0) -> str:
+        parsed = ExperimentSpec.model_validate(spec(priority=priority))
+        return record.add(parsed, owner=owner)[0].id
+
+    return add
 
 
 class TestTheQueue:
-    @pytest.fixture
-    def post(self, record, spec):
-        def add(owner: str, priority: int = 0) -> str:
-            parsed = ExperimentSpec.model_validate(spec(priority=priority))
-            return record.add(parsed, owner=owner)[0].id
-
-        return add
-
     def test_users_take_turns_and_those_that_run_count(self, post, record):
         a = [post("anna") for _ in range(4)]
         b = [post("ben") for _ in range(2)]
@@ -61,3 +70,36 @@ class TestTheQueue:
         record.give_up(id, "the test says so")
         record.extend(id, more.model_copy(update={"priority": 2}))
         assert record.row(id).priority == 2
+
+
+class TestAPlaceThatIsCounted:
+    """A post counts its place; lists put the whole queue in order."""
+
+    @pytest.fixture
+    def record(self, each_url):
+        return Record(each_url)
+
+    def test_it_is_that_of_the_whole_order(self, post, record):
+        chance = random.Random(3)
+        people, priorities = ("anna", "ben", "cleo"), (0, 0, 0, 5, -5)
+        ids = [post(chance.choice(people), chance.choice(priorities)) for _ in range(40)]
+        driven, paused = ids[::8], ids[1]
+        for id in driven:
+            record.claim(id)
+        record.pause(paused)
+        order = record.list_queued(len(ids))
+        assert sorted(order) == sorted({*ids} - {*driven, paused})
+        assert find_posted_places(record, order) == list(range(1, len(order) + 1))
+        assert find_posted_places(record, [*driven, paused]) == [None] * 6
+
+    def test_of_two_that_came_at_one_moment_the_ids_decide(self, post, record, monkeypatch):
+        with monkeypatch.context() as stopped:
+            stopped.setattr(time, "time", lambda: 1e9)
+            ids = [post(owner) for owner in ("anna", "ben", "anna", "ben", "cleo")]
+        order = record.list_queued(9)
+        assert sorted(order) == sorted(ids)
+        assert find_posted_places(record, order) == [1, 2, 3, 4, 5]
+
+
+def find_posted_places(record: Record, ids: list[str]) -> list[int | None]:
+    return [record.posted(record.row(id)).place for id in ids]

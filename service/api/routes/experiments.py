@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, reserve
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.service.api.callers import READ, Caller, Submitter, enter_deed, tell_audit
@@ -119,7 +120,8 @@ def post_experiment(
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
     _check_webhooks(notify, service.settings.webhook_hosts)
     check_spec(spec, service.settings.corpora)
-    _check_room(service.dispatcher, spec)
+    guesses = estimate_arms(spec)
+    _check_room(service.dispatcher, spec, guesses)
     count_observations(service.record, spec)
     key = scope_key(idempotency_key, caller.user)
 
@@ -132,7 +134,7 @@ def post_experiment(
         service.record.posted(experiment) if is_new else service.record.experiment(experiment.id)
     )
     now = service.views.experiment(found)
-    answer = PostedExperiment(**dict(now), memory=describe_memory(spec))
+    answer = PostedExperiment(**dict(now), memory=describe_memory(spec, guesses))
     response.headers["Location"] = answer.links.self
     if not is_new:
         response.status_code = 200
@@ -158,7 +160,8 @@ def preview_experiment(
 ) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
     check_spec(spec, settings.corpora)
-    room = _check_room(queue, spec)
+    guesses = estimate_arms(spec)
+    room = _check_room(queue, spec, guesses)
     at_once = None if room is None else room.trials
     if at_once is not None:
         bounds = (at_once, spec.limits.concurrency, spec.trial_count())
@@ -171,12 +174,15 @@ def preview_experiment(
         warnings=[] if room is None or room.problem is None else [room.problem],
     )
     warm_start = None if record is None else count_observations(record, spec)
-    return preview(spec, side_by_side, warm_start)
+    return preview(spec, side_by_side, warm_start, guesses)
 
 
-def _check_room(queue: Queue | None, spec: ExperimentSpec) -> Room | None:
+def _check_room(
+    queue: Queue | None, spec: ExperimentSpec, guesses: Mapping[str, MemoryEstimate]
+) -> Room | None:
     """Return the room for a spec's trials; refuse the spec if there is none and never will be."""
-    room = None if queue is None else queue.look_for_room(spec)
+    resources = reserve(spec, guesses)
+    room = None if queue is None else queue.look_for_room(resources, spec.replicates)
     if room is not None and room.problem is not None and not room.may_change:
         asked = spec.resources.model_dump(exclude_defaults=True)
         raise SpecError("resources", room.problem, expected="what a node of now has", got=asked)
@@ -326,7 +332,7 @@ def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec
     experiment is refused.
     """
     check_spec(spec, service.settings.corpora)
-    _check_room(service.dispatcher, spec)
+    _check_room(service.dispatcher, spec, estimate_arms(spec))
     count_observations(service.record, spec)
     service.record.extend(id, spec)
     return _show(service, id)
