@@ -178,7 +178,24 @@ class _Prepared:
             name: _own(kind, self._dialect).result_processor(self._dialect, code)
             for (name, kind), code in zip(self._columns.items(), codes, strict=True)
         }
-        return [(name, convert) for name, convert in converts.items() if convert]
+        return [(name, _remember(convert)) for name, convert in converts.items() if convert]
+
+
+def _remember(convert: Convert) -> Convert:
+    """Return a conversion that keeps its last value: an experiment's spec is read again and again.
+
+    The rows of a `RowSession` are changed by new values only, so they may share one.
+    """
+    last: tuple[Any, Any] = None, convert(None)
+
+    def convert_anew(value: Any) -> Any:
+        nonlocal last
+        known = last  # another thread may set another one meanwhile
+        if value != known[0]:
+            last = known = value, convert(value)
+        return known[1]
+
+    return convert_anew
 
 
 def _own(kind: TypeEngine[Any], dialect: Dialect) -> TypeEngine[Any]:
