@@ -147,6 +147,7 @@ def take_up(
     memory, began = private_bytes() or 0, time.process_time()
     driver = ExperimentDriver(experiment, spec, ledger, options)
     seconds = time.process_time() - began
+    gc.collect()
     kept = (private_bytes() or 0) - memory
     trials = len(driver.sweep.entries)
     return {"again_ms_a_trial": 1e3 * seconds / trials, "again_kb_a_trial": kept / 1e3 / trials}

@@ -532,6 +532,8 @@ class TestANewDriver:
         whole = [entry.number for entry in b.sweep.entries.values() if entry.config]
         assert whole == sorted([best.number, left.entry.number])
         assert len(b.sweep.entries) == 5
+        axes = [trial.distributions for trial in b.study.trials()]
+        assert all(each is axes[0] for each in axes)
 
     def test_an_experiment_that_is_over_has_no_work(self, tmp_path):
         b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": {"optimizer.lr": LR}})

@@ -325,8 +325,9 @@ class _Part:
         """Make Optuna know of a trial what the ledger holds."""
         self.turns += 1
         if entry.number in self._found:
-            self._numbers[entry.number] = self._found[entry.number]
+            self._numbers[entry.number] = number = self._found[entry.number]
             self.tell(entry)
+            self._share_axes(self._id(number))
         else:
             self.add(entry)
             self._lacked = True
