@@ -146,16 +146,21 @@ def test_a_trial_that_hangs_in_a_lane_is_in_the_end_alone_and_stalled(experiment
         }
     )
     handle = e.launch(checkpoint_seconds=1.0)
+
+    def lost() -> list[str]:
+        """Return why each engine under the trial that hangs was given up."""
+        (hung,) = (t.number for t in e.trials() if t.params["model.hangs"])
+        return [h[3] for h in e.history("interrupt") if h[1] == hung]
+
+    e.until(lambda: len(e.trials()) == 2)
     for count in (1, 2):  # an engine that gives no answer at all is waited for for two minutes
-        e.until(lambda: len(e.history("interrupt")) >= count)  # noqa: B023
+        e.until(lambda: len(lost()) >= count)  # noqa: B023
     e.finish(handle)
     assert {t.params["model.hangs"]: t.state for t in e.trials()} == {
         True: "stalled",
         False: "completed",
     }
-    hung = next(t.number for t in e.trials() if t.params["model.hangs"])
-    reasons = [h[3] for h in e.history("interrupt") if h[1] == hung]
-    assert len(reasons) == 2, "two engines hung under it"
+    assert len(lost()) == 2, "two engines hung under it"
 
 
 @pytest.mark.slow
