@@ -35,7 +35,7 @@ process = object.__new__(trainable.TrialTrainable)
 process.config = {**json.loads(sys.argv[1]), "code": own_code().to_dict()}
 while not (told := process.step())["done"]:
     pass
-print(told["report"]["outcome"])
+print(json.loads(told["report"])["outcome"])
 """
 
 
