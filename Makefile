@@ -19,8 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Eigensweep needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "The environment .venv could not be made. On Debian and Ubuntu, 'apt-get install python3-venv' installs what is missing."; exit 1; }
 	@echo 'Installing into .venv: this takes two to four minutes'
-	@$(INSTALL) -e '.[dev]'
-	@$(INSTALL) -e '.[speech]' || echo 'The speech scores STOI and PESQ were not installed (PESQ needs a C compiler); speech trials run without them'
+	@$(INSTALL) -e '.[dev,speech]' || { echo 'PESQ was not installed (it needs a C compiler); speech trials run without the scores STOI and PESQ'; $(INSTALL) -e '.[dev]'; }
 	@$(BIN)/python -m compileall -qq --workers 0 .venv/lib || true  # some packages bring files of an older Python
 	@touch $@
 	@echo "Installed. To call eigensweep in a shell: source $(BIN)/activate"
