@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
+from orders import make_order
 from sweeps import SCORNN, Bench, spec
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.driver.sweep import MOST_SHORTAGES, SILENT_SECONDS, Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
-from eigensweep.workers.shared.messages import Result, Source
+from eigensweep.workers.shared.messages import Report, Result, Source
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -210,6 +213,21 @@ class TestOutcomes:
         assert b.sweep.close() == (all_failed if outcome == "failed" else ("completed", None))
 
 
+def tell(b: Bench, *reports: Report) -> Job:
+    """Start the next trial and hand in what its process tells, the way Tune does; return its job.
+
+    The last report is one of a lost attempt.
+    """
+    job = b.sweep.next_job()
+    b.sweep.begin(job.entry.number, job.attempt)
+    order = make_order(number=job.entry.number, attempt=job.attempt)
+    trial = SimpleNamespace(config=order.to_dict())
+    for trial.report in reports:
+        Recorder("e1").on_trial_result(1, [], trial, {})
+    Recorder("e1").on_trial_complete(1, [], trial)
+    return job
+
+
 class TestALostEngine:
     def lose(self, sweep, by="engine", reported=None):
         job = sweep.next_job()
@@ -234,6 +252,17 @@ class TestALostEngine:
         assert b.sweep.entries[0].state == "failed"
         assert "its process died 2 times" in b.sweep.entries[0].error
 
+    def test_what_a_lost_attempt_tells_is_no_sign_that_the_trial_comes_on(self, tmp_path):
+        b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
+        lost = Report(0, lost="the engine that trained it gave no answer")
+        assert [tell(b, lost).alone for _ in range(3)] == [False, False, True]
+
+    def test_a_rung_report_in_between_is_one(self, tmp_path):
+        b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
+        lost = Report(5, lost="the engine that trained it died")
+        jobs = [tell(b, Report(5, {"objective": 1.0}), lost) for _ in range(3)]
+        assert not any(job.alone for job in jobs)
+
 
 class TestADiskThatFails:
     def test_its_trials_wait_longer_and_longer_and_none_is_to_blame(self, tmp_path):
@@ -255,6 +284,16 @@ class TestADiskThatFails:
         assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
         assert b.sweep.entries[0].state == "waiting"
         assert ["interrupt", 0, 1, "no space left"] in b.ledger.read("history")
+
+    def test_that_it_was_the_disk_is_no_sign_that_the_trial_comes_on(self, tmp_path):
+        b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
+        b.sweep._clock = lambda: now[0]
+        pauses = []
+        for _ in range(4):
+            tell(b, Report(0, lost="no space left", lost_by="disk"))
+            pauses.append(b.sweep._rests[0] - now[0])
+            now[0] = b.sweep._rests[0]
+        assert pauses == [2.0, 4.0, 8.0, 16.0]
 
     def test_cancelling_ends_one_that_waits(self, tmp_path):
         b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})

@@ -167,11 +167,17 @@ class Recorder(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Any, result: Json, **context: Any
     ) -> None:
-        """Record a report of a trial that goes on; what it reports with its end comes with that."""
+        """Record a report of a trial that goes on; what it reports with its end comes with that.
+
+        Tune hands in the word of an attempt that was lost, too, before it calls the trial complete.
+        """
         report: Report = trial.report
         if report.outcome is None:
             order = Order.from_dict(trial.config)
-            self._sweep.report(order.number, report.step, report.metrics, report.place)
+            comes_on = report.lost is None or report.lost_by == "pause"
+            self._sweep.report(
+                order.number, report.step, report.metrics, report.place, comes_on=comes_on
+            )
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Any, **context: Any

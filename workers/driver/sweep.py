@@ -318,12 +318,26 @@ class Sweep:
             raise StaleWriteError(f"trial {number} is at attempt {counted}, not {attempt}")
         self._put(replace(self.entries[number], state="running", attempt=attempt))
 
-    def report(self, number: int, step: int, metrics: Metrics, place: Place | None) -> None:
-        """Record a rung report."""
+    def report(
+        self,
+        number: int,
+        step: int,
+        metrics: Metrics,
+        place: Place | None,
+        *,
+        comes_on: bool = True,
+    ) -> None:
+        """Record a rung report, or where a lost attempt was and how far it had come.
+
+        The latter is no sign that the trial `comes_on`. Otherwise nobody would count how often it
+        is lost in a row.
+        """
         entry = self.entries[number]
         if entry.state != "running":
             return
-        told = self._read_report(entry, RungReport(step, metrics, place))
+        told = RungReport(step, metrics, place)
+        if comes_on:
+            told = self._read_report(entry, told)
         self.ledger.report(number, entry.attempt, step, told.metrics, place)
         self._put(_with_report(entry, told))
 
