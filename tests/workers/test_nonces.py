@@ -186,17 +186,28 @@ def can_mount() -> bool:
 def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost(
     tmp_path, monkeypatch
 ):
-    """Real nodes: the second one has an empty folder where the first one has the store."""
+    """Real nodes: the second one has an empty folder where the first one has the store.
+
+    The first one is occupied at first, so that a trial goes to the second one, however long the
+    processes of each take to start.
+    """
     import ray
     from experiments import Launched
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     from waiting import wait_until
 
     from eigensweep.workers.cluster.ray_cluster import RayCluster
 
+    @ray.remote(num_cpus=1)
+    class Occupant:
+        def answer(self) -> None:
+            """Return as soon as the process is up."""
+
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     (tmp_path / "store").mkdir()
     cluster = RayCluster.start(num_cpus=1)
-    address = ray.get_runtime_context().gcs_address
+    context = ray.get_runtime_context()
+    address, here = context.gcs_address, context.get_node_id()
     command = (
         f"mount --make-rprivate / && mount -t tmpfs tmpfs {tmp_path / 'store'} && exec "
         f"{Path(sys.executable).parent / 'ray'} start --address={address} --num-cpus=2 --block"
@@ -204,11 +215,21 @@ def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost
     node = subprocess.Popen(["unshare", "--mount", "bash", "-c", command], start_new_session=True)
     try:
         wait_until(lambda: len([n for n in ray.nodes() if n["Alive"]]) == 2, ray.nodes)
+        affinity = NodeAffinitySchedulingStrategy(here, soft=False)
+        occupant = Occupant.options(scheduling_strategy=affinity).remote()
+        ray.get(occupant.answer.remote())
         rates = [1e-1, 1e-2, 1e-3]
-        e = Launched(cluster, tmp_path, "split", spec({"space": {"optimizer.lr": rates}})).run()
+        e = Launched(cluster, tmp_path, "split", spec({"space": {"optimizer.lr": rates}}))
+        handle = e.launch()
+
+        def find_reasons() -> list[str]:
+            return [h[3] for h in e.ledger.read("history") if h[0] == "interrupt"]
+
+        e.until(find_reasons)
+        ray.kill(occupant)
+        e.finish(handle)
         assert [trial.state for trial in e.trials()] == ["completed"] * 3
-        reasons = [h[3] for h in e.ledger.read("history") if h[0] == "interrupt"]
-        assert reasons, "no trial went to the second node"
+        reasons = find_reasons()
         assert all("is not the store of the driver here" in reason for reason in reasons)
         store = Store(tmp_path / "store")
         assert [store.points(f"split/{n:05d}/0")[-1].step for n in range(3)] == [20] * 3
