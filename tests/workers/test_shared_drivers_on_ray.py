@@ -62,6 +62,31 @@ def test_two_experiments_train_at_the_same_time_in_one_driver_and_one_may_be_can
         ray.get(first._process.actor.state.remote("one"))
 
 
+def test_one_of_two_is_paused_and_goes_on_later_beside_the_other_in_the_same_process(
+    cluster, tmp_path
+):
+    stays, rests = make(cluster, tmp_path, "stays", 100_000), make(cluster, tmp_path, "rests", 40)
+    first, second = begin(stays), begin(rests, "stays")
+    rests.until(lambda: any(entry.reports for entry in rests.trials()))
+    rests.ledger.want("pause")
+    rests.finish(second)
+    assert rests.ledger.read("history")[-1] == ["pause", "pause"]
+    assert set(find_states(rests)) <= {"waiting", "completed"}
+    reached = stays.trials()[0].reached
+    stays.until(lambda: stays.trials()[0].reached > reached)
+
+    rests.ledger.want("run")
+    third = begin(rests, "stays")
+    assert third.process == first.process
+    rests.finish(third)
+    assert find_states(rests) == ["completed"] * 2
+    ends = [h[1] for h in rests.ledger.read("history") if h[0] == "finish"]
+    assert sorted(ends) == [0, 1]
+    assert (stays.trials()[0].state, stays.trials()[0].attempt) == ("running", 1)
+    stays.ledger.cancel()
+    stays.finish(first)
+
+
 @pytest.mark.slow
 def test_one_that_fails_leaves_the_others_their_process_and_nobody_joins_them(cluster, tmp_path):
     good, bad = make(cluster, tmp_path, "good", steps=60), make(cluster, tmp_path, "bad")
