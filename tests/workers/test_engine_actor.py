@@ -227,16 +227,21 @@ class Remote:
 class TestSeat:
     """A trial's side of it, with answers that a test wrote down."""
 
-    def seat(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Seat, list[Any]]:
-        told, left = list(answers), []
+    def seat(
+        self, monkeypatch: pytest.MonkeyPatch, *answers: Any, boards: tuple[Any, ...] = ()
+    ) -> tuple[Seat, list[Any]]:
+        """Return a seat, and a list of what it asks for; `boards` are its first tries to board."""
+        told, left, tries = list(answers), [], list(boards)
         asked: list[int] = []
 
         class Actor:
-            board = Remote(lambda order: True)
+            board = Remote(lambda order: tries.pop(0) if tries else True)
             advance = Remote(lambda order: (asked.append(order["reported"]), told.pop(0))[1])
             leave = Remote(left.append)
 
         def get(answer: Any, timeout: float | None = None) -> Any:
+            if isinstance(answer, GetTimeoutError):
+                assert timeout is not None, "it would wait for ever"
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -272,3 +277,14 @@ class TestSeat:
         lost = seat.advance()
         assert (lost.lost_by, lost.outcome, len(killed)) == ("engine", None, 1)
         assert "gave no answer" in lost.lost
+
+    def test_an_engine_that_hung_before_a_trial_came_is_killed_and_the_trial_takes_the_next(
+        self, monkeypatch
+    ):
+        killed: list[Any] = []
+        monkeypatch.setattr(ray, "kill", killed.append)
+        monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)
+        boards = GetTimeoutError(), True
+        seat, _ = self.seat(monkeypatch, Report(5).to_dict(), boards=boards)
+        report = seat.advance()
+        assert (report.step, report.lost, len(killed)) == (5, None, 1)

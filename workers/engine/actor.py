@@ -28,7 +28,7 @@ from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.messages import Code, EngineNeed, Json, LostBy, Order, Place, Report
-from eigensweep.workers.shared.patience import patience_with
+from eigensweep.workers.shared.patience import START_SECONDS, patience_with
 
 if TYPE_CHECKING:
     from eigensweep.workers.engine.engine import Engine
@@ -302,6 +302,9 @@ class Seat:
     def _board(self) -> Any:
         """Return an engine of this node's in which the trial has a seat now.
 
+        An engine may hang under a trial whose process has been ended meanwhile. Then nobody else
+        notices, and whoever comes next ends it.
+
         Raises:
             RayActorError, OutOfMemoryError: if one engine after another ends while the trial goes
                 aboard.
@@ -311,8 +314,12 @@ class Seat:
             for name, device, gpu in _engines_here(self._order):
                 engine = _find_or_start(name, device, gpu, self._order)
                 try:
-                    if ray.get(engine.board.remote(self._order.to_dict())):
+                    asked = engine.board.remote(self._order.to_dict())
+                    if ray.get(asked, timeout=START_SECONDS):
                         return engine
+                except ray.exceptions.GetTimeoutError:
+                    logger.warning("engine %s gave no answer for %.0f s", name, START_SECONDS)
+                    ray.kill(engine)
                 except PROCESS_LOST:  # it was about to end, idle
                     tries += 1
                     if tries >= BOARDING_TRIES:
