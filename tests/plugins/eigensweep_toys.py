@@ -103,7 +103,7 @@ class Slow(Toy):
     """The toy cell with a sleep in each forward pass, so that kills find it at work.
 
     It writes a line for each step of training into the folder that `TOY_STEPS` names, if any, in a
-    file for each shade.
+    file for each shade. As long as a file such as `1.fails` lies there, the shade 1 fails.
     """
 
     Config = SlowConfig
@@ -111,7 +111,10 @@ class Slow(Toy):
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         assert isinstance(self.config, SlowConfig)
         if torch.is_grad_enabled() and (folder := os.environ.get("TOY_STEPS")):
-            with (Path(folder) / str(self.config.shade)).open("a") as file:
+            steps = Path(folder, str(self.config.shade))
+            if steps.with_suffix(".fails").exists():
+                raise LookupError(f"{steps}.fails is there")
+            with steps.open("a") as file:
                 file.write(f"{os.getpid()}\n")
         time.sleep(self.config.seconds)
         return super().forward(x, state)

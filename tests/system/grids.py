@@ -72,6 +72,10 @@ class Grid:
         assert len({t["hash"] for t in trials}) == self.trials
         assert {t["reports"][-1]["step"] for t in trials} == {self.steps}
         self._check_ends(service, id)
+        self.check_curves(service, id)
+
+    def check_curves(self, service: Any, id: str) -> None:
+        """Check that the store and MLflow hold each point of each trial's curve once."""
         self._check_store(service, id)
         self._check_mlflow(service, id)
 

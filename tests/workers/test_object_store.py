@@ -32,6 +32,7 @@ from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.shared import nonces, object_store, spectrum_files
 from eigensweep.workers.shared.checkpoints import (
+    BEST,
     CurvePoint,
     StaleAttemptError,
     Store,
@@ -163,7 +164,7 @@ class TestEveryStore:
         commit(any_store, 1, 10)
         weights = io.BytesIO()
         torch.save({"step": 5}, weights)
-        any_store.write_file(f"{KEY}/best.pt", weights.getvalue())
+        any_store.keep_file(KEY, 1, BEST, weights.getvalue())
         assert any_store.thin_out("e1/00003", keep, 0) == 0, "a later attempt has begun"
         expected = any_store.thin_out("e1/00003", keep, 1, only_measure=True)
         assert any_store.thin_out("e1/00003", keep, 1) == expected > 0
@@ -181,8 +182,13 @@ class TestEveryStore:
             True,
         )
 
-    def test_files_beside_the_checkpoints_are_kept(self, any_store):
+    def test_files_beside_the_checkpoints_are_kept(self, any_store, tmp_path):
         spectrum_files.write(any_store, KEY, 1, 5, {"W": {"eigenvalues": []}})
+        any_store.keep_file(KEY, 1, BEST, b"weights")
+        assert any_store.kept_path(KEY, BEST, tmp_path).name == BEST
+        assert any_store.kept_path(KEY, BEST, tmp_path).read_bytes() == b"weights"
+        with pytest.raises(FileNotFoundError):
+            any_store.kept_path("e1/00009/0", BEST, tmp_path)
         assert spectrum_files.read(any_store, KEY) == [(5, {"W": {"eigenvalues": []}})]
         nonce = nonces.leave(any_store, "e1", {"torch": "2"})
         assert nonces.read(any_store, "e1", nonce) == {"torch": "2"}
@@ -241,6 +247,26 @@ class TestWhoComesLate:
         assert steps(reader) == [*range(1, 16), *range(16, 20)]
         assert [c.step for c in reader.list_checkpoints(KEY)] == [19, 18]
         assert reader.newest(KEY).state["step"] == 19
+
+    def test_what_it_keeps_beside_its_checkpoints_is_not_what_counts(self, store, url, monkeypatch):
+        store.begin(KEY, 1)
+        spectrum_files.write(store, KEY, 1, 5, {"W": {"of": 1}})
+
+        def succeed() -> None:
+            successor = ObjectStore(url)
+            successor.begin(KEY, 10)
+            successor.keep_file(KEY, 10, BEST, b"of the tenth attempt")
+            spectrum_files.write(successor, KEY, 10, 10, {"W": {"of": 10}})
+
+        self.after(store, monkeypatch, "_put", succeed)
+        store.keep_file(KEY, 1, BEST, b"of the first attempt")  # it had looked before
+        with pytest.raises(StaleAttemptError):
+            spectrum_files.write(store, KEY, 1, 10, {"W": {"of": 1}})
+        reader = ObjectStore(url)
+        assert reader.read_kept(KEY, BEST) == b"of the tenth attempt"
+        assert spectrum_files.read(reader, KEY) == [(5, {"W": {"of": 1}}), (10, {"W": {"of": 10}})]
+        assert reader.thin_out("e1/00003", "best", 10) > 0
+        assert [name for name in names(reader) if name.startswith("best")] == ["best-10.pt"]
 
     def test_a_reader_finds_the_curve_that_was_merged_meanwhile(self, store, url, monkeypatch):
         store.begin(KEY, 1)
@@ -352,7 +378,8 @@ def test_a_trial_trains_and_another_attempt_goes_on_bit_for_bit(url, tmp_path):
             pass
         ends.append(report.result.by_replicate[0].valid)
     assert ends[0] == ends[1]
-    assert "best.pt" in names(ObjectStore(url))
+    assert "best-2.pt" in names(ObjectStore(url))
+    assert ObjectStore(url).best("e1/00003/0")["step"] > 0
 
 
 def test_trials_see_that_their_experiment_is_paused_or_cancelled(url, monkeypatch):

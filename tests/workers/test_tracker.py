@@ -10,11 +10,12 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any, ClassVar
 
+import gcs
 import pytest
 from file_ledger import FileLedger
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, Store, open_store
 from eigensweep.workers.shared.ledger import Earlier, TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Source, Takeover
 from eigensweep.workers.shared.results import summarise
@@ -47,6 +48,8 @@ class RunsInMemory:
         self.names: dict[str, str] = {}
         self.tags: dict[str, dict[str, str]] = {}
         self.files: dict[tuple[str, str], Path] = {}
+        self.contents: dict[str, bytes] = {}
+        """What was in each file, by its name."""
         self.texts: dict[tuple[str, str], str] = {}
         self.ended: dict[str, str] = {}
         self.sends_until_away: int | None = None
@@ -89,6 +92,7 @@ class RunsInMemory:
 
     def keep_file(self, run_id: str, path: Path, folder: str) -> None:
         self.files[run_id, folder] = path
+        self.contents[path.name] = path.read_bytes()
 
     def send(self, run_id: str, content: Content) -> None:
         if content == Content():
@@ -128,11 +132,16 @@ def make_entry(**fields: Any) -> TrialEntry:
 
 
 def make_tracker(
-    folder: Path, better: Any = "lower", ledger: FileLedger | None = None, replicates: int = 1
+    folder: Path,
+    better: Any = "lower",
+    ledger: FileLedger | None = None,
+    replicates: int = 1,
+    storage: str | None = None,
 ) -> Tracker:
     spec = ExperimentSpec.model_validate({**SPEC, "replicates": replicates})
     subject = replace(make_subject("e1", spec, better), tags={})
-    return Tracker("memory", subject, ledger or FileLedger(folder / "ledger.json"), str(folder))
+    ledger = ledger or FileLedger(folder / "ledger.json")
+    return Tracker("memory", subject, ledger, storage or str(folder))
 
 
 def record_trial(folder: Path, entry: TrialEntry) -> FileLedger:
@@ -184,6 +193,18 @@ class TestBestWeights:
     def test_those_of_a_reused_trial_are_taken_from_where_it_was_trained(self, tmp_path, runs):
         self.publish(tmp_path, "lower", reused_from=Source("e0", 2, "r"))
         assert runs.files == {("run-None-None", "best"): tmp_path / "e0/00002/8/best.pt"}
+
+    def test_those_in_an_object_store_are_fetched(self, tmp_path, runs):
+        best = make_entry(result=Result(value=0.5, step=20))
+        record_trial(tmp_path, best)
+        with gcs.serve() as bucket:
+            open_store(bucket).keep_file("e1/00004/7", 1, BEST, b"weights")
+            tracker = make_tracker(tmp_path, storage=bucket)
+            tracker.close("completed", None, best)
+            tracker.start()
+            tracker.wait()
+        assert runs.contents == {BEST: b"weights"}
+        assert not runs.files["run-None-None", "best"].exists(), "the copy was not removed"
 
 
 class TestCurves:

@@ -74,6 +74,9 @@ def stricter(rule: Keep, other: Keep | None) -> Keep:
 KEPT = 2
 """Checkpoints kept for each key: the newest, and one to fall back to if the disk damages it."""
 
+BEST = "best.pt"
+"""The file with the weights of the best evaluation."""
+
 OWN_FILE = re.compile(r"(?:step-\d+-\d+|curve|attempt)-(\d+)\.(?:pt|pt\.tmp|jsonl|jsonl\.tmp|tmp)")
 """Files that one attempt alone writes, with its number; older versions gave no number."""
 
@@ -286,7 +289,7 @@ class Store:
         import torch
 
         try:
-            content = self.read_file(f"{key}/best.pt")
+            content = self.read_kept(key, BEST)
         except FileNotFoundError:
             return None
         found: StateDict = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -294,7 +297,7 @@ class Store:
 
     def has_best(self, key: str) -> bool:
         """Return whether the weights of the best evaluation were kept; reads none."""
-        return self._size(self._folder(key) / "best.pt") is not None
+        return self._size(self._folder(key) / BEST) is not None
 
     def has_checkpoint(self, key: str) -> bool:
         """Return whether anything was committed at `key`; reads no checkpoint."""
@@ -380,7 +383,7 @@ class Store:
             head = self._head(folder)
             spectra = [f"{path.parent.name}/{path.name}" for path in folder.glob("*/*.json")]
             named = [checkpoint.file for checkpoint in head.checkpoints]
-            for name in (head.curve, "best.pt", *named, *spectra):
+            for name in (head.curve, BEST, *named, *spectra):
                 if (folder / name).exists():
                     _link_or_copy(folder / name, target / name)
         known = replace(head, attempt=min(head.attempt, attempt))
@@ -446,7 +449,7 @@ class Store:
         self, folder: Path, keep: Keep, attempt: int, *, checked: bool
     ) -> tuple[tuple[_Checkpoint, ...], int, list[Path]]:
         """Return which checkpoints stay, and the size and the paths of what goes."""
-        head, best = self._head(folder), folder / "best.pt"
+        head, best = self._head(folder), folder / BEST
         if head.attempt > attempt:
             return head.checkpoints, 0, []
         kept = self._choose_kept(folder, head, keep, has_best=best.exists(), checked=checked)
@@ -499,6 +502,8 @@ class Store:
     def keep_file(self, key: str, attempt: int, name: str, content: bytes) -> None:
         """Write a file beside the checkpoints of a key, as `write_file` does.
 
+        `name` may have a folder before it, such as `spectra/000000050.json`.
+
         Raises:
             StaleAttemptError: if a higher attempt has begun.
             StorageError: if it cannot be written.
@@ -507,6 +512,35 @@ class Store:
         with self._turn(key, attempt) as (_, draft):
             make_folder(place.parent)
             draft.replace(place, content)
+
+    def read_kept(self, key: str, name: str) -> bytes:
+        """Return the content of a file that `keep_file` wrote; of several attempts the last one's.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            StorageError: if it cannot be read.
+        """
+        return self.read_file(f"{key}/{name}")
+
+    def kept_path(self, key: str, name: str, scratch: Path) -> Path:
+        """Return where a file lies that `keep_file` wrote; one of an object store in `scratch`.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            StorageError: if it cannot be read, or written into `scratch`.
+        """
+        path = self._folder(key) / name
+        if self._size(path) is None:
+            raise FileNotFoundError(path)
+        return path
+
+    def kept_names(self, key: str, folder: str) -> list[str]:
+        """Return the names of what `keep_file` wrote into a folder of a key, sorted.
+
+        Raises:
+            StorageError: if it cannot be read.
+        """
+        return self.file_names(f"{key}/{folder}")
 
     def file_names(self, folder: str) -> list[str]:
         """Return the names of what lies in a folder, sorted; none if there is no such folder.

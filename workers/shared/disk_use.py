@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from eigensweep.workers.shared.checkpoints import is_url
+
+WEIGHTS: Final = re.compile(r"best(-\d+)?\.pt")
+"""Files of weights of best evaluations; in an object store each attempt has its own."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def _add_up(files: Iterable[tuple[str, int]]) -> StoreUse:
     for name, size in files:
         if name.startswith("step-"):
             checkpoints += size
-        elif name == "best.pt":
+        elif WEIGHTS.fullmatch(name):
             weights += size
         else:
             curves += size

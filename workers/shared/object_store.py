@@ -5,6 +5,8 @@ What lies below a key there:
     head-000000012.json     the 12th head, which names the objects that count; the last head does
     step-*.pt               checkpoints, the newest two
     curve-*.jsonl           parts of the curve, in the order in which the head names them
+    best-2.pt               the weights of the best evaluation, as the second attempt found them
+    spectra/*-2.json        the spectra of its evaluations
 
 Each change reads the newest head, writes its objects under names that nobody else uses, and then
 makes the head with the next number, which must not exist yet (a conditional put: `If-None-Match` of
@@ -12,7 +14,8 @@ S3, `ifGenerationMatch=0` of Google Cloud Storage).
 So of two that change a key at once one succeeds, and the other begins again with the head that it
 finds then. An attempt that was cut off finds its successor in that head and is refused: what it
 wrote meanwhile is named by no head. This is all that is asked of the object store: a put with that
-condition, and lists and reads that show what was put before.
+condition, and lists and reads that show what was put before. Weights and spectra are named by no
+head: each attempt has objects of its own, and those of the last attempt that has one count.
 
 Parts of the curve are merged as they come, so that there are never more than a few: each part is
 larger than the one behind it.
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 import time
 import zlib
@@ -34,6 +38,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from eigensweep.workers.shared.checkpoints import (
+    BEST,
     CurvePoint,
     Keep,
     Progress,
@@ -46,7 +51,7 @@ from eigensweep.workers.shared.checkpoints import (
     extend,
     pack,
 )
-from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
+from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +72,9 @@ LIBRARIES: Final = {
 
 MOST_TRIES: Final = 50
 """How often a change begins again because others change the same key."""
+
+KEPT_FILE: Final = re.compile(r"(?P<stem>.+?)(?:-(?P<attempt>\d+))?(?P<kind>\.\w+)")
+"""The name of an object that an attempt keeps; older versions did not say which attempt."""
 
 MARK_SECONDS: Final = 5.0
 """How long one relies on having seen a mark or none: each look is a request."""
@@ -191,11 +199,11 @@ class ObjectStore(Store):
         folder = self._folder(key)
         head, names = self._look(folder)
         check_attempt(key, head, attempt)
-        has_best, checked = "best.pt" in names, not only_measure
-        kept = self._choose_kept(folder, head, keep, has_best=has_best, checked=checked)
+        best = _find_kept(names).get(BEST, [])
+        kept = self._choose_kept(folder, head, keep, has_best=bool(best), checked=not only_measure)
         stay = {checkpoint.file for checkpoint in kept}
         gone = [name for name in names if name.startswith("step-") and name not in stay]
-        gone += ["best.pt"] if keep == "none" and has_best else []
+        gone += best if keep == "none" else best[:-1]
         freed = sum(self._size(folder / name) or 0 for name in gone)
         if only_measure or not gone:
             return freed
@@ -232,9 +240,29 @@ class ObjectStore(Store):
         self._put(self.root / path, content)
 
     def keep_file(self, key: str, attempt: int, name: str, content: bytes) -> None:
-        # A successor may begin between the look and the put. It writes the same file again.
+        # A successor may begin between the look and the put, so each attempt has its own objects.
         check_attempt(key, self._head(self._folder(key)), attempt)
-        self.write_file(f"{key}/{name}", content)
+        stem, _, kind = name.rpartition(".")
+        self.write_file(f"{key}/{stem}-{attempt}.{kind}", content)
+
+    def read_kept(self, key: str, name: str) -> bytes:
+        folder, _, file = name.rpartition("/")
+        place = f"{key}/{folder}" if folder else key
+        found = _find_kept(self.file_names(place)).get(file)
+        if not found:
+            raise FileNotFoundError(f"{self.place}/{key}/{name}")
+        return self.read_file(f"{place}/{found[-1]}")
+
+    def kept_path(self, key: str, name: str, scratch: Path) -> Path:
+        path = scratch / Path(name).name
+        write_whole(path, self.read_kept(key, name))
+        return path
+
+    def kept_names(self, key: str, folder: str) -> list[str]:
+        return sorted(_find_kept(self.file_names(f"{key}/{folder}")))
+
+    def has_best(self, key: str) -> bool:
+        return BEST in _find_kept(self.file_names(key))
 
     def file_names(self, folder: str) -> list[str]:
         return self._names(self.root / folder)
@@ -498,6 +526,20 @@ def _store(url: str) -> ObjectStore:
 
 def _head_name(number: int) -> str:
     return f"head-{number:09d}.json"
+
+
+def _find_kept(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return, for each name that `keep_file` was given, its objects: the last attempt's last.
+
+    >>> _find_kept(["best-10.pt", "best-9.pt", "000000050-2.json"])
+    {'best.pt': ['best-9.pt', 'best-10.pt'], '000000050.json': ['000000050-2.json']}
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        if parts := KEPT_FILE.fullmatch(name):
+            of = found.setdefault(f"{parts['stem']}{parts['kind']}", [])
+            of.append((int(parts["attempt"] or 0), name))
+    return {given: [name for _, name in sorted(objects)] for given, objects in found.items()}
 
 
 def _names_of(head: _ObjectHead) -> list[str]:

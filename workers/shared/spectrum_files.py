@@ -49,13 +49,13 @@ def read(store: Store, key: str) -> list[tuple[int, Json]]:
         StorageError: if a file cannot be read.
     """
     found = []
-    for name in store.file_names(f"{key}/{FOLDER}"):
+    for name in store.kept_names(key, FOLDER):
         stem, _, kind = name.partition(".")
         if kind != "json":
             continue
-        path = f"{key}/{FOLDER}/{name}"
         try:
-            found.append((int(stem), json.loads(store.read_file(path))))
+            found.append((int(stem), json.loads(store.read_kept(key, f"{FOLDER}/{name}"))))
         except (FileNotFoundError, ValueError) as error:
-            raise StorageError(f"cannot read {store.place}/{path}: {error}") from error
+            path = f"{store.place}/{key}/{FOLDER}/{name}"
+            raise StorageError(f"cannot read {path}: {error}") from error
     return found

@@ -11,16 +11,18 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from eigensweep.direction import sign
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import CurvePoint, open_store, replicate_key
+from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, open_store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, Measures, Metrics, Result, Source
@@ -432,24 +434,27 @@ class Tracker:
             content.tags["eigensweep.best_trial"] = str(best.number)
             _add_measures(content, best.result, runs.start_time(parent))
             runs.keep_text(parent, json.dumps(best.config, indent=2), "best/config.json")
-            weights = self._weights(best)
-            if weights.exists():
-                runs.keep_file(parent, weights, "best")
+            self._keep_weights(runs, parent, best)
         for path in report:
             runs.keep_file(parent, path, "report")
         runs.send(parent, content)
         runs.end(parent, STATUS.get(state, "FINISHED"))
         _flush_experiment(runs)
 
-    def _weights(self, best: TrialEntry) -> Path:
-        """Return where the weights of a trial's best replicate lie."""
-        result = best.result or Result()
-        source = result.reused_from or Source(self._subject.id, best.number)
+    def _keep_weights(self, runs: Runs, parent: str, best: TrialEntry) -> None:
+        """Give the experiment's run the weights of its best trial's best replicate, if kept."""
+        with suppress(FileNotFoundError), TemporaryDirectory(prefix="eigensweep-best-") as scratch:
+            weights = self._store.kept_path(self._best_key(best), BEST, Path(scratch))
+            runs.keep_file(parent, weights, "best")
+
+    def _best_key(self, entry: TrialEntry) -> str:
+        """Return the store's key of a trial's best replicate."""
+        result = entry.result or Result()
+        source = result.reused_from or Source(self._subject.id, entry.number)
         factor = sign(self._subject.better)
         values = [(factor * r.value, r.seed) for r in result.by_replicate if r.value is not None]
-        seed = min(values)[1] if values else best.config["seed"]
-        folder = replicate_key(source.experiment, source.number, seed)
-        return self._store.root / folder / "best.pt"
+        seed = min(values)[1] if values else entry.config["seed"]
+        return replicate_key(source.experiment, source.number, seed)
 
 
 def _flush_experiment(runs: Runs) -> None:

@@ -21,6 +21,7 @@ from eigensweep.direction import best, is_better
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import (
+    BEST,
     CurvePoint,
     StateDict,
     Store,
@@ -391,7 +392,7 @@ class Replicate:
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
-        self._store.keep_file(self._key, self._attempt, "best.pt", buffer.getvalue())
+        self._store.keep_file(self._key, self._attempt, BEST, buffer.getvalue())
 
     def _evaluations_until(self, until: int) -> list[CurvePoint]:
         """Return the evaluations up to a step, but not one that only a shorter budget asked for."""
