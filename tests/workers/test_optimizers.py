@@ -241,6 +241,17 @@ def test_clipping_by_value_cuts_each_entry():
     assert model.A.grad.tolist() == [1.0, -0.5, -1.0]
 
 
+@pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, {"clip_value": 1.0}])
+def test_where_nothing_is_trained_there_is_nothing_to_clip(clip):
+    class Fixed(nn.Module):
+        def param_groups(self):
+            return []
+
+    optimizers = Optimizers(Fixed(), OptimizerConfig(**clip))
+    optimizers.step(optimizers.gradient_norm())
+    assert optimizers.params == []
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_what_an_optimizer_remembers_survives_a_checkpoint(name):
     config, steps = OptimizerConfig(name=name, name_orth="adam", momentum=0.5), gradients(8)

@@ -91,7 +91,8 @@ class Optimizers:
 
     def step(self, norm: Tensor) -> None:
         """Clip the gradient, whose global norm is `norm`, and update the parameters."""
-        self._clip(self.params, norm)
+        if any(p.grad is not None for p in self.params):  # PyTorch does not clip an empty list
+            self._clip(self.params, norm)
         for optimizer in self._optimizers.values():
             optimizer.step()
 
