@@ -10,17 +10,18 @@ help:  ## list the targets
 
 setup: $(INSTALLED)  ## make the environment in .venv
 
-# Compiling 20,000 files takes pip longer than all the rest; so they are compiled side by side afterwards.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# A service, its parts and its trials are many processes. Where Python may not keep what it compiled,
+# each of them compiles all of Eigensweep again, and that takes it seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -d eigensweep/models/ || { echo "eigensweep/models is not a link to the folder models/: this copy was made without symbolic links. Use 'git clone' (on Windows: in WSL) in place of a zip file."; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "Eigensweep needs Python 3.11 or newer; there is no '$(PYTHON)'. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Eigensweep needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "The environment .venv could not be made. On Debian and Ubuntu, 'apt-get install python3-venv' installs what is missing."; exit 1; }
-	@echo 'Installing into .venv: this takes two to four minutes'
-	@$(INSTALL) -e '.[dev,speech]' || { echo 'PESQ was not installed (it needs a C compiler); speech trials run without the scores STOI and PESQ'; $(INSTALL) -e '.[dev]'; }
-	@$(BIN)/python -m compileall -qq --workers 0 .venv/lib || true  # some packages bring files of an older Python
+	@echo 'Installing into .venv: this takes one to four minutes'
+	@$(BIN)/python .ci/install.py
+	@$(BIN)/python -m compileall -qq --workers 0 -x '/(tests?|moto|plotly|rllib)/' .venv/lib || true  # some files are of an older Python
 	@touch $@
 	@echo "Installed. To call eigensweep in a shell: source $(BIN)/activate"
 

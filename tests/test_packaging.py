@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -134,6 +135,36 @@ def test_setup_refuses_a_copy_whose_links_became_text_files(tmp_path: Path) -> N
     assert done.returncode != 0
     assert "this copy was made without symbolic links. Use 'git clone'" in done.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+class TestInstallProgram:
+    """`.ci/install.py` lets uv install what pip would install."""
+
+    program = runpy.run_path(str(ROOT / ".ci/install.py"))
+
+    def test_uv_is_told_where_pip_looks_and_a_variable_counts_more_than_a_file(self):
+        settings = self.program["parse_settings"](
+            ":env:.find-links='/wheels /more'\n"
+            "global.cert='/etc/ca.pem'\n"
+            "global.extra-index-url='\\nfile:///one/simple\\nhttps://two.example/simple'\n"
+            "global.find-links='/never'\n"
+            "global.index-url='https://zero.example/simple'\n"
+            "install.no-compile='true'\n"
+            "wheel.no-index='true'\n"
+        )
+
+        assert self.program["translate"](settings) == {
+            "SSL_CERT_FILE": "/etc/ca.pem",
+            "UV_DEFAULT_INDEX": "https://zero.example/simple",
+            "UV_FIND_LINKS": "/wheels,/more",
+            "UV_INDEX": "file:///one/simple https://two.example/simple",
+            "UV_INDEX_STRATEGY": "unsafe-best-match",
+        }
+
+    def test_pip_installs_where_uv_has_no_word_for_a_setting(self):
+        settings = self.program["parse_settings"]("global.client-cert='/me.pem'\n")
+
+        assert self.program["translate"](settings) is None
 
 
 def test_everything_that_is_imported_is_declared(source: Path) -> None:

@@ -116,6 +116,7 @@ def serve(settings: Settings) -> None:
     ):
         # Ray's workers import from the current folder, so it must be one that only we can change.
         os.chdir(settings.home)
+        _require_a_token(settings)
         listener = _listen(settings)
         stack.callback(listener.close)
         url = _name_address(listener, settings.host)
@@ -242,7 +243,6 @@ def _build(
     from eigensweep.workers.shared.checkpoints import open_store
 
     migrate(settings.database)
-    _require_a_token(settings)
     record = Record(settings.database, settings.webhook_urls)
     uses_again = settings.warm_drivers > 0 and settings.ray_address is None
     patience = HANDOVER_SECONDS if uses_again else 0.0
@@ -285,10 +285,12 @@ def _count_sharing(settings: Settings) -> int:
 
 def _require_a_token(settings: Settings) -> None:
     """Refuse to listen where other machines can come, while nobody could show who they are."""
-    from eigensweep.service.record.accounts import Accounts
-
     knows = settings.token or settings.proxy_secret
     if not knows and not is_loopback(settings.host):
+        from eigensweep.service.record.accounts import Accounts
+        from eigensweep.service.record.migrations import migrate
+
+        migrate(settings.database)
         if Accounts(settings.database).has_usable_token():
             return
         raise StartError(

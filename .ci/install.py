@@ -1,0 +1,99 @@
+"""Installs Eigensweep into the environment whose Python runs this: with uv, or else with pip.
+
+uv takes a third of pip's time. It does not read pip's settings, so they are handed to it here.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+UV: Final = (sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable)
+EXTRAS: Final = ("dev,speech", "dev")
+
+VARIABLES: Final = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+}
+"""What uv calls pip's settings."""
+WITHOUT_EFFECT: Final = {
+    *("disable-pip-version-check", "no-cache-dir", "cache-dir", "no-compile", "retries"),
+    *("quiet", "verbose", "no-color", "progress-bar", "no-input", "root-user-action"),
+    *("break-system-packages", "require-virtualenv", "no-warn-script-location"),
+}
+"""Settings of pip that do not change what is installed."""
+SCOPES: Final = ("global", "install", ":env:")
+"""Where settings stand; the later ones count more."""
+
+
+def parse_settings(listed: str) -> dict[str, str]:
+    """Return pip's settings by their names.
+
+    Args:
+        listed: what `pip config list` writes, such as `global.index-url='https://...'`.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        scope, _, name = key.rpartition(".")
+        if scope in SCOPES:
+            rank = SCOPES.index(scope)
+            found[name] = max(found.get(name, (-1, "")), (rank, str(ast.literal_eval(value))))
+    return {name: value for name, (_, value) in found.items()}
+
+
+def translate(settings: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the variables that tell uv the same, or None if uv has no word for a setting."""
+    if settings.keys() - VARIABLES.keys() - WITHOUT_EFFECT:
+        return None
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip chooses among several indexes
+    for name, value in settings.items():
+        if name in VARIABLES:
+            separator = "," if name == "find-links" else " "
+            variables[VARIABLES[name]] = separator.join(value.split())
+    return variables
+
+
+def tell(words: str) -> None:
+    """Write a line for the person who waits."""
+    print(words, flush=True)  # noqa: T201
+
+
+def install(command: tuple[str, ...], environment: Mapping[str, str]) -> bool:
+    """Install with all extras, or without those that need a C compiler; say whether it worked."""
+    for extras in EXTRAS:
+        words = [*command, "--quiet", "-c", "constraints.txt", "-e", f".[{extras}]"]
+        if subprocess.run(words, env=environment).returncode == 0:
+            if extras != EXTRAS[0]:
+                tell("PESQ was not installed: it needs a C compiler. Speech trials run without the")
+                tell("scores STOI and PESQ.")
+            return True
+    return False
+
+
+def main() -> int:
+    """Install, and return the exit status."""
+    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
+    variables = translate(parse_settings(listed))
+    get_uv = [*PIP, "install", "--quiet", "-c", "constraints.txt", "uv"]
+    if variables is not None and subprocess.run(get_uv).returncode == 0:
+        if install(UV, {**variables, **os.environ}):
+            return 0
+        tell("uv could not install it. pip tries, which takes some minutes.")
+    return 0 if install((*PIP, "install", "--no-compile"), os.environ) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
