@@ -104,7 +104,7 @@ class ActorClass:
 
 
 class Actor:
-    """A handle of a trial's process. What is not `train` or `reset` is answered with True."""
+    """A handle of a trial's process. What is not about training is answered with True."""
 
     def __init__(self, ray: PlayedRay, config: Json) -> None:
         self._ray = ray
@@ -113,7 +113,7 @@ class Actor:
         self._begin(config)
 
     def __getattr__(self, name: str) -> Any:
-        own = {"train": self._train, "reset": self._reset}
+        own = {"train": self._train, "train_next": self._train_next}
         return SimpleNamespace(remote=own.get(name, self._say_yes))
 
     def _begin(self, config: Json) -> None:
@@ -123,12 +123,12 @@ class Actor:
     def _say_yes(self, *arguments: Any, **others: Any) -> Future:
         return Future(max(time.monotonic(), self._ready), lambda: True)
 
-    def _reset(self, config: Json, **others: Any) -> Future:
+    def _train_next(self, config: Json) -> Future:
         send(config)
         began = time.thread_time()
         self._begin(config)
         self._ray.spent += time.thread_time() - began
-        return Future(time.monotonic(), lambda: True)
+        return self._train()
 
     def _train(self) -> Future:
         pause = self._ray.seconds / len(self._order.rungs)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
@@ -44,7 +44,12 @@ MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column name
 S = TypeVar("S")
 T = TypeVar("T")
 
+Mode = Literal["reads", "writes", "writes_ahead"]
+"""What a transaction does. What was written ahead is on SQLite's disk as soon as the next one that
+writes is."""
+
 _BEGIN, _BEGIN_IMMEDIATE = text("BEGIN"), text("BEGIN IMMEDIATE")
+_SYNC, _SYNC_LATER = text("PRAGMA synchronous=FULL"), text("PRAGMA synchronous=NORMAL")
 
 
 class WrongSchemaError(SQLAlchemyError):
@@ -101,8 +106,14 @@ def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     # A transaction that will write takes its lock at once: one that reads first and then finds
     # another writer before it would fail without waiting.
-    writes = connection.get_execution_options().get("writes")
-    rows.execute(connection, _BEGIN_IMMEDIATE if writes else _BEGIN)
+    mode: Mode = connection.get_execution_options().get("mode", "reads")
+    if mode == "reads":
+        rows.execute(connection, _BEGIN)
+        return
+    if connection.info.get("mode") != mode:
+        rows.execute(connection, _SYNC if mode == "writes" else _SYNC_LATER)
+        connection.info["mode"] = mode
+    rows.execute(connection, _BEGIN_IMMEDIATE)
 
 
 def is_away(error: BaseException) -> bool:
@@ -126,12 +137,12 @@ def lacks_schema(error: DBAPIError) -> bool:
 
 def read(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     """Return `work(session)`, which only reads; tried again, and refused, as in `write`."""
-    return _persist(url, work, patience, _open_session, False)
+    return _persist(url, work, patience, _open_session, "reads")
 
 
 def look(url: str, work: Callable[[Connection], T], patience: float = 0.0) -> T:
     """Return `work(connection)`, the same as `read`, for a single statement."""
-    return _persist(url, work, patience, _open_connection, False)
+    return _persist(url, work, patience, _open_connection, "reads")
 
 
 def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
@@ -143,12 +154,23 @@ def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     Raises:
         WrongSchemaError: if a table or column is missing; this is never waited for.
     """
-    return _persist(url, work, patience, _open_session, True)
+    return _persist(url, work, patience, _open_session, "writes")
 
 
 def write_rows(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
     """Return `work(rows)`, committed as one transaction; the same as `write`, for few rows."""
-    return _persist(url, work, patience, _open_rows, True)
+    return _persist(url, work, patience, _open_rows, "writes")
+
+
+def write_ahead(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
+    """Do the same as `write_rows`; with SQLite, without waiting for the disk.
+
+    If the machine loses its power at once, what was written may be lost, but never without all that
+    was written after it. Nothing is lost if the process dies. So this is for what nobody relies on
+    before the next transaction that writes. PostgreSQL's server may die alone, and whoever wrote to
+    it lives on: there the disk is waited for.
+    """
+    return _persist(url, work, patience, _open_rows, "writes_ahead")
 
 
 def _persist(
@@ -156,14 +178,14 @@ def _persist(
     work: Callable[[S], T],
     patience: float,
     begin: Callable[[Engine], AbstractContextManager[S]],
-    writes: bool,
+    mode: Mode,
 ) -> T:
     try:  # nearly always this is all: making a `Retrying` would be a good part of the cost
-        return _transact(url, work, begin, writes)
+        return _transact(url, work, begin, mode)
     except Exception as error:
         if patience <= 0 or not is_away(error):
             raise
-    return _retry_for(patience)(_transact, url, work, begin, writes)
+    return _retry_for(patience)(_transact, url, work, begin, mode)
 
 
 def _retry_for(patience: float) -> Retrying:
@@ -181,10 +203,10 @@ def _transact(
     url: str,
     work: Callable[[S], T],
     begin: Callable[[Engine], AbstractContextManager[S]],
-    writes: bool,
+    mode: Mode,
 ) -> T:
-    turn = writers_turn(url) if writes else nullcontext()
-    with _say_what_lacks(url), turn, begin(_bound(url, writes)) as session:
+    turn = nullcontext() if mode == "reads" else writers_turn(url)
+    with _say_what_lacks(url), turn, begin(_bound(url, mode)) as session:
         return work(session)
 
 
@@ -209,9 +231,9 @@ def _open_connection(bound: Engine) -> Iterator[Connection]:
 
 
 @lru_cache(maxsize=128)
-def _bound(url: str, writes: bool) -> Engine:
-    """Return the engine, as it begins transactions that write, or that only read."""
-    return engine(url).execution_options(writes=True) if writes else engine(url)
+def _bound(url: str, mode: Mode) -> Engine:
+    """Return the engine, as it begins transactions of a mode."""
+    return engine(url) if mode == "reads" else engine(url).execution_options(mode=mode)
 
 
 @contextmanager

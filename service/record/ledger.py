@@ -152,7 +152,7 @@ class RecordLedger:
                 )
                 session.add(trial)
 
-        self._write_rows(work)
+        self._write_rows(work, database.write_ahead)  # `begin` comes before anything relies on it
 
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
@@ -504,7 +504,11 @@ class RecordLedger:
 
         return database.write(self.database_url, check_and_work, self.patience)
 
-    def _write_rows(self, work: Callable[[RowSession, Experiment], T]) -> T:
+    def _write_rows(
+        self,
+        work: Callable[[RowSession, Experiment], T],
+        write: Callable[[str, Callable[[RowSession], T], float], T] = database.write_rows,
+    ) -> T:
         """Do the same for what is written for each trial, in a fraction of the time."""
 
         def check_and_work(rows: RowSession) -> T:
@@ -512,7 +516,7 @@ class RecordLedger:
             self._refuse_if_superseded(experiment.generation)
             return work(rows, experiment)
 
-        return database.write_rows(self.database_url, check_and_work, self.patience)
+        return write(self.database_url, check_and_work, self.patience)
 
     def _refuse_if_superseded(self, generation: int) -> None:
         if generation != self.generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench import scale
-from bench.played_ray import played_ray
+from bench.played_ray import Actor, played_ray
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
@@ -81,3 +82,30 @@ def test_trials_shorter_than_the_start_of_a_process_let_each_process_come_up(
 def test_trials_that_wait_for_a_slot_begin_when_others_end(tmp_path: Path, seen: dict[str, Any]):
     scale.drive(TRIALS, SLOTS, 0.01, "qmc", 1, tracks=False, folder=tmp_path)
     assert max(seen["held"]) >= SLOTS
+
+
+def test_a_process_that_is_used_again_hears_of_its_trial_once_and_after_the_ledger(
+    tmp_path: Path, seen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    called: list[str] = []
+    call = Actor.__getattr__
+
+    def note(actor: Actor, name: str) -> Any:
+        called.append(name)
+        return call(actor, name)
+
+    states: list[tuple[str, int]] = []
+    take = Actor._train_next
+
+    def look_and_take(actor: Actor, config: Any) -> Any:
+        with sqlite3.connect(tmp_path / "record.db") as record:
+            query = "SELECT state, attempt FROM trials WHERE number = ?"
+            states.extend(record.execute(query, (config["number"],)))
+        return take(actor, config)
+
+    monkeypatch.setattr(Actor, "__getattr__", note)
+    monkeypatch.setattr(Actor, "_train_next", look_and_take)
+    scale.drive(TRIALS, SLOTS, 0.01, "random", 1, tracks=False, folder=tmp_path)
+    assert states == [("running", 1)] * (TRIALS - SLOTS)
+    assert called.count("train") == SLOTS
+    assert "reset" not in called

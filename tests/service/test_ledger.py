@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from file_ledger import FileLedger
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from waiting import PATIENCE, wait_until
@@ -552,3 +553,21 @@ class TestRecordLedger:
         away = RecordLedger(f"sqlite:///{tmp_path}/nowhere/record.db", "e", 1, patience=0)
         with pytest.raises(OperationalError):
             away.load()
+
+
+def test_with_sqlite_the_opening_of_a_trial_does_not_wait_for_the_disk(each_url, spec):
+    ledger = post_and_claim(Record(each_url), spec())
+    is_sqlite = each_url.startswith("sqlite")
+    question = "PRAGMA synchronous" if is_sqlite else "SHOW synchronous_commit"
+    waits = {1: False, 2: True, "off": False, "on": True}
+    found = []
+
+    def note(connection: Connection) -> None:
+        found.append(waits[connection.exec_driver_sql(question).scalar_one()])
+
+    event.listen(database.engine(each_url), "commit", note)
+    for number in (0, 1):
+        ledger.open(number, "scornn", {}, CONFIG, "abc")
+        ledger.begin(number)
+        ledger.finish(number, 1, "completed", RESULT)
+    assert found == [not is_sqlite, True, True] * 2

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Set
@@ -82,6 +83,10 @@ PAUSE_SECONDS = 60.0
 
 DELIVERY_SECONDS = 10.0
 """How long an experiment that is paused waits until MLflow has what was committed."""
+
+SWITCH_SECONDS = 0.0005
+"""How long the thread that delivers may keep Python's lock while Tune's loop wants to go on. The
+loop gives the lock away at each statement to the database, and would wait 5 ms each time."""
 
 TUNE_SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that diverged has no objective
@@ -334,6 +339,7 @@ class ExperimentDriver:
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
         os.environ.update(TUNE_SETTINGS)  # the same for each experiment of this process
+        sys.setswitchinterval(SWITCH_SECONDS)
         is_wanted = self.options.loads_ahead and self.share.engine is None
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)

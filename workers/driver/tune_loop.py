@@ -90,6 +90,8 @@ class Controller(TuneController):
         super().__init__(**options)
         resources = self._actor_manager._resource_manager
         self._actor_manager = PromptActorManager(resource_manager=resources)
+        self._taken_over: list[Trial] = []
+        """Trials that have got a process that is used again, and do not train yet."""
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:
         """Write nothing: a driver starts from the ledger, never from Tune's snapshot."""
@@ -119,6 +121,37 @@ class Controller(TuneController):
             if waiting or not self._search_alg.is_finished():
                 return False
         return bool(super()._maybe_reuse_cached_actor(trial))
+
+    def _maybe_add_actors(self) -> None:
+        """Give processes to trials, as Tune does; those that are used again train at once.
+
+        Tune would first wait for their answer that they are ready for another trial.
+        """
+        super()._maybe_add_actors()
+        taken_over, self._taken_over = self._taken_over, []
+        for trial in taken_over:
+            self._actor_started(self._trial_to_actor[trial], log="REUSED")
+            self._resetting_trials.remove(trial)
+
+    def _schedule_trial_reset(
+        self, trial: Trial, new_config: Json, new_experiment_tag: str
+    ) -> None:
+        trial.set_experiment_tag(new_experiment_tag)  # type: ignore[no-untyped-call]
+        trial.set_config(new_config)  # type: ignore[no-untyped-call]
+        self._resetting_trials.add(trial)
+        self._taken_over.append(trial)
+
+    def _schedule_trial_train(self, trial: Trial) -> None:
+        if trial not in self._resetting_trials:
+            super()._schedule_trial_train(trial)
+            return
+        self._schedule_trial_task(
+            trial=trial,
+            method_name="train_next",
+            args=(dict(trial.config),),
+            on_result=self._on_training_result,
+            on_error=self._trial_task_failure,
+        )
 
     def _has_slot(self, trial: Trial) -> bool:
         """Whether a process of the trial's own has been started, be it ready or not."""

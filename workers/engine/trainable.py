@@ -80,6 +80,11 @@ class TrialTrainable(tune.Trainable):
         self.cleanup()
         return True
 
+    def train_next(self, config: Json) -> Json:
+        """Take another trial, and return its first report, in one call of the driver's."""
+        self.reset(config, self._storage)
+        return self.train()  # type: ignore[no-any-return]
+
     def cleanup(self) -> None:
         attempt, self.attempt = self.attempt, None
         self._stop_watch()

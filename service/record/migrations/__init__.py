@@ -38,7 +38,7 @@ def migrate(url: str, revision: str = "head") -> None:
     """
     config = _configure()
     try:
-        with database.engine(url).execution_options(writes=True).begin() as connection:
+        with database.engine(url).execution_options(mode="writes").begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
     except CommandError as error:
