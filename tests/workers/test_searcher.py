@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import math
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -573,6 +575,35 @@ class TestANewDriver:
         assert len(b.sweep.entries) == 5
         axes = [trial.distributions for trial in b.study.trials()]
         assert all(each is axes[0] for each in axes)
+
+    def test_it_keeps_less_than_a_kilobyte_of_a_trial_that_has_ended(self, tmp_path):
+        axes = {"optimizer.lr": LR, "optimizer.weight_decay": {"low": 0.0, "high": 0.5}}
+        b = bench(tmp_path, {"method": "random", "space": axes, "trials": 300})
+        b.run(most=50)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            b.run(most=150)
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(b.sweep.entries) == 200
+        assert 0 < kept / 150 < 1000
+
+    def test_optuna_in_memory_knows_what_its_journal_knows_of_a_trial_that_has_ended(
+        self, tmp_path
+    ):
+        b = bench(tmp_path, {"method": "tpe", "space": {"optimizer.lr": LR}, "trials": 12})
+        b.run(lambda params: params["optimizer.lr"])
+        told, stored = b.study.trials(), b.optuna().trials()
+        assert len(told) == 12
+        for one, other in zip(told, stored, strict=True):
+            assert (one.number, one.state, one.values) == (other.number, other.state, other.values)
+            assert (one.params, one.distributions) == (other.params, other.distributions)
+            assert one.datetime_complete == other.datetime_complete
+        b.study.reconcile(b.ledger.load())
+        assert len(b.study.trials()) == 12
 
     def test_an_experiment_that_is_over_has_no_work(self, tmp_path):
         b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": {"optimizer.lr": LR}})

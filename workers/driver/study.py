@@ -12,8 +12,9 @@ import logging
 import math
 import os
 import weakref
+from array import array
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -47,7 +48,7 @@ from eigensweep.search_spaces.sections import JOINT
 from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.samplers import make_sampler, mark_generation, quiet
-from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.ledger import NOTHING, TrialEntry
 from eigensweep.workers.shared.messages import OBJECTIVE, Json, Source
 from eigensweep.workers.shared.objectives import read_goals
 from eigensweep.workers.shared.states import Outcome
@@ -268,6 +269,40 @@ class Study:
         return [trial for part in self._parts for trial in part.trials()]
 
 
+class Numbers(MutableMapping[int, int]):
+    """Numbers of Optuna's trials by those of the ledger's, in eight bytes each.
+
+    >>> numbers = Numbers()
+    >>> numbers[2] = 7
+    >>> dict(numbers), 1 in numbers
+    ({2: 7}, False)
+    """
+
+    def __init__(self) -> None:
+        self._found = array("q")
+        """-1 where there is none."""
+        self._count = 0
+
+    def __getitem__(self, number: int) -> int:
+        if not 0 <= number < len(self._found) or self._found[number] < 0:
+            raise KeyError(number)
+        return self._found[number]
+
+    def __setitem__(self, number: int, optuna_number: int) -> None:
+        self._found.extend([-1] * (number + 1 - len(self._found)))
+        self._count += self._found[number] < 0
+        self._found[number] = optuna_number
+
+    def __delitem__(self, number: int) -> None:
+        raise TypeError("Optuna forgets no trial")
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for number, found in enumerate(self._found) if found >= 0)
+
+    def __len__(self) -> int:
+        return self._count
+
+
 class _Part:
     """An Optuna study, of all arms or of one."""
 
@@ -287,7 +322,7 @@ class _Part:
         self._worst = [worst_value(goal.better) for goal in self._goals]
         self._seed_anew()
         self._sampler = self._make_sampler()
-        self._numbers: dict[int, int] = {}
+        self._numbers = Numbers()
         """Numbers of Optuna's trials by those of the ledger's."""
         self._found: dict[int, int] = {}
         """The same, as Optuna had them when this driver began."""
@@ -316,6 +351,7 @@ class _Part:
 
     def look(self) -> None:
         """Find which trials of the ledger Optuna knows."""
+        self._found = dict(self._numbers)
         for trial in self.trials():
             if NUMBER in trial.user_attrs:
                 self._found.setdefault(trial.user_attrs[NUMBER], trial.number)
@@ -327,7 +363,7 @@ class _Part:
         if entry.number in self._found:
             self._numbers[entry.number] = number = self._found[entry.number]
             self.tell(entry)
-            self._share_axes(self._id(number))
+            self._keep_little(self._id(number))
         else:
             self.add(entry)
             self._lacked = True
@@ -429,19 +465,28 @@ class _Part:
         told = values if state == TrialState.COMPLETE else None
         # As `Study.tell` does, which then returns a deep copy of the trial.
         _tell_with_warning(self._study, trial.number, told, state, skip_if_finished=True)
-        self._share_axes(trial_id)
+        self._keep_little(trial_id)
 
-    def _share_axes(self, trial_id: int) -> None:
-        """Let a trial in memory share what its parameters may be with the others.
+    def _keep_little(self, trial_id: int) -> None:
+        """Let a trial in memory share what it can with the others; samplers need its values alone.
 
-        Optuna's journal gives each trial descriptions of its own, which take most of its memory.
+        Optuna's journal gives each trial names, marks and descriptions of its own, which take most
+        of its memory. Once it has ended, Optuna does not change them.
         """
-        if isinstance(self._storage, JournalStorage):
-            trial = self._storage.get_trial(trial_id)
-            own = trial.distributions
-            same = self._axes.setdefault(tuple(own), own)
-            if same == own:
-                trial.distributions = same
+        if not isinstance(self._storage, JournalStorage):
+            return
+        trial = self._storage.get_trial(trial_id)
+        own = trial.distributions
+        same = self._axes.setdefault(tuple(own), own)
+        if same == own:
+            trial.distributions = same
+        if not trial.state.is_finished():
+            return
+        trial.params = {name: trial.params[name] for name in same}
+        trial.datetime_start = None
+        trial.user_attrs = {k: v for k, v in trial.user_attrs.items() if k != NUMBER} or NOTHING
+        trial.system_attrs = trial.system_attrs or NOTHING
+        trial.intermediate_values = trial.intermediate_values or NOTHING
 
     def _read_values(self, entry: TrialEntry) -> list[float]:
         """Return the value of each goal, the worst one where it is not known or not finite."""

@@ -18,6 +18,7 @@ from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.search_spaces.warm_start import find_point
+from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.leaders import (
     complete_result,
     give_seeds,
@@ -139,7 +140,7 @@ class Sweep:
         self._stopped: tuple[ExperimentEnd, str] | None = None
         self._is_held = False
         """Whether no more is handed out, because the experiment is to be paused."""
-        self.entries: dict[int, TrialEntry] = {}
+        self.entries = Entries()
         self._lost: Counter[int] = Counter()
         self._lost_engines: Counter[int] = Counter()
         self._lost_by_disk: Counter[int] = Counter()

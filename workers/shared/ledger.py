@@ -116,9 +116,14 @@ class TrialEntry:
         That is number, arm, state and the last line of an error; the ledger has the rest.
         """
         error = None if self.error is None else self.error.strip().rsplit("\n", 1)[-1]
-        return TrialEntry(
-            self.number, self.arm, NOTHING, NOTHING, "", self.state, reports=NOTHING, error=error
-        )
+        return TrialEntry.of_ended(self.number, self.arm, self.state, error)
+
+    @classmethod
+    def of_ended(
+        cls, number: int, arm: str, state: TrialState, error: str | None = None
+    ) -> TrialEntry:
+        """Return an outline."""
+        return cls(number, arm, NOTHING, NOTHING, "", state, reports=NOTHING, error=error)
 
     def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
         """Return this trial as `Ledger.reopen` records it."""

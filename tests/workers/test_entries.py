@@ -1,0 +1,43 @@
+"""The book of an experiment's trials gives back what was put into it, and keeps little of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from eigensweep.workers.driver.entries import Entries
+from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.messages import Result
+
+WHOLE = TrialEntry(0, "scornn", {"optimizer.lr": 0.1}, {"seed": 3}, "abc", "waiting")
+
+
+def test_every_trial_comes_back_as_it_was_written_last():
+    entries = Entries()
+    ended = replace(WHOLE, state="completed", result=Result(value=0.5))
+    failed = replace(WHOLE, number=2, state="failed", error="Traceback\nValueError: no")
+    expected = [
+        ended.outline(),
+        replace(WHOLE, number=1),
+        failed.outline(),
+        replace(ended, number=3, arm="lstm").outline(),
+        replace(ended, number=4),
+    ]
+    for number in range(5):
+        entries[number] = replace(WHOLE, number=number)
+    for entry in reversed(expected):
+        entries[entry.number] = entry
+    assert list(entries.values()) == expected
+    assert list(entries.items()) == list(enumerate(expected))
+    assert entries[2].error == "ValueError: no"
+    entries[0] = replace(WHOLE, attempt=1)  # opened again
+    assert entries[0] == replace(WHOLE, attempt=1)
+    assert len(entries) == 5
+
+
+@pytest.mark.parametrize("number", [-1, 1])
+def test_a_trial_that_was_never_opened_is_not_there(number):
+    entries = Entries()
+    entries[0] = replace(WHOLE, state="pruned").outline()
+    assert number not in entries
+    with pytest.raises(KeyError):
+        entries[number]
