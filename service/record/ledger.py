@@ -87,6 +87,10 @@ class RecordLedger:
 
     Picklable: a connection is opened where it is used. While the database is locked or away every
     call waits and tries again, for `patience` seconds.
+
+    What is written ahead (`database.write_ahead`) may be lost if the machine loses its power, until
+    the next other write: a trial that was opened, and what it reported. Then it is opened anew, or
+    reports the same again from what it has committed. That an attempt begins is never lost.
     """
 
     database_url: str
@@ -152,7 +156,7 @@ class RecordLedger:
                 )
                 session.add(trial)
 
-        self._write_rows(work, database.write_ahead)  # `begin` comes before anything relies on it
+        self._write_rows(work, database.write_ahead)
 
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
@@ -217,7 +221,7 @@ class RecordLedger:
             trial = self._trial(session, number, attempt)
             self._report(session, experiment, trial, attempt, RungReport(step, metrics, place))
 
-        self._write_rows(work)
+        self._write_rows(work, database.write_ahead)
 
     def _report(
         self,
@@ -272,7 +276,7 @@ class RecordLedger:
                 content = None if result is None else result.to_dict()
                 finish_trial(session, experiment, trial, outcome, content, error)
 
-        self._write_rows(work)
+        self._write_rows(work, database.write_ahead)
 
     def reopen(self, number: int, config: ConfigJson, reason: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
