@@ -125,7 +125,7 @@ def drive(
         stack.enter_context(look_every(0.1, notes.look))
         run_experiment(row.id, spec.model_dump(mode="json"), ledger, options)
         notes.note(trials)
-    states = {each.state for each in ledger.load()}
+    states = {each.state for each in ledger.walk()}
     if states != {"completed"}:
         raise RuntimeError(f"not every trial was completed: {states}")
     found = summarize(trials, slots, seconds, notes.rows)
