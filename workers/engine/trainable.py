@@ -82,8 +82,10 @@ class TrialTrainable(tune.Trainable):
 
     def train_next(self, config: Json) -> Json:
         """Take another trial, and return its first report, in one call of the driver's."""
-        self.reset(config, self._storage)
-        return self.train()  # type: ignore[no-any-return]
+        tune_own: Any = self  # Tune's methods without types
+        tune_own.reset(config, self._storage)
+        told: Json = tune_own.train()
+        return told
 
     def cleanup(self) -> None:
         attempt, self.attempt = self.attempt, None
