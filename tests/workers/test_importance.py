@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -78,3 +80,8 @@ def test_of_many_trials_an_even_share_is_used():
     found = measure_importance(axes(), trials)
     assert found[0].path == "optimizer.lr"
     assert 1000 <= max(each.trials for each in found) <= MOST_TRIALS
+
+
+def test_a_service_that_starts_does_not_wait_for_scikit_learn():
+    program = "import sys, eigensweep.service.api.app; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", program]).returncode == 0

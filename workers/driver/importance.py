@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
-from optuna.importance import MeanDecreaseImpurityImportanceEvaluator, get_param_importances
 
 from eigensweep.search_spaces.space import Parameter, Scalar
 from eigensweep.workers.driver.study import make_distribution
@@ -99,6 +98,9 @@ def _evaluate(
     axes: Mapping[str, Parameter],
     trials: Sequence[Scored],
 ) -> dict[str, float]:
+    # Not above: they bring scikit-learn, and each start of the service would wait for it.
+    from optuna.importance import MeanDecreaseImpurityImportanceEvaluator, get_param_importances
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
     distributions = {path: make_distribution(axes[path]) for path in paths}
