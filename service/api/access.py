@@ -22,6 +22,7 @@ from eigensweep.service.api import sessions
 from eigensweep.service.api.callers import READING, Caller
 from eigensweep.service.api.errors import answer_error, problem
 from eigensweep.service.api.identity import Identity, UnknownCallerError
+from eigensweep.service.api.next_answer import NextAnswer
 from eigensweep.service.api.rates import Rates
 from eigensweep.service.record.audit import Audit
 from eigensweep.workers.shared.durable_files import StorageError
@@ -53,6 +54,7 @@ class Access:
     ) -> None:
         self._app = app
         self._identity = identity
+        self._is_open = NextAnswer(identity.is_open)
         self._sessions = session_keeper
         self._rates = rates
         self._audit = audit
@@ -181,6 +183,8 @@ class Access:
             logger.debug("a stranger asks path=%s", request.url.path)
 
     async def _identify(self, request: Request) -> Caller:
+        if self._identity.may_be_open and await self._is_open.ask():
+            return self._identity.name_operator(request)
         return await run_in_threadpool(self._identity.identify, request)
 
     def _find_address(self, request: Request) -> str | None:

@@ -54,6 +54,11 @@ class Identity:
         needs_nothing = self._token is None and self._proxy_secret is None
         self._may_be_open = needs_nothing and is_loopback(settings.host)
 
+    @property
+    def may_be_open(self) -> bool:
+        """Whether everybody on this machine may all, unless a token was made since it was asked."""
+        return self._may_be_open
+
     def is_open(self) -> bool:
         """Return whether everybody on this machine may all, because no token was ever made.
 
@@ -83,10 +88,10 @@ class Identity:
             UnknownCallerError: if it is nobody who is known.
             SQLAlchemyError: if the database does not answer.
         """
+        if self.is_open():
+            return self.name_operator(request)
         headers, peer = request.headers, request.client and request.client.host
         address = self.find_address(headers, peer)
-        if self.is_open():
-            return Caller(OPERATOR, "admin", None, address)
         if self._is_from_proxy(headers, peer):
             return self._read_proxy(headers, address)
         if (given := headers.get("authorization")) is not None:
@@ -95,6 +100,11 @@ class Identity:
                 raise UnknownCallerError(f"this is no token; {HOW}")
             return self._accept(self.check(token), address)
         return self._accept(self._find_session(headers.get("cookie", "")), address)
+
+    def name_operator(self, request: HTTPConnection) -> Caller:
+        """Return the caller of a request to a service that is open."""
+        peer = request.client and request.client.host
+        return Caller(OPERATOR, "admin", None, self.find_address(request.headers, peer))
 
     def check(self, token: str) -> Grant:
         """Return what a token gives.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
@@ -21,7 +21,7 @@ from eigensweep.service.counters import RESTARTS
 from eigensweep.service.queue.driver_places import DriverPlaces, Seat, is_small
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.record import Record
+from eigensweep.service.record.record import Record, Unfinished
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs, traces
@@ -238,8 +238,7 @@ class Dispatcher:
             self.problem = self.launcher.problem
             return
         unfinished = self.record.list_unfinished()
-        # More than there is room for: one that cannot be started lets the next ones pass.
-        queued = self.record.list_queued(self.max_experiments + len(self._in_care))
+        queued = self._list_next(unfinished)
         ids = {each.id for each in unfinished} | set(queued)
         self._in_care = {id: care for id, care in self._in_care.items() if id in ids}
         delivering = running = 0
@@ -263,6 +262,18 @@ class Dispatcher:
         failing = self.problems
         everything_fails = failing and len(failing) == len(self._in_care)
         self.problem = next(iter(failing.values())) if everything_fails else None
+
+    def _list_next(self, unfinished: Sequence[Unfinished]) -> list[str]:
+        """Return the head of the queue; nothing where none of it can start and none was tried.
+
+        To put a long queue in order takes time, and each of many posts has it looked at.
+        """
+        driven = {each.id for each in unfinished}
+        is_full = sum(not each.is_over for each in unfinished) >= self.max_experiments
+        if is_full and self._in_care.keys() <= driven:
+            return []
+        # More than there is room for: one that cannot be started lets the next ones pass.
+        return self.record.list_queued(self.max_experiments + len(self._in_care))
 
     def _run(self) -> None:
         while not self._stopping.is_set():

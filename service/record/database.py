@@ -9,7 +9,7 @@ import logging
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Final, Literal, TypeVar
@@ -93,8 +93,13 @@ def writers_turn(url: str) -> AbstractContextManager[object]:
     SQLite has no queue of writers. One that waits asks again every 100 ms, and can find the
     database locked by others each time until it gives up.
     """
-    is_sqlite = make_url(url).get_backend_name() == "sqlite"
-    return threading.Lock() if is_sqlite else nullcontext()
+    return threading.Lock() if takes_turns(url) else nullcontext()
+
+
+@lru_cache(maxsize=64)
+def takes_turns(url: str) -> bool:
+    """Return whether one thread of a process writes at a time: with SQLite, and no other."""
+    return make_url(url).get_backend_name() == "sqlite"
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
@@ -173,6 +178,23 @@ def write_ahead(url: str, work: Callable[[RowSession], T], patience: float = 0.0
     return _persist(url, work, patience, _open_rows, "writes_ahead")
 
 
+def write_each(url: str, works: Sequence[Callable[[RowSession], T]]) -> list[T]:
+    """Return what each of `works` returns, one after another in one transaction.
+
+    Each sees what those before it have written. If one raises, nothing of any stays.
+    """
+
+    def work(connection: Connection) -> list[T]:
+        answers = []
+        for each in works:
+            session = RowSession(connection)
+            answers.append(each(session))
+            session.flush()
+        return answers
+
+    return _persist(url, work, 0.0, _begin, "writes")
+
+
 def _persist(
     url: str,
     work: Callable[[S], T],
@@ -222,6 +244,10 @@ def _open_rows(bound: Engine) -> Iterator[RowSession]:
         session = RowSession(connection)
         yield session
         session.flush()
+
+
+def _begin(bound: Engine) -> AbstractContextManager[Connection]:
+    return bound.begin()
 
 
 @contextmanager

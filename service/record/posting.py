@@ -18,6 +18,7 @@ from eigensweep.service.record.errors import QuotaExceededError
 from eigensweep.service.record.journal import replace_non_finite
 from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import OPERATOR, Experiment, User
+from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import ENDED
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -36,7 +37,7 @@ def make_row(
     spec: ExperimentSpec, idempotency_key: str | None = None, owner: str = OPERATOR
 ) -> Experiment:
     """Return the row of a queued experiment; its spec was checked before."""
-    content = replace_non_finite(spec.model_dump(mode="json"))
+    content, text = _write_json(spec)
     metric = spec.objective_metric
     return Experiment(
         id=make_id(),
@@ -54,8 +55,18 @@ def make_row(
         total=spec.trial_count(),
         created_at=time.time(),
         idempotency_key=idempotency_key,
-        fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+        fingerprint=hashlib.sha256(text.encode()).hexdigest(),
     )
+
+
+def _write_json(spec: ExperimentSpec) -> tuple[SpecJson, str]:
+    """Return a spec as it is stored, and as a text that is the same for equal specs."""
+    content: SpecJson = spec.model_dump(mode="json")
+    try:
+        return content, json.dumps(content, sort_keys=True, allow_nan=False)
+    except ValueError:  # a number is not finite
+        content = replace_non_finite(content)
+        return content, json.dumps(content, sort_keys=True)
 
 
 def extend_row(experiment: Experiment, spec: ExperimentSpec) -> None:
@@ -79,7 +90,8 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
     Raises:
         QuotaExceededError: says what the quota is, and what the spec asks for.
     """
-    trials, most = spec.trial_count(), quotas.max_trials
+    most = quotas.max_trials
+    trials = None if most is None else spec.trial_count()
     if most is not None and (trials is None or trials > most):
         has = "any number" if trials is None else f"{trials:,}"
         raise QuotaExceededError(

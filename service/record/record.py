@@ -33,6 +33,7 @@ from eigensweep.service.record.tables import (
     Trial,
     Webhook,
 )
+from eigensweep.service.record.together import Together
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import SpecJson
 from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS
@@ -69,6 +70,7 @@ class Record(Reopening, Removal, Retention):
         """`webhooks` are the addresses that are told how every experiment ends."""
         super().__init__(url)
         self.webhooks = tuple(webhooks)
+        self.posts = Together(url)
 
     def add(
         self,
@@ -107,9 +109,9 @@ class Record(Reopening, Removal, Retention):
             return found, earlier is None
 
         try:
-            return database.write_rows(self.url, work)
+            return self.posts.write(work)
         except IntegrityError:  # two posts with one key at the same moment
-            return database.write_rows(self.url, work)
+            return self.posts.write(work)
 
     def _find_same_key(self, rows: RowSession, posted: Experiment) -> Experiment | None:
         if posted.idempotency_key is None:

@@ -59,6 +59,37 @@ class TestDispatcher:
         dispatcher.tick()
         assert ids(launcher) == [first, second, third]
 
+    def test_it_puts_the_queue_in_order_only_where_one_of_it_could_start(
+        self, dispatcher, launcher, record, post, monkeypatch
+    ):
+        works, looks = record.list_queued, []
+
+        def look(limit: int) -> list[str]:
+            looks.append(limit)
+            return works(limit)
+
+        monkeypatch.setattr(record, "list_queued", look)
+        posted = [post() for _ in range(4)]
+        for _ in range(3):
+            dispatcher.tick()
+        assert (ids(launcher), len(looks)) == (posted[:2], 1)
+        launcher.launched[0].ledger.end("completed")
+        dispatcher.tick()
+        assert (ids(launcher), len(looks)) == (posted[:3], 2)
+
+    def test_one_that_could_not_be_started_is_forgotten_once_it_is_cancelled(
+        self, dispatcher, launcher, record, post, monkeypatch
+    ):
+        broken, works = post(), record.claim
+        monkeypatch.setattr(record, "claim", lambda id: fail() if id == broken else works(id))
+        others = [post(), post()]
+        for _ in range(2):
+            dispatcher.tick()
+        assert (ids(launcher), list(dispatcher.problems)) == (others, [broken])
+        record.cancel(broken)
+        dispatcher.tick()
+        assert dispatcher.problems == {}
+
     def test_the_next_is_started_while_the_last_is_still_being_delivered(
         self, dispatcher, launcher, post
     ):

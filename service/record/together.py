@@ -1,0 +1,78 @@
+"""Writes of several threads that are committed together. Runs in the service's process.
+
+With SQLite one thread writes at a time, and each commit waits for the disk. So who waits while
+another one commits is taken along by the next commit: a hundred posts at once are a few commits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from eigensweep.service.record import database
+from eigensweep.service.record.rows import RowSession
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Write:
+    """What one thread wants to have written."""
+
+    work: Callable[[RowSession], Any]
+    answer: Future[Any] = field(default_factory=Future)
+
+    def do_alone(self, url: str) -> None:
+        """Do it in a transaction of its own."""
+        try:
+            self.answer.set_result(database.write_rows(url, self.work))
+        except BaseException as error:
+            self.answer.set_exception(error)
+
+
+class Together:
+    """Transactions on the database at a URL; those that wait at the same time become one."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._turn = threading.Lock()
+        self._waiting: deque[_Write] = deque()
+
+    def __len__(self) -> int:
+        """Return how many writes wait for their turn."""
+        return len(self._waiting)
+
+    def write(self, work: Callable[[RowSession], T]) -> T:
+        """Return `work(rows)` once it is committed; the same as `database.write_rows`.
+
+        If one of those that are written together is refused, nothing of it stays, and each is done
+        again in a transaction of its own. So `work` may run more than once, in another thread.
+        """
+        if not database.takes_turns(self._url):
+            return database.write_rows(self._url, work)
+        mine = _Write(work)
+        self._waiting.append(mine)
+        with self._turn:
+            if not mine.answer.done():
+                self._write_waiting()
+        answer: T = mine.answer.result()
+        return answer
+
+    def _write_waiting(self) -> None:
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        try:
+            answers = database.write_each(self._url, [each.work for each in taken])
+        except BaseException as error:
+            is_refusal = isinstance(error, Exception) and not database.is_away(error)
+            for each in taken:
+                if is_refusal and len(taken) > 1:
+                    each.do_alone(self._url)
+                else:
+                    each.answer.set_exception(error)
+        else:
+            for each, answer in zip(taken, answers, strict=True):
+                each.answer.set_result(answer)
