@@ -20,6 +20,7 @@ from eigensweep.service.record.journal import (
     move_experiment,
 )
 from eigensweep.service.record.queries import Queries
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import Experiment
 from eigensweep.workers.shared.states import ACTIONS, DONE, DRIVEN, Action
 
@@ -96,6 +97,18 @@ def lock(session: Session, id: str) -> Experiment:
     experiment = session.scalars(
         select(Experiment).where(Experiment.id == id).with_for_update()
     ).first()
+    if experiment is None:
+        raise ExperimentNotFoundError(id)
+    return experiment
+
+
+def lock_row(rows: RowSession, id: str) -> Experiment:
+    """Return the same, of rows that are written without the ORM.
+
+    Raises:
+        ExperimentNotFoundError: if there is none of this id.
+    """
+    experiment = rows.get(Experiment, id, lock=True)
     if experiment is None:
         raise ExperimentNotFoundError(id)
     return experiment

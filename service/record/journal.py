@@ -262,7 +262,7 @@ def end_experiment(
     return True
 
 
-def reopen_experiment(session: Session, experiment: Experiment, reason: str) -> None:
+def reopen_experiment(session: Rows, experiment: Experiment, reason: str) -> None:
     """Queue an experiment that is over again; writes of its drivers are refused from now on."""
     move_experiment(session, experiment, "queued", reason=reason)
     experiment.generation += 1

@@ -6,14 +6,19 @@ Runs in the service's process.
 from __future__ import annotations
 
 import time
+from functools import partial
+from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock, was_done
 from eigensweep.service.record.journal import emit, move_experiment
-from eigensweep.service.record.tables import Experiment
+from eigensweep.service.record.tables import Event, Experiment, Trial
+
+AT_ONCE: Final = 2_000
+"""Rows that are removed in one transaction."""
 
 
 class Removal(Control):
@@ -70,7 +75,13 @@ class Removal(Control):
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def remove(self, id: str) -> None:
-        """Remove all rows of an experiment that is being deleted."""
+        """Remove all rows of an experiment that is being deleted.
+
+        A large one goes in several transactions, between which others may write.
+        """
+        for rows in (Trial, Event):
+            while database.write(self.url, partial(_remove_some, rows, id)):
+                pass
 
         def work(session: Session) -> None:
             experiment = session.get(Experiment, id, with_for_update=True)
@@ -78,3 +89,17 @@ class Removal(Control):
                 session.delete(experiment)  # the database removes what belongs to it
 
         database.write(self.url, work)
+
+
+def _remove_some(rows: type[Trial] | type[Event], id: str, session: Session) -> int:
+    """Remove some rows of an experiment that is being deleted; return how many there were."""
+    key = Trial.number if rows is Trial else Event.id
+    some = (
+        select(key)
+        .join(Experiment, Experiment.id == rows.experiment_id)
+        .where(rows.experiment_id == id, Experiment.state == "deleting")
+        .limit(AT_ONCE)
+    )
+    numbers = session.scalars(some).all()
+    session.execute(delete(rows).where(rows.experiment_id == id, key.in_(numbers)))
+    return len(numbers)

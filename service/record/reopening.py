@@ -1,21 +1,24 @@
 """How an experiment that is over is taken up again: failed trials once more, or more to do.
 
 Each is one transaction with its events: trials that have to train further are opened again, and the
-experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
+experiment is queued. Its next driver finds them in the ledger. There may be 100,000 of them, so
+they are read and written part by part. Runs in the service's process.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
-from sqlalchemy import or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, or_, select
 
 from eigensweep.search_spaces.extension import describe_extension, is_longer
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
-from eigensweep.service.record.control import Control, lock, was_done
+from eigensweep.service.record.control import Control, lock_row, was_done
 from eigensweep.service.record.errors import NothingToDoError
 from eigensweep.service.record.journal import (
     budget_of,
@@ -24,12 +27,15 @@ from eigensweep.service.record.journal import (
     spent_seconds,
 )
 from eigensweep.service.record.posting import check_quotas, extend_row
+from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.workers.shared.messages import ConfigJson
 from eigensweep.workers.shared.states import RANKED, UNTRAINED
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
 """What a trial is opened again for."""
+AT_ONCE: Final = 500
+"""Trials that are in memory at a time."""
 
 
 class Reopening(Control):
@@ -47,8 +53,8 @@ class Reopening(Control):
             QuotaExceededError: if its owner may not have one more that is not over.
         """
 
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
+        def work(rows: RowSession) -> None:
+            experiment = lock_row(rows, id)
             was_done(experiment, "retry")
             spec = ExperimentSpec.from_stored(experiment.spec)
             if spec.scheduler.name == "pbt":
@@ -57,8 +63,8 @@ class Reopening(Control):
                     f"none is tried again by itself; post it again: eigensweep fork {id}"
                 )
             _check_time_left(experiment, spec.limits.wall_seconds)
-            check_quotas(session, [spec], experiment.owner)
-            count = _reopen_failed(session, experiment, spec)
+            check_quotas(rows, [spec], experiment.owner)
+            count = _reopen_failed(rows, experiment, spec)
             if not count and experiment.state != "failed":
                 raise NothingToDoError(
                     f"experiment {id} has no failed trial, so there is nothing to retry"
@@ -67,9 +73,9 @@ class Reopening(Control):
             words = f"another try of {count} failed trial{'s' * (count != 1)}"
             if experiment.kept == "none":
                 words += ", from the start: their checkpoints were removed"
-            reopen_experiment(session, experiment, words if count else RETRIED)
+            reopen_experiment(rows, experiment, words if count else RETRIED)
 
-        database.write(self.url, work)
+        database.write_rows(self.url, work)
 
     def extend(self, id: str, spec: ExperimentSpec) -> None:
         """Queue an experiment that is over again, with more to do: trials, points, or budget.
@@ -93,38 +99,38 @@ class Reopening(Control):
                 f"experiment {id} is completed, and the spec asks for nothing more; change "
                 "search.trials, limits.trials, the space or training.steps"
             )
-        configs = self._list_further(id, spec, is_longer(old, spec))
+        further = _LENGTHENED if is_longer(old, spec) else _CANCELLED
+        configs = self._configure_all(id, spec, further)
 
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
+        def work(rows: RowSession) -> None:
+            experiment = lock_row(rows, id)
             was_done(experiment, "extend")
             if experiment.edition != before.edition:
                 raise NothingToDoError(f"experiment {id} was taken up again in the meantime")
             _check_time_left(experiment, spec.limits.wall_seconds)
-            check_quotas(session, [spec], experiment.owner)
-            if any(reason == LENGTHENED for _, reason in configs.values()):
-                _check_checkpoints(experiment)
+            check_quotas(rows, [spec], experiment.owner)
             extend_row(experiment, spec)
-            for number, (config, reason) in configs.items():
-                trial = session.get_one(Trial, (id, number))
-                reopen_trial(session, experiment, trial, config, reason)
+            for part, trial in _walk(rows, further, id):
+                reason = RESUMED if trial.state == "cancelled" else LENGTHENED
+                if reason == LENGTHENED:
+                    _check_checkpoints(experiment)
+                reopen_trial(part, experiment, trial, json.loads(configs[trial.number]), reason)
             experiment.closed = False
-            reopen_experiment(session, experiment, more or "the rest of the search")
+            reopen_experiment(rows, experiment, more or "the rest of the search")
 
-        database.write(self.url, work)
+        database.write_rows(self.url, work)
 
-    def _list_further(
-        self, id: str, spec: ExperimentSpec, is_longer: bool
-    ) -> dict[int, tuple[ConfigJson, str]]:
-        """Return the trials that train further, each with its configuration and what for."""
-        further = {"cancelled", *(RANKED if is_longer else ())}
-        query = select(Trial).where(Trial.experiment_id == id, Trial.state.in_(further))
-        found: dict[int, tuple[ConfigJson, str]] = {}
-        for trial in database.read(self.url, lambda session: session.scalars(query).all()):
-            content = _configure(spec, trial)
-            reason = RESUMED if trial.state == "cancelled" else LENGTHENED
-            found[trial.number] = content, reason
-        return found
+    def _configure_all(self, id: str, spec: ExperimentSpec, chosen: Select[Any]) -> dict[int, str]:
+        """Return the configurations, as JSON, with which some trials train further.
+
+        They are made before anything is written: that takes longer than to write them.
+        """
+
+        def work(connection: Connection) -> dict[int, str]:
+            trials = (trial for _, trial in _walk(RowSession(connection), chosen, id))
+            return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
+
+        return database.look(self.url, work)
 
 
 def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
@@ -147,25 +153,57 @@ def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
     return content
 
 
-def _reopen_failed(session: Session, experiment: Experiment, spec: ExperimentSpec) -> int:
+def _reopen_failed(rows: RowSession, experiment: Experiment, spec: ExperimentSpec) -> int:
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
     One that failed when it was trained further is as it was before, with that error. If its budget
     was to be longer, it is opened again; if it was in a race, its driver does that.
     """
-    mine = select(Trial).where(
-        Trial.experiment_id == experiment.id,
-        or_(Trial.state.in_(UNTRAINED), Trial.state.in_(RANKED) & Trial.error.is_not(None)),
-    )
-    found = session.scalars(mine.order_by(Trial.number)).all()
-    for trial in found:
+    count = 0
+    for part, trial in _walk(rows, _FAILED, experiment.id):
         content = _configure(spec, trial)
         if trial.state in UNTRAINED:
-            reopen_trial(session, experiment, trial, content, RETRIED)
+            reopen_trial(part, experiment, trial, content, RETRIED)
         elif budget_of(content) > trial.steps:
-            reopen_trial(session, experiment, trial, content, LENGTHENED)
+            reopen_trial(part, experiment, trial, content, LENGTHENED)
         trial.error = None
-    return len(found)
+        count += 1
+    return count
+
+
+def _walk(rows: RowSession, chosen: Select[Any], id: str) -> Iterator[tuple[RowSession, Trial]]:
+    """Yield trials of an experiment, each with the session that writes what is changed in it."""
+    after = -1
+    while True:
+        part = rows.make_part()
+        trials = part.get_all(Trial, chosen, {"id": id, "after": after, "most": AT_ONCE})
+        if not trials:
+            return
+        for trial in trials:
+            yield part, trial
+        part.flush()
+        after = trials[-1].number
+
+
+def _choose(condition: ColumnElement[bool]) -> Select[Any]:
+    """Return a query for the next trials of an experiment after a number."""
+    mine = Trial.experiment_id == bindparam("id"), Trial.number > bindparam("after")
+    return (
+        select(Trial.__table__)
+        .where(*mine, condition)
+        .order_by(Trial.number)
+        .limit(bindparam("most"))
+    )
+
+
+def _is_in(states: Iterable[str]) -> ColumnElement[bool]:
+    return or_(*(Trial.state == state for state in sorted(states)))
+
+
+# Made once: to put such a query together costs more than to ask it.
+_FAILED = _choose(or_(_is_in(UNTRAINED), _is_in(RANKED) & Trial.error.is_not(None)))
+_CANCELLED = _choose(_is_in(["cancelled"]))
+_LENGTHENED = _choose(_is_in(["cancelled", *RANKED]))
 
 
 def _check_checkpoints(experiment: Experiment) -> None:

@@ -82,6 +82,24 @@ class RowSession:
             raise LookupError(f"there is no row {ident} in {_table(entity).name}")
         return row
 
+    def get_all(
+        self, entity: type[T], statement: ClauseElement, values: Mapping[str, Any]
+    ) -> list[T]:
+        """Return the rows of a table that a constant query for all of its columns finds."""
+        names = [column.name for column in _table(entity).primary_key]
+        found = read_all(self._connection, statement, values)
+        for row in found:
+            key = entity, tuple(row[name] for name in names)
+            self._read[key], self._rows[key] = row, SimpleNamespace(**row)
+        return [cast(T, self._rows[entity, tuple(row[name] for name in names)]) for row in found]
+
+    def make_part(self) -> RowSession:
+        """Return a session in the same transaction, for rows that are not kept until its end.
+
+        Call its `flush`.
+        """
+        return RowSession(self._connection)
+
     def add(self, instance: object) -> None:
         """Insert a new row when `flush` is called; then the object has its columns' defaults."""
         self._new.append(instance)

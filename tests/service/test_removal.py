@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.deletions import Deleter
 from eigensweep.service.record import database
+from eigensweep.service.record import removal as removing
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
@@ -126,6 +128,27 @@ def count_rows(record: Record, id: str) -> int:
         return sum(session.query(t).filter(t.experiment_id == id).count() for t in tables)
 
     return database.read(record.url, work)
+
+
+def test_the_rows_of_a_large_experiment_go_in_pieces(record, spec, monkeypatch):
+    monkeypatch.setattr(removing, "AT_ONCE", 2)
+    ledger, other = (play(record, spec()) for _ in range(2))
+    id = ledger.experiment_id
+    for number in range(1, 6):
+        row = Trial(experiment_id=id, number=number, arm="scornn", params={}, state="completed")
+        database.write(record.url, lambda session, row=row: session.add(row))
+    commits: list[Any] = []
+    kept = count_rows(record, other.experiment_id)
+    record.remove(id)
+    assert count_rows(record, id) > 5  # nobody has asked for it
+    record.delete(id)
+    event.listen(database.engine(record.url), "commit", commits.append)
+    record.remove(id)
+    assert len(commits) > 3
+    assert count_rows(record, id) == 0
+    assert count_rows(record, other.experiment_id) == kept
+    with pytest.raises(ExperimentNotFoundError):
+        record.row(id)
 
 
 class TestDelete:
