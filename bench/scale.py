@@ -130,7 +130,7 @@ def drive(
         raise RuntimeError(f"not every trial was completed: {states}")
     found = summarize(trials, slots, seconds, notes.rows)
     starts, last_end = read_times(database)
-    found["trials_seconds"] = last_end - starts[0]
+    found["trials_seconds"] = last_end - starts[0][0]
     if again:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -153,12 +153,16 @@ def take_up(
     return {"again_ms_a_trial": 1e3 * seconds / trials, "again_kb_a_trial": kept / 1e3 / trials}
 
 
-def read_times(url: str) -> tuple[list[float], float]:
-    """Return when the trials of a record were started, in order, and when the last one ended."""
+def read_times(url: str) -> tuple[list[tuple[float, int]], float]:
+    """Return when each attempt of a record began, and its process, in order; and the last end.
 
-    def work(session: Session) -> tuple[list[float], float]:
-        starts = session.scalars(select(Attempt.started_at).order_by(Attempt.started_at)).all()
-        return list(starts), session.scalars(select(func.max(Trial.ended_at))).one() or 0.0
+    Processes are their numbers on the machine; 0 where an attempt did not say.
+    """
+
+    def work(session: Session) -> tuple[list[tuple[float, int]], float]:
+        rows = session.execute(select(Attempt.started_at, Attempt.place)).all()
+        starts = sorted((began, int((place or {}).get("pid", 0))) for began, place in rows)
+        return starts, session.scalars(select(func.max(Trial.ended_at))).one() or 0.0
 
     return read(url, work)
 
