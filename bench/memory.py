@@ -59,12 +59,23 @@ def resident_peak() -> int:
 
     Linux counts what was there before `exec` into `ru_maxrss`, so its own file is read there.
     """
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
+    if (found := _read_status("VmHWM:")) is not None:
+        return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def resident_bytes() -> int:
+    """Return this process's resident memory, in bytes; 0 where the system does not say."""
+    return _read_status("VmRSS:") or 0
+
+
+def _read_status(name: str) -> int | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name):
+                return 1024 * int(line.split()[1])
+    return None
 
 
 def reset_peak() -> None:

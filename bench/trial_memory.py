@@ -4,8 +4,9 @@
 
 Each case is one attempt at a trial on a CPU, in a process of its own that has only imported what a
 trial's process imports: an evaluation, two steps, another evaluation, and its commits. What counts
-is the growth of the process's highest resident memory (Linux only). A ratio of 2 means that the
-trial takes twice what the preview says. The last line is the memory of the process before that.
+is the growth of the process's highest resident memory (Linux only), without the pages of libraries
+that were touched meanwhile: all processes share those. A ratio of 2 means that the trial takes
+twice what the preview says. The last line is the memory of the process before that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 from typing import Any
 
-from bench.memory import reset_peak, resident_peak
+from bench.memory import reset_peak, resident_bytes, resident_peak
 from bench.report import add_json, new_parser, say, table, write
 from eigensweep.search_spaces.memory import PROCESS, estimate_memory
 from eigensweep.search_spaces.trial import TrialConfig
@@ -104,6 +105,7 @@ def measure(config: TrialConfig) -> tuple[int, int]:
     """Return the bytes that an attempt adds to this process at most, and those that it had."""
     reset_peak()
     own, before = private_bytes() or 0, resident_peak()
+    files = before - own
     with tempfile.TemporaryDirectory() as folder:
         order = Order(
             experiment="e",
@@ -117,7 +119,8 @@ def measure(config: TrialConfig) -> tuple[int, int]:
             data_root=os.environ.get("EIGENSWEEP_DATA_ROOT"),
         )
         attempt.Attempt(order, "cpu").advance()
-    return resident_peak() - before, own
+    files_grown = resident_bytes() - (private_bytes() or 0) - files
+    return resident_peak() - before - files_grown, own
 
 
 def main() -> None:

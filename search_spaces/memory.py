@@ -1,7 +1,7 @@
 """How much memory a trial takes, guessed from sizes before anything is built.
 
 `python -m bench.trial_memory` compares the guess with attempts that really train: twelve sizes take
-0.7 to 1.3 times the guess.
+0.6 to 1.3 times the guess.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE_PROCESS: Final = 1_500 * 10**6
 """The same of one that uses a GPU. It is assumed; only processes without one were measured."""
 THIN_PROCESS: Final = 150 * 10**6
 """Bytes of the process of a trial that trains in a lane: about 122 MB were measured."""
-FIRST_STEP: Final = 25 * 10**6
+FIRST_STEP: Final = 12 * 10**6
 """What the first step and the first commit add, whatever the size."""
 COPIES: Final = 20
 """Numbers for each entry of a parameter: its gradient, two means of Adam, the selected weights, and
