@@ -47,15 +47,14 @@ def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_th
     entries = [make_entry(n, "scornn", 0.9 - n / 10) for n in range(4)]
     entries += [make_entry(n, "lstm", 0.3 + n / 100) for n in range(4, 7)]
     entries.append(make_entry(7, "none", None, state="diverged"))
-    files = write_report(tmp_path / "report", SPEC, entries, "completed")
-    assert [path.name for path in files] == [
+    written = write_report(tmp_path / "report", SPEC, entries, "completed")
+    assert [path.name for path in written.files] == ["report.json", "report.md"]
+    assert [path.name for path in written.draw()] == [
         "history.png",
         "importance-lstm.png",
         "importance-scornn.png",
         "parallel-lstm.png",
         "parallel-scornn.png",
-        "report.json",
-        "report.md",
         "slice-lstm.png",
         "slice-scornn.png",
     ]
@@ -80,8 +79,10 @@ def test_the_program_that_draws_the_plots_does_not_wait_for_pytorch():
 def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tmp_path):
     lineage = (Takeover(10, 1, {"optimizer.lr": 0.02, "optimizer.name": "adam"}, "h"),)
     entries = [make_entry(0, "scornn", 0.1, lineage=lineage), make_entry(1, "scornn", 0.2)]
-    files = write_report(tmp_path / "report", SPEC, entries, "completed")
+    written = write_report(tmp_path / "report", SPEC, entries, "completed")
+    files = written.files
     assert [path.name for path in files] == ["lineage.md", "report.json", "report.md"]
+    assert written.draw() == [], "one trial alone makes no plot"
     text = (tmp_path / "report" / "lineage.md").read_text()
     assert "| 0 | 0 | - | lr=0.1 optimizer=adam |\n| 0 | 10 | 1 | lr=0.02 optimizer=adam |" in text
     assert "lr=0.1 optimizer=adam at first (lineage.md)" in (files[-1]).read_text()
@@ -90,7 +91,10 @@ def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tm
 def test_an_experiment_without_results_has_a_report_and_a_disk_that_refuses_it_harms_nothing(
     tmp_path,
 ):
-    files = write_report(tmp_path / "report", SPEC, [], "cancelled")
-    assert [path.name for path in files] == ["report.json", "report.md"]
+    written = write_report(tmp_path / "report", SPEC, [], "cancelled")
+    assert [path.name for path in written.files] == ["report.json", "report.md"]
+    assert written.draw() == []
     (tmp_path / "file").touch()
-    assert write_report(tmp_path / "file" / "report", SPEC, [], "completed") == []
+    refused = write_report(tmp_path / "file" / "report", SPEC, [], "completed")
+    assert refused.files == ()
+    assert refused.draw() == []

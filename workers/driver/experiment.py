@@ -429,8 +429,8 @@ class ExperimentDriver:
             self.ledger.set_tracked(None)
         else:
             folder = self._own_folder() / "report"
-            files = write_report(folder, self.spec, self.ledger.walk(), state)
-            self.tracker.close(state, error, self.sweep.best(), files)
+            report = write_report(folder, self.spec, self.ledger.walk(), state)
+            self.tracker.close(state, error, self.sweep.best(), report.files, report.draw)
             self.tracker.wait(self.ledger.intent)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import warnings
@@ -27,6 +28,7 @@ from optuna.trial import create_trial
 
 logger = logging.getLogger(__name__)
 
+NICENESS = 10
 Plot = Callable[..., Any]
 Direction = Literal["minimize", "maximize"]
 
@@ -104,7 +106,8 @@ def _save(path: Path, plot: Plot, subject: Any, target: str) -> None:
 
 
 def main() -> None:
-    """Draw what the input asks for."""
+    """Draw what the input asks for, while trials of other experiments go first."""
+    os.nice(NICENESS)
     mpl.use("Agg")
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

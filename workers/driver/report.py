@@ -1,6 +1,7 @@
 """The report of an experiment that is over: its results by arm, for people and for programs.
 
-It is made when the training has ended and goes to the experiment's own run in MLflow.
+It is made when the training has ended and goes to the experiment's own run in MLflow. The plots
+follow when that run is closed: they take longer than everything else at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,25 +47,44 @@ LAST = (1, 0.0)
 COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the baseline", "trials")
 
 
+@dataclass(frozen=True)
+class Report:
+    """The files of a report that is written, and the plots, which take seconds to draw."""
+
+    files: Sequence[Path] = ()
+    folder: Path | None = None
+    order: str | None = None
+    """What the plots show, as JSON; None if there is nothing to draw."""
+
+    def draw(self) -> list[Path]:
+        """Draw the plots in a process of their own; return their files.
+
+        If that process fails, there are no plots.
+        """
+        if self.folder is None or self.order is None:
+            return []
+        _draw(self.folder, self.order)
+        return sorted(self.folder.glob("*.png"))
+
+
 def write_report(
     folder: Path, spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
-) -> list[Path]:
-    """Write `report.json`, `report.md` and the plots into a folder; return the files.
+) -> Report:
+    """Write `report.json` and `report.md` into a folder; the plots are not drawn yet.
 
-    The plots are drawn by a process of their own. If it fails, the report comes without them. No
-    experiment waits for a report: if the disk refuses it, there is none.
+    No experiment waits for a report: if the disk refuses it, there is none.
     """
     try:
-        _write(folder, spec, entries, state)
-        return sorted(folder.iterdir())
+        order = _write(folder, spec, entries, state)
+        return Report(sorted(folder.iterdir()), folder, order)
     except OSError as error:
         logger.warning("no report: %s", error)
-        return []
+        return Report()
 
 
 def _write(
     folder: Path, spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
-) -> None:
+) -> str | None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     drawn = _Drawn(spec)
@@ -82,8 +103,7 @@ def _write(
     (folder / "report.md").write_text(format_report(report))
     if any(trial.lineage for trial in population):
         (folder / "lineage.md").write_text(format_lineages(population))
-    if drawn.count > 1:
-        _draw(folder, json.dumps(drawn.order))
+    return json.dumps(drawn.order) if drawn.count > 1 else None
 
 
 class _Drawn:

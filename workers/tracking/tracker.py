@@ -118,6 +118,21 @@ class _Held:
     """Whether the ledger knows the trial's run."""
 
 
+@dataclass
+class _End:
+    """How the experiment ended, and how much of that MLflow holds."""
+
+    state: ExperimentEnd
+    error: str | None
+    best: TrialEntry | None
+    report: Sequence[Path]
+    draw: Callable[[], Sequence[Path]]
+    is_closed: bool = False
+    """Whether the experiment's own run is closed in MLflow."""
+    plots: Sequence[Path] | None = None
+    """What `draw` made, once it did."""
+
+
 class Tracker:
     """Delivers trials to MLflow as they change, until `close` and then until all is delivered."""
 
@@ -130,7 +145,7 @@ class Tracker:
         self._news: dict[int, TrialEntry] = {}
         self._held: dict[int, _Held] = {}
         self._passes = 0
-        self._end: tuple[ExperimentEnd, str | None, TrialEntry | None, Sequence[Path]] | None = None
+        self._end: _End | None = None
         self._failure: BaseException | None = None
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
@@ -153,12 +168,13 @@ class Tracker:
         error: str | None,
         best: TrialEntry | None,
         report: Sequence[Path] = (),
+        draw: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
         """Deliver what is left, the experiment's end and the files of its report, soon.
 
-        Returns at once.
+        Returns at once. What `draw` makes is delivered last, after the experiment's run is closed.
         """
-        self._end = state, error, best, report
+        self._end = _End(state, error, best, report, draw)
         self._wake.set()
 
     def abandon(self) -> None:
@@ -222,7 +238,7 @@ class Tracker:
                 self._deliver(runs, parent, news[first : first + AT_ONCE])
             if end is None:
                 return False
-            self._end_experiment(runs, parent, *end)
+            self._end_experiment(runs, parent, end)
         except RefusedError as error:
             logger.error("MLflow refuses the experiment, given up: %s", error)
             if end is None:
@@ -418,28 +434,28 @@ class Tracker:
         runs.keep_text(run_id, json.dumps(entry.config), "config.json")
         return run_id
 
-    def _end_experiment(
-        self,
-        runs: Runs,
-        parent: str,
-        state: ExperimentEnd,
-        error: str | None,
-        best: TrialEntry | None,
-        report: Sequence[Path],
-    ) -> None:
-        content = Content(tags={OUTCOME: state})
-        if error is not None:
-            content.tags[ERROR] = error
-        if best is not None:
-            content.tags["eigensweep.best_trial"] = str(best.number)
-            _add_measures(content, best.result, runs.start_time(parent))
-            runs.keep_text(parent, json.dumps(best.config, indent=2), "best/config.json")
-            self._keep_weights(runs, parent, best)
-        for path in report:
+    def _end_experiment(self, runs: Runs, parent: str, end: _End) -> None:
+        """Close the experiment's own run, and then give it the plots, which are drawn then."""
+        if not end.is_closed:
+            content = Content(tags={OUTCOME: end.state})
+            if end.error is not None:
+                content.tags[ERROR] = end.error
+            if end.best is not None:
+                content.tags["eigensweep.best_trial"] = str(end.best.number)
+                _add_measures(content, end.best.result, runs.start_time(parent))
+                text = json.dumps(end.best.config, indent=2)
+                runs.keep_text(parent, text, "best/config.json")
+                self._keep_weights(runs, parent, end.best)
+            for path in end.report:
+                runs.keep_file(parent, path, "report")
+            runs.send(parent, content)
+            runs.end(parent, STATUS.get(end.state, "FINISHED"))
+            _flush_experiment(runs)
+            end.is_closed = True
+        if end.plots is None:
+            end.plots = end.draw()
+        for path in end.plots:
             runs.keep_file(parent, path, "report")
-        runs.send(parent, content)
-        runs.end(parent, STATUS.get(state, "FINISHED"))
-        _flush_experiment(runs)
 
     def _keep_weights(self, runs: Runs, parent: str, best: TrialEntry) -> None:
         """Give the experiment's run the weights of its best trial's best replicate, if kept."""
