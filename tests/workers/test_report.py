@@ -48,7 +48,7 @@ def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_th
     entries += [make_entry(n, "lstm", 0.3 + n / 100) for n in range(4, 7)]
     entries.append(make_entry(7, "none", None, state="diverged"))
     written = write_report(tmp_path / "report", SPEC, entries, "completed")
-    assert [path.name for path in written.files] == ["report.json", "report.md"]
+    assert list(written.texts) == ["report.json", "report.md"]
     assert [path.name for path in written.draw()] == [
         "history.png",
         "importance-lstm.png",
@@ -80,21 +80,20 @@ def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tm
     lineage = (Takeover(10, 1, {"optimizer.lr": 0.02, "optimizer.name": "adam"}, "h"),)
     entries = [make_entry(0, "scornn", 0.1, lineage=lineage), make_entry(1, "scornn", 0.2)]
     written = write_report(tmp_path / "report", SPEC, entries, "completed")
-    files = written.files
-    assert [path.name for path in files] == ["lineage.md", "report.json", "report.md"]
+    assert list(written.texts) == ["report.json", "report.md", "lineage.md"]
     assert written.draw() == [], "one trial alone makes no plot"
     text = (tmp_path / "report" / "lineage.md").read_text()
     assert "| 0 | 0 | - | lr=0.1 optimizer=adam |\n| 0 | 10 | 1 | lr=0.02 optimizer=adam |" in text
-    assert "lr=0.1 optimizer=adam at first (lineage.md)" in (files[-1]).read_text()
+    assert "lr=0.1 optimizer=adam at first (lineage.md)" in written.texts["report.md"]
 
 
 def test_an_experiment_without_results_has_a_report_and_a_disk_that_refuses_it_harms_nothing(
     tmp_path,
 ):
     written = write_report(tmp_path / "report", SPEC, [], "cancelled")
-    assert [path.name for path in written.files] == ["report.json", "report.md"]
+    assert list(written.texts) == ["report.json", "report.md"]
     assert written.draw() == []
     (tmp_path / "file").touch()
     refused = write_report(tmp_path / "file" / "report", SPEC, [], "completed")
-    assert refused.files == ()
+    assert refused.texts == {}
     assert refused.draw() == []

@@ -295,30 +295,29 @@ class TestCurves:
     def test_plots_are_drawn_once_and_follow_when_the_experiments_run_is_closed(
         self, tmp_path, runs, tracker, monkeypatch
     ):
-        files = [tmp_path / name for name in ("report.md", "history.png")]
-        for path in files:
-            path.touch()
+        (tmp_path / "history.png").touch()
         drawn: list[str] = []
 
         def draw() -> list[Path]:
             drawn.append(runs.ended["run-None-None"])
-            return files[1:]
+            return [tmp_path / "history.png"]
 
         def be_away(run_id: str, path: Path, folder: str) -> None:
-            if path.suffix == ".png":
-                raise AwayError("MLflow is away")
+            raise AwayError("MLflow is away")
 
         keep_file = runs.keep_file
         monkeypatch.setattr(runs, "keep_file", be_away)
-        tracker.close("completed", None, None, files[:1], draw)
+        tracker.close("completed", None, None, {"report.md": "# Report"}, draw)
         with pytest.raises(AwayError):
             tracker._pass()
         ledger = FileLedger(tmp_path / "ledger.json")
         assert ledger.read("tracked") is not True
+        assert runs.texts.pop(("run-None-None", "report/report.md")) == "# Report"
         monkeypatch.setattr(runs, "keep_file", keep_file)
         assert tracker._pass()
         assert drawn == ["FINISHED"]
-        assert list(runs.contents) == ["history.png"], "what MLflow has is not sent again"
+        assert list(runs.contents) == ["history.png"]
+        assert ("run-None-None", "report/report.md") not in runs.texts, "it was sent again"
         assert ledger.read("tracked") is True
 
 

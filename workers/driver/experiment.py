@@ -430,7 +430,7 @@ class ExperimentDriver:
         else:
             folder = self._own_folder() / "report"
             report = write_report(folder, self.spec, self.ledger.walk(), state)
-            self.tracker.close(state, error, self.sweep.best(), report.files, report.draw)
+            self.tracker.close(state, error, self.sweep.best(), report.texts, report.draw)
             self.tracker.wait(self.ledger.intent)
 
 

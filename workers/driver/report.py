@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,9 +49,10 @@ COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the ba
 
 @dataclass(frozen=True)
 class Report:
-    """The files of a report that is written, and the plots, which take seconds to draw."""
+    """The texts of a report, and its plots, which take seconds to draw."""
 
-    files: Sequence[Path] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """By the name of the file."""
     folder: Path | None = None
     order: str | None = None
     """What the plots show, as JSON; None if there is nothing to draw."""
@@ -75,8 +76,7 @@ def write_report(
     No experiment waits for a report: if the disk refuses it, there is none.
     """
     try:
-        order = _write(folder, spec, entries, state)
-        return Report(sorted(folder.iterdir()), folder, order)
+        return _write(folder, spec, entries, state)
     except OSError as error:
         logger.warning("no report: %s", error)
         return Report()
@@ -84,7 +84,7 @@ def write_report(
 
 def _write(
     folder: Path, spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
-) -> str | None:
+) -> Report:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     drawn = _Drawn(spec)
@@ -99,11 +99,12 @@ def _write(
             yield e
 
     report = make_report(spec, look_on(), state)
-    (folder / "report.json").write_text(json.dumps(report, indent=2))
-    (folder / "report.md").write_text(format_report(report))
+    texts = {"report.json": json.dumps(report, indent=2), "report.md": format_report(report)}
     if any(trial.lineage for trial in population):
-        (folder / "lineage.md").write_text(format_lineages(population))
-    return json.dumps(drawn.order) if drawn.count > 1 else None
+        texts["lineage.md"] = format_lineages(population)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return Report(texts, folder, json.dumps(drawn.order) if drawn.count > 1 else None)
 
 
 class _Drawn:

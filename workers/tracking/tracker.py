@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -57,6 +57,9 @@ LOOK_SECONDS = 5.0
 
 LONGEST_PAUSE = 30.0
 """Pause between two tries while MLflow is away."""
+
+REPORT: Final = "report"
+"""Folder of an experiment's report among the artifacts of its run."""
 
 THREAD: Final = "tracking"
 """Name of the thread that delivers."""
@@ -125,7 +128,7 @@ class _End:
     state: ExperimentEnd
     error: str | None
     best: TrialEntry | None
-    report: Sequence[Path]
+    report: Mapping[str, str]
     draw: Callable[[], Sequence[Path]]
     is_closed: bool = False
     """Whether the experiment's own run is closed in MLflow."""
@@ -167,14 +170,15 @@ class Tracker:
         state: ExperimentEnd,
         error: str | None,
         best: TrialEntry | None,
-        report: Sequence[Path] = (),
+        report: Mapping[str, str] | None = None,
         draw: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
-        """Deliver what is left, the experiment's end and the files of its report, soon.
+        """Deliver what is left, the experiment's end and the texts of its report, soon.
 
-        Returns at once. What `draw` makes is delivered last, after the experiment's run is closed.
+        Returns at once. The texts are given by the names of their files. What `draw` makes is
+        delivered last, after the experiment's run is closed.
         """
-        self._end = _End(state, error, best, report, draw)
+        self._end = _End(state, error, best, report or {}, draw)
         self._wake.set()
 
     def abandon(self) -> None:
@@ -446,8 +450,8 @@ class Tracker:
                 text = json.dumps(end.best.config, indent=2)
                 runs.keep_text(parent, text, "best/config.json")
                 self._keep_weights(runs, parent, end.best)
-            for path in end.report:
-                runs.keep_file(parent, path, "report")
+            for name, report in end.report.items():
+                runs.keep_text(parent, report, f"{REPORT}/{name}")
             runs.send(parent, content)
             runs.end(parent, STATUS.get(end.state, "FINISHED"))
             _flush_experiment(runs)
@@ -455,7 +459,7 @@ class Tracker:
         if end.plots is None:
             end.plots = end.draw()
         for path in end.plots:
-            runs.keep_file(parent, path, "report")
+            runs.keep_file(parent, path, REPORT)
 
     def _keep_weights(self, runs: Runs, parent: str, best: TrialEntry) -> None:
         """Give the experiment's run the weights of its best trial's best replicate, if kept."""
