@@ -52,7 +52,7 @@ def sleepers(trials: int, seconds: float) -> dict[str, Any]:
         "name": "sleepers",
         "task": TASK | {"valid_size": 4, "test_size": 4},
         "model": {"name": "toy_slow", "hidden_size": 4, "seconds": seconds / PASSES},
-        "search": {"space": {"model.shade": list(range(trials))}},
+        "search": {"space": {"model.shade": {"low": 0, "high": trials - 1, "step": 1}}},
         "training": {"steps": 1, "evaluate_every": 1, "log_every": 1},
     }
 
