@@ -34,8 +34,11 @@ from eigensweep.workers.shared.states import ExperimentEnd
 def pytest_collection_finish() -> None:
     """Keep Python's garbage collection from looking at the tests themselves again and again.
 
-    They are 900,000 objects, and one look at all of them takes half a second.
+    They are 900,000 objects, and one look at all of them takes half a second. Hypothesis is loaded
+    before: it asks what refers to generators of random numbers, and would not be told of these.
     """
+    import hypothesis  # noqa: F401
+
     gc.collect()
     gc.freeze()
 

@@ -75,6 +75,9 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """How long a driver relies on what it knows of the cluster's nodes."""
 
+CLOSING_SECONDS = 5.0
+"""So long nothing is loaded for the next experiment while the end of this one is delivered."""
+
 MEMORY_STEP = 32 * 2**20
 """A driver tells of its own memory in these steps, so that it does not tell at each look."""
 
@@ -420,8 +423,6 @@ class ExperimentDriver:
 
     def _end(self) -> None:
         """Record how the experiment ended, and return when MLflow holds everything."""
-        if self.options.loads_ahead:
-            load_ahead()  # for the next experiment: the places of the last trials are free
         state, error = self.sweep.close()
         state = self.ledger.end(state, error)
         logger.info("experiment ended experiment=%s state=%s", self.experiment, state)
@@ -431,6 +432,10 @@ class ExperimentDriver:
             folder = self._own_folder() / "report"
             report = write_report(folder, self.spec, self.ledger.walk(), state)
             self.tracker.close(state, error, self.sweep.best(), report.texts, report.draw)
+            self.tracker.wait_for_close(CLOSING_SECONDS)
+        if self.options.loads_ahead:
+            load_ahead()  # for the next experiment: the places of the last trials are free
+        if self.tracker is not None:
             self.tracker.wait(self.ledger.intent)
 
 

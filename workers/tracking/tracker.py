@@ -152,6 +152,7 @@ class Tracker:
         self._failure: BaseException | None = None
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._deliver_all, name=THREAD, daemon=True)
 
     def start(self) -> None:
@@ -192,6 +193,13 @@ class Tracker:
         self._wake.set()
         self._caught_up.wait(seconds)
 
+    def wait_for_close(self, seconds: float) -> None:
+        """Wait until the experiment's own run is closed, for so many seconds at most.
+
+        It returns at once where the delivery has stopped.
+        """
+        self._closed.wait(seconds)
+
     def wait(self, look: Callable[[], object] = lambda: None) -> None:
         """Wait until everything is delivered after `close`; call `look` now and then.
 
@@ -228,6 +236,7 @@ class Tracker:
         except BaseException as error:  # carried over to the thread that waits
             self._failure = error
         self._over.set()
+        self._closed.set()
 
     def _pass(self) -> bool:
         """Deliver what is new; tell whether that was the last of it."""
@@ -456,6 +465,7 @@ class Tracker:
             runs.end(parent, STATUS.get(end.state, "FINISHED"))
             _flush_experiment(runs)
             end.is_closed = True
+            self._closed.set()
         if end.plots is None:
             end.plots = end.draw()
         for path in end.plots:
