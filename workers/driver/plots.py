@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import sys
 import warnings
@@ -28,7 +27,6 @@ from optuna.trial import create_trial
 
 logger = logging.getLogger(__name__)
 
-NICENESS = 10
 Plot = Callable[..., Any]
 Direction = Literal["minimize", "maximize"]
 
@@ -106,8 +104,7 @@ def _save(path: Path, plot: Plot, subject: Any, target: str) -> None:
 
 
 def main() -> None:
-    """Draw what the input asks for, while trials of other experiments go first."""
-    os.nice(NICENESS)
+    """Draw what the input asks for."""
     mpl.use("Agg")
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
