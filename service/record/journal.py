@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Unpack, cast
+from typing import Any, Final, Unpack, cast
 from uuid import uuid4
 
 from sqlalchemy import select
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from eigensweep.direction import sign
 from eigensweep.service.record.errors import WrongMoveError
-from eigensweep.service.record.rows import Rows
+from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
@@ -29,6 +29,7 @@ from eigensweep.service.record.tables import (
     Webhook,
 )
 from eigensweep.service.record.usage import count_use
+from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.ledger import error_of_undone
 from eigensweep.workers.shared.messages import ConfigJson, Json
 from eigensweep.workers.shared.states import (
@@ -43,6 +44,8 @@ from eigensweep.workers.shared.states import (
     TrialState,
     brings_back,
 )
+
+_OPEN: Final = choose(is_in(OPEN_TRIALS))
 
 
 def replace_non_finite(content: Any) -> Any:
@@ -250,11 +253,9 @@ def end_experiment(
     """End an experiment, cancel what is open in it; return False if it was over already."""
     if experiment.state in ENDED:
         return False
-    still_open = select(Trial).where(
-        Trial.experiment_id == experiment.id, Trial.state.in_(OPEN_TRIALS)
-    )
-    for trial in session.scalars(still_open.order_by(Trial.number)):
-        finish_trial(session, experiment, trial, "cancelled", trial.result)
+    session.flush()
+    for part, trial in walk(RowSession(session.connection()), _OPEN, experiment.id):
+        finish_trial(part, experiment, trial, "cancelled", trial.result)
     experiment.error = remove_nul(error)
     move_experiment(session, experiment, state, error=experiment.error)
     experiment.finished_at = experiment.left_at

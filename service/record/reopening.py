@@ -1,18 +1,16 @@
 """How an experiment that is over is taken up again: failed trials once more, or more to do.
 
 Each is one transaction with its events: trials that have to train further are opened again, and the
-experiment is queued. Its next driver finds them in the ledger. There may be 100,000 of them, so
-they are read and written part by part. Runs in the service's process.
+experiment is queued. Its next driver finds them in the ledger. Runs in the service's process.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, or_, select
+from sqlalchemy import Connection, Select
 
 from eigensweep.search_spaces.extension import describe_extension, is_longer
 from eigensweep.search_spaces.space import Point
@@ -29,13 +27,12 @@ from eigensweep.service.record.journal import (
 from eigensweep.service.record.posting import check_quotas, extend_row
 from eigensweep.service.record.rows import RowSession
 from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.messages import ConfigJson
 from eigensweep.workers.shared.states import RANKED, UNTRAINED
 
 RETRIED, LENGTHENED, RESUMED = "another try", "a longer budget", "the rest of its training"
 """What a trial is opened again for."""
-AT_ONCE: Final = 500
-"""Trials that are in memory at a time."""
 
 
 class Reopening(Control):
@@ -110,7 +107,7 @@ class Reopening(Control):
             _check_time_left(experiment, spec.limits.wall_seconds)
             check_quotas(rows, [spec], experiment.owner)
             extend_row(experiment, spec)
-            for part, trial in _walk(rows, further, id):
+            for part, trial in walk(rows, further, id):
                 reason = RESUMED if trial.state == "cancelled" else LENGTHENED
                 if reason == LENGTHENED:
                     _check_checkpoints(experiment)
@@ -127,7 +124,7 @@ class Reopening(Control):
         """
 
         def work(connection: Connection) -> dict[int, str]:
-            trials = (trial for _, trial in _walk(RowSession(connection), chosen, id))
+            trials = (trial for _, trial in walk(RowSession(connection), chosen, id))
             return {trial.number: json.dumps(_configure(spec, trial)) for trial in trials}
 
         return database.look(self.url, work)
@@ -160,7 +157,7 @@ def _reopen_failed(rows: RowSession, experiment: Experiment, spec: ExperimentSpe
     was to be longer, it is opened again; if it was in a race, its driver does that.
     """
     count = 0
-    for part, trial in _walk(rows, _FAILED, experiment.id):
+    for part, trial in walk(rows, _FAILED, experiment.id):
         content = _configure(spec, trial)
         if trial.state in UNTRAINED:
             reopen_trial(part, experiment, trial, content, RETRIED)
@@ -171,39 +168,9 @@ def _reopen_failed(rows: RowSession, experiment: Experiment, spec: ExperimentSpe
     return count
 
 
-def _walk(rows: RowSession, chosen: Select[Any], id: str) -> Iterator[tuple[RowSession, Trial]]:
-    """Yield trials of an experiment, each with the session that writes what is changed in it."""
-    after = -1
-    while True:
-        part = rows.make_part()
-        trials = part.get_all(Trial, chosen, {"id": id, "after": after, "most": AT_ONCE})
-        if not trials:
-            return
-        for trial in trials:
-            yield part, trial
-        part.flush()
-        after = trials[-1].number
-
-
-def _choose(condition: ColumnElement[bool]) -> Select[Any]:
-    """Return a query for the next trials of an experiment after a number."""
-    mine = Trial.experiment_id == bindparam("id"), Trial.number > bindparam("after")
-    return (
-        select(Trial.__table__)
-        .where(*mine, condition)
-        .order_by(Trial.number)
-        .limit(bindparam("most"))
-    )
-
-
-def _is_in(states: Iterable[str]) -> ColumnElement[bool]:
-    return or_(*(Trial.state == state for state in sorted(states)))
-
-
-# Made once: to put such a query together costs more than to ask it.
-_FAILED = _choose(or_(_is_in(UNTRAINED), _is_in(RANKED) & Trial.error.is_not(None)))
-_CANCELLED = _choose(_is_in(["cancelled"]))
-_LENGTHENED = _choose(_is_in(["cancelled", *RANKED]))
+_FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & Trial.error.is_not(None)))
+_CANCELLED = choose(is_in(["cancelled"]))
+_LENGTHENED = choose(is_in(["cancelled", *RANKED]))
 
 
 def _check_checkpoints(experiment: Experiment) -> None:

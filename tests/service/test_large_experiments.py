@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from starlette.testclient import TestClient
 
 from bench.pages import make_spec, make_trials
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.routes import trials
-from eigensweep.service.record import database, queries, reopening
+from eigensweep.service.record import database, queries, walks
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.tables import Trial
+from eigensweep.service.record.tables import UNRANKED, Trial
 
 FEW, MANY, AT_ONCE = 150, 600, 25
 
@@ -65,7 +65,7 @@ class TestTakenUpAgain:
     @pytest.fixture
     def over(self, client, record, monkeypatch):
         """Return a function that makes an experiment of so many trials that is over."""
-        monkeypatch.setattr(reopening, "AT_ONCE", AT_ONCE)
+        monkeypatch.setattr(walks, "AT_ONCE", AT_ONCE)
 
         def add(number: int) -> str:
             id = add_experiment(client, record.url, number)
@@ -91,6 +91,23 @@ class TestTakenUpAgain:
         assert counts["waiting"].steps == 40_000 * counts["waiting"].trials
         kinds = Counter(event.kind for event in record.events(ids[-1], limit=MANY + 9))
         assert kinds["trial.reopened"] == counts["waiting"].trials
+
+    def test_a_cancel_holds_few_bytes_of_each_trial_that_waits(self, record, over):
+        ids = [over(number) for number in (AT_ONCE, FEW, MANY)]
+        for id in ids:
+            record.retry(id)
+            with database.engine(record.url).begin() as connection:
+                waits = update(Trial).where(Trial.experiment_id == id)
+                connection.execute(waits.values(state="waiting", rank=UNRANKED))
+        _, few, many = (measure_peak(partial(record.cancel, id)) for id in ids)
+        assert many - few < 1_000 * (MANY - FEW)
+        counts = record.experiment(ids[-1]).counts
+        kept = MANY // 20  # those that had failed and were to be tried again
+        found = {state: count.trials for state, count in counts.items()}
+        assert found == {"cancelled": MANY - kept, "failed": kept}
+        kinds = [event.kind for event in record.events(ids[-1], limit=3 * MANY)]
+        assert (kinds.count("trial.cancelled"), kinds.count("trial.kept")) == (MANY - kept, kept)
+        assert kinds[-1] == "experiment.cancelled"
 
     def test_all_failed_trials_are_tried_again(self, record, over):
         id = over(MANY)

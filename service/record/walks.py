@@ -1,0 +1,53 @@
+"""Trials of one experiment, read and written part by part: there may be 100,000 of them.
+
+Runs in the service's process and in drivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Select, bindparam, or_, select
+
+from eigensweep.service.record.rows import RowSession
+from eigensweep.service.record.tables import Trial
+
+AT_ONCE: Final = 500
+"""Trials that are in memory at a time."""
+
+
+def walk(rows: RowSession, chosen: Select[Any], id: str) -> Iterator[tuple[RowSession, Trial]]:
+    """Yield trials of an experiment, each with the session that writes what is changed in it.
+
+    `chosen` is what `choose` returned.
+    """
+    after = -1
+    while True:
+        part = rows.make_part()
+        trials = part.get_all(Trial, chosen, {"id": id, "after": after, "most": AT_ONCE})
+        if not trials:
+            return
+        for trial in trials:
+            yield part, trial
+        part.flush()
+        after = trials[-1].number
+
+
+def choose(condition: ColumnElement[bool]) -> Select[Any]:
+    """Return a query for the next trials of an experiment after a number.
+
+    Make it once: to put it together costs more than to ask it.
+    """
+    mine = Trial.experiment_id == bindparam("id"), Trial.number > bindparam("after")
+    return (
+        select(Trial.__table__)
+        .where(*mine, condition)
+        .order_by(Trial.number)
+        .limit(bindparam("most"))
+    )
+
+
+def is_in(states: Iterable[str]) -> ColumnElement[bool]:
+    """Return whether a trial is in one of these states."""
+    return or_(*(Trial.state == state for state in sorted(states)))
