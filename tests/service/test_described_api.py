@@ -107,6 +107,7 @@ def test_no_answer_is_an_error_of_the_service_or_missing_on_the_page(app: FastAP
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2700)
 def test_nor_is_one_of_many_more(app: FastAPI) -> None:
     failures, asked = find_failures(app, 60, **{"max-time": 1800})
     assert not failures, "\n\n".join(failures)
