@@ -13,6 +13,7 @@ from waiting import wait_until
 from eigensweep.service.record import database
 from eigensweep.service.record.tables import Event
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.states import ENDED
 
 CHECKPOINT_SECONDS = 2.0
 LOG, EVALUATE = 5, 25
@@ -53,6 +54,23 @@ class Grid:
         wanted = self._count_steps(service) + more
         wait_until(lambda: self._count_steps(service) >= wanted, service.log.read_text)
 
+    def _wait_while_it_comes_on(self, service: Any, id: str) -> None:
+        """Wait until the experiment is over, as long as it takes steps.
+
+        How much there is left to do after many faults is not known before.
+        """
+
+        def is_over() -> bool:
+            return service.experiment(id)["state"] in ENDED
+
+        while not is_over():
+            taken = self._count_steps(service)
+            wait_until(
+                lambda taken=taken: is_over() or self._count_steps(service) > taken,
+                lambda: service.experiment(id)["progress"],
+                1.0,
+            )
+
     @staticmethod
     def _count_steps(service: Any) -> int:
         return sum(len(each.read_text().splitlines()) for each in service.steps.iterdir())
@@ -64,6 +82,7 @@ class Grid:
 
     def check_results(self, service: Any, id: str) -> None:
         """The same, but for the steps that were taken twice."""
+        self._wait_while_it_comes_on(service, id)
         ended = service.wait(id)
         assert ended["state"] == "completed", ended["error"]
         trials = service.trials(id)
