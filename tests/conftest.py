@@ -35,7 +35,8 @@ def pytest_collection_finish() -> None:
     """Keep Python's garbage collection from looking at the tests themselves again and again.
 
     They are 900,000 objects, and one look at all of them takes half a second. Hypothesis is loaded
-    before: it asks what refers to generators of random numbers, and would not be told of these.
+    before: it asks Python which objects refer to a generator of random numbers, and Python does not
+    name objects that its garbage collection leaves out.
     """
     import hypothesis  # noqa: F401
 

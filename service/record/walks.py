@@ -49,5 +49,5 @@ def choose(condition: ColumnElement[bool]) -> Select[Any]:
 
 
 def is_in(states: Iterable[str]) -> ColumnElement[bool]:
-    """Return whether a trial is in one of these states."""
+    """Return the condition that a trial is in one of these states."""
     return or_(*(Trial.state == state for state in sorted(states)))

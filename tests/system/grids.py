@@ -54,10 +54,10 @@ class Grid:
         wanted = self._count_steps(service) + more
         wait_until(lambda: self._count_steps(service) >= wanted, service.log.read_text)
 
-    def _wait_while_it_comes_on(self, service: Any, id: str) -> None:
-        """Wait until the experiment is over, as long as it takes steps.
+    def _wait_for_end(self, service: Any, id: str) -> None:
+        """Wait for the end of the experiment; fail if no step is taken for long.
 
-        How much there is left to do after many faults is not known before.
+        After many faults nobody knows how many steps are left.
         """
 
         def is_over() -> bool:
@@ -82,7 +82,7 @@ class Grid:
 
     def check_results(self, service: Any, id: str) -> None:
         """The same, but for the steps that were taken twice."""
-        self._wait_while_it_comes_on(service, id)
+        self._wait_for_end(service, id)
         ended = service.wait(id)
         assert ended["state"] == "completed", ended["error"]
         trials = service.trials(id)

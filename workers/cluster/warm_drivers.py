@@ -94,7 +94,9 @@ class WarmDrivers(Generic[D]):
             # One that loads now cannot answer yet. It loads the code of now.
             if found.is_loading() or found.begin():
                 return found
-            logger.info("a driver that waited gives no answer or has older code; one is started")
+            logger.info(
+                "a driver that waited does not answer or has older code, so another one is started"
+            )
             found.end()
 
     def give_back(self, driver: D) -> None:

@@ -76,7 +76,7 @@ LOOK_SECONDS = 5.0
 """How long a driver relies on what it knows of the cluster's nodes."""
 
 CLOSING_SECONDS = 5.0
-"""So long nothing is loaded for the next experiment while the end of this one is delivered."""
+"""How long the delivery of an end may take before processes are loaded for the next experiment."""
 
 MEMORY_STEP = 32 * 2**20
 """A driver tells of its own memory in these steps, so that it does not tell at each look."""

@@ -1,7 +1,7 @@
 """The report of an experiment that is over: its results by arm, for people and for programs.
 
 It is made when the training has ended and goes to the experiment's own run in MLflow. The plots
-follow when that run is closed: they take longer than everything else at the end.
+come to it after it is closed: they take longer than everything else at the end.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ COLUMNS = ("arm", "best settings", "n", "mean", "sd", "95% interval", "of the ba
 
 
 @dataclass(frozen=True)
-class Report:
-    """The texts of a report, and its plots, which take seconds to draw."""
+class WrittenReport:
+    """The texts of a report that is written, and its plots, which take seconds to draw."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     """By the name of the file."""
@@ -70,7 +70,7 @@ class Report:
 
 def write_report(
     folder: Path, spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
-) -> Report:
+) -> WrittenReport:
     """Write `report.json` and `report.md` into a folder; the plots are not drawn yet.
 
     No experiment waits for a report: if the disk refuses it, there is none.
@@ -79,12 +79,12 @@ def write_report(
         return _write(folder, spec, entries, state)
     except OSError as error:
         logger.warning("no report: %s", error)
-        return Report()
+        return WrittenReport()
 
 
 def _write(
     folder: Path, spec: ExperimentSpec, entries: Iterable[TrialEntry], state: ExperimentEnd
-) -> Report:
+) -> WrittenReport:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     drawn = _Drawn(spec)
@@ -104,7 +104,8 @@ def _write(
         texts["lineage.md"] = format_lineages(population)
     for name, text in texts.items():
         (folder / name).write_text(text)
-    return Report(texts, folder, json.dumps(drawn.order) if drawn.count > 1 else None)
+    order = json.dumps(drawn.order) if drawn.count > 1 else None
+    return WrittenReport(texts, folder, order)
 
 
 class _Drawn:

@@ -129,7 +129,9 @@ class _End:
     error: str | None
     best: TrialEntry | None
     report: Mapping[str, str]
+    """Texts by the names of their files."""
     draw: Callable[[], Sequence[Path]]
+    """Draws the plots and returns their files."""
     is_closed: bool = False
     """Whether the experiment's own run is closed in MLflow."""
     plots: Sequence[Path] | None = None
@@ -176,8 +178,8 @@ class Tracker:
     ) -> None:
         """Deliver what is left, the experiment's end and the texts of its report, soon.
 
-        Returns at once. The texts are given by the names of their files. What `draw` makes is
-        delivered last, after the experiment's run is closed.
+        Returns at once. `report` holds the texts by the names of their files. `draw` is called
+        after the experiment's run is closed; the files that it returns are delivered last.
         """
         self._end = _End(state, error, best, report or {}, draw)
         self._wake.set()
@@ -448,7 +450,7 @@ class Tracker:
         return run_id
 
     def _end_experiment(self, runs: Runs, parent: str, end: _End) -> None:
-        """Close the experiment's own run, and then give it the plots, which are drawn then."""
+        """Close the experiment's own run; then have the plots drawn, and give them to it."""
         if not end.is_closed:
             content = Content(tags={OUTCOME: end.state})
             if end.error is not None:
