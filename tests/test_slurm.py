@@ -20,9 +20,10 @@ from waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "deploy" / "slurm" / "eigensweep.sbatch"
+# A signal may come while "sleep" starts: "$!" is set by then, a variable of our own is not.
 WAITS = """
-trap 'kill "$child"; echo "$name ended" >>"$LOG"; exit "${STATUS:-0}"' TERM
-sleep 1000 & child=$!
+trap '[ -z "$!" ] || kill "$!"; echo "$name ended" >>"$LOG"; exit "${STATUS:-0}"' TERM
+sleep 1000 &
 echo "$name" >>"$LOG"
 wait
 """
