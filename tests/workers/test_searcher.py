@@ -587,14 +587,28 @@ class TestANewDriver:
         axes = [trial.distributions for trial in b.study.trials()]
         assert all(each is axes[0] for each in axes)
 
-    def test_it_keeps_less_than_a_kilobyte_of_a_trial_that_has_ended(self, tmp_path):
+    @pytest.mark.parametrize(("method", "most"), [("random", 250), ("tpe", 900)])
+    def test_it_keeps_less_than_a_kilobyte_of_a_trial_that_has_ended(self, tmp_path, method, most):
         axes = {"optimizer.lr": LR, "optimizer.weight_decay": {"low": 0.0, "high": 0.5}}
-        b = bench(tmp_path, {"method": "random", "space": axes, "trials": 200})
+        b = bench(tmp_path, {"method": method, "space": axes, "trials": 200})
         b.run(most=100)
         before = bytes_of(b.sweep)
         b.run(most=50)
-        # The tables of dicts and sets, which grow at other numbers, take about 200 bytes for each.
-        assert 0 < (bytes_of(b.sweep) - before) / 50 < 800
+        # The tables of dicts, which grow at other numbers, take about 100 bytes for each.
+        assert 0 < (bytes_of(b.sweep) - before) / 50 < most
+
+    def test_a_sampler_that_learns_nothing_has_one_trial_in_memory_for_all_that_ended_alike(
+        self, tmp_path
+    ):
+        space = {"optimizer.lr": LR}
+        b = bench(tmp_path, {"method": "random", "space": space, "trials": 8})
+        b.run(lambda p: math.inf if p["optimizer.lr"] < 1e-3 else p["optimizer.lr"])
+        ended, stored = b.study.trials(), b.optuna().trials()
+        assert [t.state for t in ended] == [t.state for t in stored]
+        assert len({id(t) for t in ended}) == len({t.state for t in ended}) == 2
+        assert len({t.values and t.values[0] for t in stored}) > 2, "the journal has them all"
+        b.study.reconcile(b.ledger.load())
+        assert [t.state for t in b.study.trials()] == [t.state for t in stored]
 
     def test_optuna_in_memory_knows_what_its_journal_knows_of_a_trial_that_has_ended(
         self, tmp_path

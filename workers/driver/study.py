@@ -44,7 +44,7 @@ from tenacity import (
 )
 
 from eigensweep.direction import Better, worst_value
-from eigensweep.search_spaces.sections import JOINT
+from eigensweep.search_spaces.sections import JOINT, LEARNING
 from eigensweep.search_spaces.space import Choice, Integer, Parameter, Point, Scalar, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.samplers import make_sampler, mark_generation, quiet
@@ -265,7 +265,10 @@ class Study:
         self._part_of[entry.arm].tell(entry)
 
     def trials(self) -> list[FrozenTrial]:
-        """Return Optuna's own view of every trial, discarded draws among them."""
+        """Return Optuna's own view of every trial, discarded draws among them.
+
+        Without a sampler that learns, many of those that have ended are the same object.
+        """
         return [trial for part in self._parts for trial in part.trials()]
 
 
@@ -336,6 +339,8 @@ class _Part:
         }
         self._axes: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
         """Descriptions of parameters by their names, as the first trial with these has them."""
+        self._ended: dict[tuple[TrialState, tuple[str, ...]], FrozenTrial] = {}
+        """The first trial of each state and names of parameters."""
         self.turns = 0
         """How many points were drawn here, those of earlier drivers included."""
 
@@ -401,6 +406,7 @@ class _Part:
 
     def discard(self, draw: Draw) -> None:
         self._study.tell(draw.optuna_number, state=TrialState.FAIL)
+        self._keep_little(self._id(draw.optuna_number))
 
     def observe(self, source: Source, earlier: TrialEntry, point: Point) -> None:
         name = f"{source.experiment}/{source.number}"
@@ -468,10 +474,12 @@ class _Part:
         self._keep_little(trial_id)
 
     def _keep_little(self, trial_id: int) -> None:
-        """Let a trial in memory share what it can with the others; samplers need its values alone.
+        """Let a trial in memory share what it can with the others.
 
         Optuna's journal gives each trial names, marks and descriptions of its own, which take most
-        of its memory. Once it has ended, Optuna does not change them.
+        of its memory. Once it has ended, Optuna does not change them. A sampler that learns looks
+        at the values of each trial. The others look at none, so the first trial that ended in a
+        way stands for all of its parameters that end so.
         """
         if not isinstance(self._storage, JournalStorage):
             return
@@ -482,11 +490,23 @@ class _Part:
             trial.distributions = same
         if not trial.state.is_finished():
             return
-        trial.params = {name: trial.params[name] for name in same}
-        trial.datetime_start = None
-        trial.user_attrs = {k: v for k, v in trial.user_attrs.items() if k != NUMBER} or NOTHING
-        trial.system_attrs = trial.system_attrs or NOTHING
-        trial.intermediate_values = trial.intermediate_values or NOTHING
+        little = FrozenTrial(
+            number=trial.number,
+            trial_id=trial_id,
+            state=trial.state,
+            value=None,
+            values=trial.values,
+            datetime_start=None,
+            datetime_complete=trial.datetime_complete,
+            params={name: trial.params[name] for name in same},
+            distributions=trial.distributions,
+            user_attrs={k: v for k, v in trial.user_attrs.items() if k != NUMBER} or NOTHING,
+            system_attrs=trial.system_attrs or NOTHING,
+            intermediate_values=trial.intermediate_values or NOTHING,
+        )
+        if self._search.method not in LEARNING:
+            little = self._ended.setdefault((trial.state, tuple(same)), little)
+        self._storage._replay_result._trials[trial_id] = little
 
     def _read_values(self, entry: TrialEntry) -> list[float]:
         """Return the value of each goal, the worst one where it is not known or not finite."""

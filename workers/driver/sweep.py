@@ -6,7 +6,6 @@ next driver finds in the ledger all that Optuna must be told.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import Counter, deque
@@ -18,6 +17,7 @@ from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.search_spaces.warm_start import find_point
+from eigensweep.workers.driver.digests import Digests, digest
 from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.leaders import (
     complete_result,
@@ -162,13 +162,12 @@ class Sweep:
         self._sequence = quasi_random(self._space, spec.search.seed)
         self._misses = 0
         """Points of the sequence since the last that became a trial."""
-        self._points: set[bytes] = set()
-        self._identities: set[bytes] = set()
+        self._points, self._identities = Digests(), Digests()
         self._keeps_all = spec.racing is not None or spec.scheduler.name == "pbt"
         """Whether entries of ended trials are kept whole."""
         self._best: tuple[tuple[int, float], int] | None = None
         """Place in the ranking and number of the best of the trials that have ended."""
-        self._unmet: set[bytes] = set()
+        self._unmet: set[int] = set()
         """Trials of earlier drivers that the sequence has not come to again."""
         self._has_raced = False
         """Whether a trial of earlier drivers has more seeds than every configuration gets."""
@@ -202,7 +201,8 @@ class Sweep:
         point = _key(Point(entry.arm, entry.params))
         self._points.add(point)
         if entry.state != "invalid":
-            self._unmet.add(point)
+            if self._is_spread:
+                self._unmet.add(point)
             self._has_raced |= has_begun([entry], self.spec.replicates)
             config = TrialConfig.from_dict(entry.config)
             self._identities.add(_identity(config, config.content_hash()))
@@ -772,23 +772,17 @@ def _with_report(entry: TrialEntry, told: RungReport) -> TrialEntry:
     return replace(entry, reports=reports, place=told.place)
 
 
-def _key(point: Point) -> bytes:
-    """Return what tells the points of an experiment apart, in few bytes."""
-    return _shorten(
-        point.arm, *(f"{path}={_plain(v)!r}" for path, v in sorted(point.params.items()))
-    )
+def _key(point: Point) -> int:
+    """Return what tells the points of an experiment apart."""
+    return digest(point.arm, *(f"{path}={_plain(v)!r}" for path, v in sorted(point.params.items())))
 
 
-def _identity(config: TrialConfig, name: str) -> bytes:
-    """Return what tells the configurations of an experiment apart, in few bytes.
+def _identity(config: TrialConfig, name: str) -> int:
+    """Return what tells the configurations of an experiment apart.
 
     `name` is the configuration's `content_hash`.
     """
-    return _shorten(name, str(config.training.steps))
-
-
-def _shorten(*words: str) -> bytes:
-    return hashlib.blake2b("\0".join(words).encode(), digest_size=16).digest()
+    return digest(name, str(config.training.steps))
 
 
 def _plain(value: Scalar) -> Scalar:
