@@ -49,19 +49,23 @@ class Reopening(Control):
             NothingToDoError: if none has failed, or it may not go on.
             QuotaExceededError: if its owner may not have one more that is not over.
         """
+        before = self.row(id)
+        was_done(before, "retry")
+        spec = ExperimentSpec.from_stored(before.spec)
+        if spec.scheduler.name == "pbt":
+            raise NothingToDoError(
+                f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
+                f"none is tried again by itself; post it again: eigensweep fork {id}"
+            )
+        configs = self._configure_all(id, spec, _FAILED)
 
         def work(rows: RowSession) -> None:
             experiment = lock_row(rows, id)
             was_done(experiment, "retry")
-            spec = ExperimentSpec.from_stored(experiment.spec)
-            if spec.scheduler.name == "pbt":
-                raise NothingToDoError(
-                    f"the trials of experiment {id} trained as one population (scheduler: pbt), so "
-                    f"none is tried again by itself; post it again: eigensweep fork {id}"
-                )
+            _check_edition(experiment, before)
             _check_time_left(experiment, spec.limits.wall_seconds)
             check_quotas(rows, [spec], experiment.owner)
-            count = _reopen_failed(rows, experiment, spec)
+            count = _reopen_failed(rows, experiment, configs)
             if not count and experiment.state != "failed":
                 raise NothingToDoError(
                     f"experiment {id} has no failed trial, so there is nothing to retry"
@@ -102,8 +106,7 @@ class Reopening(Control):
         def work(rows: RowSession) -> None:
             experiment = lock_row(rows, id)
             was_done(experiment, "extend")
-            if experiment.edition != before.edition:
-                raise NothingToDoError(f"experiment {id} was taken up again in the meantime")
+            _check_edition(experiment, before)
             _check_time_left(experiment, spec.limits.wall_seconds)
             check_quotas(rows, [spec], experiment.owner)
             extend_row(experiment, spec)
@@ -150,15 +153,16 @@ def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
     return content
 
 
-def _reopen_failed(rows: RowSession, experiment: Experiment, spec: ExperimentSpec) -> int:
+def _reopen_failed(rows: RowSession, experiment: Experiment, configs: dict[int, str]) -> int:
     """Open the failed and stalled trials of an experiment again; return how many there are.
 
+    `configs` has the configurations, as JSON, with which they train.
     One that failed when it was trained further is as it was before, with that error. If its budget
     was to be longer, it is opened again; if it was in a race, its driver does that.
     """
     count = 0
     for part, trial in walk(rows, _FAILED, experiment.id):
-        content = _configure(spec, trial)
+        content = json.loads(configs[trial.number])
         if trial.state in UNTRAINED:
             reopen_trial(part, experiment, trial, content, RETRIED)
         elif budget_of(content) > trial.steps:
@@ -171,6 +175,11 @@ def _reopen_failed(rows: RowSession, experiment: Experiment, spec: ExperimentSpe
 _FAILED = choose(is_in(UNTRAINED) | (is_in(RANKED) & Trial.error.is_not(None)))
 _CANCELLED = choose(is_in(["cancelled"]))
 _LENGTHENED = choose(is_in(["cancelled", *RANKED]))
+
+
+def _check_edition(experiment: Experiment, before: Experiment) -> None:
+    if experiment.edition != before.edition:
+        raise NothingToDoError(f"experiment {before.id} was taken up again in the meantime")
 
 
 def _check_checkpoints(experiment: Experiment) -> None:
