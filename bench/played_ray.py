@@ -27,7 +27,7 @@ from ray.tune.execution.class_cache import _ActorClassCache
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver import actor_events, capacity
-from eigensweep.workers.engine.trainable import LOST, REPORT
+from eigensweep.workers.engine.trial_process import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -91,7 +91,7 @@ class PlayedRay:
 
 
 class ActorClass:
-    """Stands for `ray.remote(TrialTrainable)`."""
+    """Stands for `ray.remote(TrialProcess)`."""
 
     def __init__(self, ray: PlayedRay) -> None:
         self._ray = ray

@@ -60,7 +60,7 @@ def measure(client: Client, trials: int) -> dict[str, Any]:
         time.sleep(0.1)
     while not experiment.refresh().content["progress"]["steps_done"]:
         time.sleep(0.1)
-    thin, engine = find_pss("ray::TrialTrainable"), find_pss("ray::EngineActor")
+    thin, engine = find_pss("ray::TrialProcess"), find_pss("ray::EngineActor")
     experiment.cancel()
     experiment.wait(120)
     return {

@@ -57,7 +57,7 @@ sys.meta_path = [Installed if each is PathFinder else each for each in sys.meta_
 import eigensweep.workers.cluster.node_health
 import eigensweep.workers.driver.lanes  # `lanes: auto` measures on a worker
 import eigensweep.workers.engine.actor
-import eigensweep.workers.engine.trainable
+import eigensweep.workers.engine.trial_process
 from eigensweep.workers.shared import logs
 logs.set_up("json")
 from eigensweep import train

@@ -261,10 +261,10 @@ class TestRungs:
 
 
 class TestCode:
-    def test_importing_the_trainable_loads_neither_torch_nor_mlflow(self):
+    def test_importing_a_trial_s_process_loads_neither_torch_nor_mlflow_nor_ray_tune(self):
         check = (
-            "import sys, eigensweep.workers.engine.trainable\n"
-            "print({'torch', 'mlflow'} & set(sys.modules))"
+            "import sys, eigensweep.workers.engine.trial_process\n"
+            "print({'torch', 'mlflow', 'ray.tune', 'pandas'} & set(sys.modules))"
         )
         command = [sys.executable, "-c", check]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

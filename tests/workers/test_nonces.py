@@ -20,8 +20,8 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.nonce import LOOK_SECONDS, LeftNonce, find_lack
 from eigensweep.workers.driver.searcher import LIVE, Recorder
-from eigensweep.workers.engine import trainable
-from eigensweep.workers.engine.trainable import LOST, REPORT, TrialTrainable
+from eigensweep.workers.engine import trial_process
+from eigensweep.workers.engine.trial_process import LOST, REPORT, TrialProcess
 from eigensweep.workers.shared import nonces
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import own_parts
@@ -44,12 +44,10 @@ def order_in(folder, **fields):
 @pytest.fixture
 def step(monkeypatch):
     """Return a function that lets a trial's process take its first step of an order."""
-    monkeypatch.setattr(trainable, "assigned_device", lambda: "cpu")
+    monkeypatch.setattr(trial_process, "assigned_device", lambda: "cpu")
 
     def take(order):
-        process = object.__new__(TrialTrainable)
-        process.config = order.to_dict()
-        return process.step()
+        return TrialProcess(order.to_dict()).train()
 
     return take
 

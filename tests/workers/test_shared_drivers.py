@@ -19,7 +19,6 @@ from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.cluster.crew import Crew
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver import trial_processes, tune_loop
-from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.shared.shortages import is_shared_death
@@ -158,7 +157,7 @@ def test_each_loop_gives_its_trials_processes_the_variables_of_its_own_experimen
         variables = partial(trial_processes.want_loaded, True, cpus)
         tune_loop.run_tune(f"e{cpus}", FIFOScheduler(), tmp_path / str(cpus), variables)
     trial_processes.want_loaded(False)
-    made = [each._class_cache.get(TrialTrainable) for each in controllers]
+    made = [each._class_cache.get() for each in controllers]
     asked = [each._default_options["runtime_env"]["env_vars"] for each in made]
     assert [variables["OMP_NUM_THREADS"] for variables in asked] == ["2", "4"]
 

@@ -184,7 +184,7 @@ def test_a_killed_engine_costs_no_trial_and_no_retry(experiment):
     e = experiment({**LONG, "search": rates(1, 2, 3, 4, 5)})
     handle = e.launch(retries=0, checkpoint_seconds=0.5)
     engine = e.until_they_report(3)
-    thin = [p for p in psutil.process_iter(["name"]) if "TrialTrainable" in (p.info["name"] or "")]
+    thin = [p for p in psutil.process_iter(["name"]) if "TrialProcess" in (p.info["name"] or "")]
     assert thin
     assert not any(loads_torch(p) for p in thin)
     os.kill(engine, signal.SIGKILL)

@@ -31,9 +31,9 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.driver import experiment as driver
-from eigensweep.workers.engine import trainable
+from eigensweep.workers.engine import trial_process
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.engine.trainable import TrialTrainable
+from eigensweep.workers.engine.trial_process import TrialProcess
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import DriverOptions, Order
 
@@ -102,21 +102,21 @@ def train(options: DriverOptions, folder: Path) -> None:
     """Do what a driver and a trial's process do, for one trial."""
     parsed = ExperimentSpec.model_validate(SPEC)
     config = parsed.trial(Point("scornn", {}))
-    process = object.__new__(TrialTrainable)
-    process.config = make_order(
+    order = make_order(
         config=config.model_dump(mode="json"),
         rungs=tuple(parsed.rung_steps(config)),
         storage=str(folder),
         trace=options.trace,
-    ).to_dict()
-    while not process.step()["done"]:
+    )
+    process = TrialProcess(order.to_dict())
+    while not process.train()["done"]:
         pass
 
 
 def test_one_trace_leads_from_the_caller_to_each_evaluation(
     spans, dispatcher, launcher, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(trainable, "assigned_device", lambda: "cpu")
+    monkeypatch.setattr(trial_process, "assigned_device", lambda: "cpu")
     monkeypatch.setattr(
         driver,
         "run_experiment",
@@ -157,11 +157,11 @@ def test_one_trace_leads_from_the_caller_to_each_evaluation(
 
 
 def test_a_trial_that_is_stopped_ends_its_span(spans, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainable, "open_attempt", lambda order, device: SimpleNamespace())
-    process = object.__new__(TrialTrainable)
-    process.span = trainable.begin_span(make_order())
-    process.cleanup()
-    process.cleanup()
+    monkeypatch.setattr(trial_process, "open_attempt", lambda order, device: SimpleNamespace())
+    process = TrialProcess(make_order().to_dict())
+    process.span = trial_process.begin_span(make_order())
+    process.stop()
+    process.stop()
 
     (span,) = spans.get_finished_spans()
     assert span.attributes["eigensweep.outcome"] == "stopped"

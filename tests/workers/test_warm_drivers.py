@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from ray.tune.execution import class_cache
 
 from eigensweep.workers.cluster import warm_drivers
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.cluster.warm_drivers import WarmDrivers, count_that_fit
 from eigensweep.workers.driver import trial_processes
+from eigensweep.workers.driver.trainable import TrialProcesses
 from eigensweep.workers.driver.trial_processes import want_loaded
-from eigensweep.workers.engine.trainable import TrialTrainable
 from eigensweep.workers.shared.code import own_code
 
 TESTS = Path(__file__).parents[1]
@@ -204,7 +203,7 @@ def test_none_waits_on_a_ray_of_somebody_else(wanted):
 
 def ask_of_tune() -> dict[str, str]:
     """Return the variables that Ray Tune would give to the processes of trials."""
-    made = class_cache._ActorClassCache().get(TrialTrainable)
+    made = TrialProcesses().get()
     return made._default_options["runtime_env"]["env_vars"]
 
 

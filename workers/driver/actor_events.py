@@ -12,8 +12,12 @@ from collections import deque
 from typing import Any, Final
 
 import ray
+from ray.air.execution import ResourceRequest
+from ray.air.execution._internal.tracked_actor import TrackedActor
 
 from eigensweep.workers.driver.memory_shortages import PatientActorManager
+from eigensweep.workers.driver.trainable import give_order_alone
+from eigensweep.workers.shared.messages import Json
 
 SOON: Final = 0.005
 """Seconds: an event that came this fast was there before it was asked for, and others may be."""
@@ -26,6 +30,12 @@ class PromptActorManager(PatientActorManager):
         super().__init__(**options)
         self._ready: deque[Any] = deque()
         """Futures that are ready and were not handled; some may have been given up since."""
+
+    def add_actor(
+        self, cls: Any, kwargs: Json, resource_request: ResourceRequest, **calls: Any
+    ) -> TrackedActor:
+        """Have a process started once there is room for it."""
+        return super().add_actor(cls, give_order_alone(kwargs), resource_request, **calls)
 
     def next(self, timeout: int | float | None = None) -> bool:
         """Handle one event, and wait for it so many seconds; tell whether there was one."""

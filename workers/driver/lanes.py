@@ -12,7 +12,7 @@ import ray.exceptions
 import torch
 
 from eigensweep.models.recurrence.cache import cache_folder
-from eigensweep.search_spaces.memory import list_extremes
+from eigensweep.search_spaces.memory import THIN_PROCESS, list_extremes
 from eigensweep.search_spaces.preview import seconds_of
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
@@ -29,9 +29,6 @@ LANES_UNMEASURED = {"cpu": 4, "cuda": 16}
 
 MEASURING_SECONDS = 300.0
 """How long the measurement may take, waiting for a free device included."""
-
-TRIAL_BYTES = 150 * 10**6
-"""Memory of the thin process of a trial in a lane: about 122 MB were measured."""
 
 
 def choose_lanes(
@@ -81,7 +78,7 @@ def _measure(
     check_code(Code.from_dict(code))
     torch.set_num_threads(threads)
     free = sizing.free_bytes("cpu")
-    most = sizing.MOST_LANES if free is None else free // 2 // TRIAL_BYTES
+    most = sizing.MOST_LANES if free is None else free // 2 // THIN_PROCESS
     chosen = sizing.choose_lanes(
         TrialConfig.from_dict(config),
         device,

@@ -18,7 +18,7 @@ from ray.tune.search import Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
 from eigensweep.workers.driver.sweep import Sweep
-from eigensweep.workers.engine.trainable import TrialTrainable
+from eigensweep.workers.driver.trainable import TrialTrainable
 from eigensweep.workers.shared.ledger import RungReport
 from eigensweep.workers.shared.messages import Json, LostBy, Order, Report
 from eigensweep.workers.shared.shortages import is_shortage
@@ -218,7 +218,7 @@ class Recorder(tune.Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
-        """Record that the process was lost; the trainable itself never raises for a bug.
+        """Record that the process was lost; a trial's process itself never raises for a bug.
 
         A process that ended itself, because its trial held too much memory, has failed: another
         attempt would need as much. One that was ended because its node had no memory left has not.

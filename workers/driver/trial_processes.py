@@ -15,7 +15,7 @@ import os
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc  # type: ignore[import-untyped]
 import psutil  # type: ignore[import-untyped]
@@ -26,7 +26,7 @@ from ray._private.utils import get_runtime_env_info
 from ray.runtime_env import RuntimeEnv
 from ray.tune.execution import class_cache
 
-from eigensweep.workers.engine.trainable import TrialTrainable
+from eigensweep.workers.driver.trainable import TrialProcesses
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.messages import Json
 
@@ -65,9 +65,7 @@ def load_ahead() -> None:
     missing = min(MOST, int(node["Resources"].get("CPU", 0))) - len(find_ready())
     if missing <= 0:
         return
-    tune: Any = class_cache  # without types
-    like_trials = tune._ActorClassCache().get(TrialTrainable)
-    variables = like_trials._default_options["runtime_env"]["env_vars"]
+    variables = TrialProcesses().get()._default_options["runtime_env"]["env_vars"]
     environment = RuntimeEnv(env_vars=variables | _variables(CPUS))
     messages = import_module("ray.core.generated.node_manager_pb2")
     calls = import_module("ray.core.generated.node_manager_pb2_grpc")

@@ -26,7 +26,8 @@ from ray.tune.utils.log import set_verbosity
 
 from eigensweep.workers.driver.actor_events import PromptActorManager
 from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Recorder
-from eigensweep.workers.engine.trainable import REPORT, TrialTrainable
+from eigensweep.workers.driver.trainable import TrialProcesses, TrialTrainable
+from eigensweep.workers.engine.trial_process import REPORT
 from eigensweep.workers.shared.messages import Json, Order, Report
 
 SETTING_UP: Final = threading.Lock()
@@ -79,7 +80,7 @@ def _set_up(experiment: str, scheduler: TrialScheduler, folder: Path) -> Any:
     search.add_configurations([asked])
     controller.update_max_pending_trials()
     controller.setup_experiments([asked], search.total_samples)
-    controller._class_cache.get(TrialTrainable)  # which keeps the variables of this moment
+    controller._class_cache.get()  # which keeps the variables of this moment
     return controller
 
 
@@ -90,6 +91,7 @@ class Controller(TuneController):
         super().__init__(**options)
         resources = self._actor_manager._resource_manager
         self._actor_manager = PromptActorManager(resource_manager=resources)
+        self._class_cache = TrialProcesses()
         self._taken_over: list[Trial] = []
         """Trials that have got a process that is used again, and do not train yet."""
 

@@ -5,6 +5,6 @@ arithmetic of their steps, with `optimizers` and `batches` beside it. `engine` k
 device for the trials of many callers, with `turns` for those that cannot share, `errors` for whose
 fault an error is, and `occupancy` for how busy the lanes are. `sizing` says how many lanes are
 best. `aboard` is what an engine keeps of its trials. `shares` says how trials share an engine,
-`trainable` is a trial as Ray Tune calls it, alone in its process or thin with a seat in an engine,
+`trial_process` is the process of a trial, which trains it or, thin, has a seat in an engine,
 and `actor` is an engine's process. These last two import Ray.
 """

@@ -6,12 +6,12 @@ from contextlib import suppress
 
 
 def load() -> None:
-    """Import what takes seconds, as `TrialTrainable.setup` would, which does so again for nothing.
+    """Import what takes seconds, as `TrialProcess` would, which does so again for nothing.
 
     Where something is missing the trial says so. An error here would only end the process.
     """
     with suppress(ImportError):
-        from eigensweep.workers.engine import trainable  # noqa: F401  (Ray Tune)
+        from eigensweep.workers.engine import trial_process  # noqa: F401  (Ray)
         from eigensweep.workers.shared.code import own_code
         from eigensweep.workers.trial import attempt  # noqa: F401  (torch)
 

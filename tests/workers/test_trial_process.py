@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 from orders import make_order
+from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from eigensweep.tasks.corpus import CorpusMissingError
-from eigensweep.workers.engine import trainable
-from eigensweep.workers.engine.trainable import LOST, REPORT, TrialTrainable
+from eigensweep.workers.driver.trainable import TrialTrainable, give_order_alone
+from eigensweep.workers.engine import trial_process
+from eigensweep.workers.engine.trial_process import LOST, REPORT, TrialProcess
 from eigensweep.workers.shared.code import ForeignCodeError
 from eigensweep.workers.shared.durable_files import storage_error
 
@@ -18,16 +20,14 @@ from eigensweep.workers.shared.durable_files import storage_error
 @pytest.fixture
 def trial(monkeypatch, tmp_path):
     """Return a function that lets a trial's process meet an error, and returns what it tells."""
-    monkeypatch.setattr(trainable, "assigned_device", lambda: "cpu")
+    monkeypatch.setattr(trial_process, "assigned_device", lambda: "cpu")
 
     def meet(error):
         def fail(order, device):
             raise error
 
-        monkeypatch.setattr(trainable, "open_attempt", fail)
-        process = object.__new__(TrialTrainable)
-        process.config = make_order(storage=str(tmp_path)).to_dict()
-        told = process.step()
+        monkeypatch.setattr(trial_process, "open_attempt", fail)
+        told = TrialProcess(make_order(storage=str(tmp_path)).to_dict()).train()
         return told | {REPORT: json.loads(told[REPORT])}
 
     return meet
@@ -70,6 +70,12 @@ def test_a_trial_keeps_away_from_the_nodes_that_are_left_out():
     assert asked._bound.kwargs["bundle_label_selector"] == selector
     asked = TrialTrainable.default_resource_request(make_order().to_dict())
     assert "bundle_label_selector" not in asked._bound.kwargs
+
+
+def test_a_process_is_given_nothing_that_only_tune_can_read():
+    order = make_order().to_dict()
+    added = {TRIAL_INFO: object(), STDOUT_FILE: None, STDERR_FILE: None}
+    assert give_order_alone({"config": order | added, "storage": object()}) == {"config": order}
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), FileNotFoundError(2, "no file")])

@@ -1,0 +1,57 @@
+"""What stands in Ray Tune for the processes of trials.
+
+Tune wants a subclass of its `Trainable` and starts that as an actor. Here it starts a
+`TrialProcess` in its place, which has the three methods that Tune calls and loads nothing of Tune.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from ray import tune
+from ray.tune.execution.class_cache import _ActorClassCache
+from ray.util.placement_group import NODE_ID_LABEL_KEY
+
+from eigensweep.workers.engine.trial_process import TrialProcess
+from eigensweep.workers.shared.messages import Json, Order
+
+
+class TrialTrainable(tune.Trainable):
+    """Says what a trial asks Ray for. No process has it."""
+
+    @classmethod
+    def default_resource_request(cls, config: Json) -> tune.PlacementGroupFactory:
+        order = Order.from_dict(config)
+        labels = dict(order.labels)
+        if order.avoid:
+            labels[NODE_ID_LABEL_KEY] = f"!in({','.join(order.avoid)})"
+        return request_place(frozenset(order.resources.items()), frozenset(labels.items()))
+
+
+class TrialProcesses(_ActorClassCache):
+    """Gives Tune the class of a trial's process, with the variables that it is started with."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def get(self, trainable_cls: type[TrialTrainable] = TrialTrainable) -> Any:
+        return super().get(TrialProcess)  # type: ignore[no-untyped-call]
+
+
+def give_order_alone(arguments: Json) -> Json:
+    """Return what a process is started with, without what Tune adds for its own `Trainable`.
+
+    To read that, a process would have to load Tune.
+    """
+    config = arguments["config"]
+    return {"config": {name: each for name, each in config.items() if not name.startswith("__")}}
+
+
+@lru_cache(maxsize=64)
+def request_place(
+    resources: frozenset[tuple[str, float]], labels: frozenset[tuple[str, str]]
+) -> tune.PlacementGroupFactory:
+    """Return what Tune asks Ray for; the same object for the same: Tune compares it often."""
+    where: Json = {"bundle_label_selector": [dict(labels)]} if labels else {}
+    return tune.PlacementGroupFactory([dict(resources)], **where)
