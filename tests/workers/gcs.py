@@ -2,7 +2,8 @@
 
 The emulator does all but one thing: it writes over objects whatever the condition of a put says. So
 `_insert` stands before it and refuses, as the real one does, what must not exist yet but does. The
-emulator answers one request after another, so nothing comes between the look and the put.
+emulator answers one request after another, so nothing comes between the look and the put. It also
+drops a carriage return at the end of what is put; nothing that the store puts ends with one.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ class ObjectStore(Store):
             StoreAwayError: if it does not answer, or refuses.
         """
         folder = self.root / ".doctor"
-        path, content = folder / secrets.token_hex(8), secrets.token_bytes(32)
+        path, content = folder / secrets.token_hex(8), secrets.token_hex(16).encode()
         try:
             if not self._create(path, content):
                 return f"{self._words(path)} was not there, and making it was refused"
