@@ -34,7 +34,7 @@ class PromptActorManager(PatientActorManager):
     def add_actor(
         self, cls: Any, kwargs: Json, resource_request: ResourceRequest, **calls: Any
     ) -> TrackedActor:
-        """Have a process started once there is room for it."""
+        """Have a process started, with its order alone, once there is room for it."""
         return super().add_actor(cls, give_order_alone(kwargs), resource_request, **calls)
 
     def next(self, timeout: int | float | None = None) -> bool:

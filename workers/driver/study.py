@@ -478,8 +478,8 @@ class _Part:
 
         Optuna's journal gives each trial names, marks and descriptions of its own, which take most
         of its memory. Once it has ended, Optuna does not change them. A sampler that learns looks
-        at the values of each trial. The others look at none, so the first trial that ended in a
-        way stands for all of its parameters that end so.
+        at each trial. The others look at none, so one trial, the first of its state and
+        parameters, stands in memory for all that are like it.
         """
         if not isinstance(self._storage, JournalStorage):
             return
