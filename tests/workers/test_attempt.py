@@ -76,7 +76,7 @@ def write_package(site: Path, package: str, version: str = "1.0", name: str = "o
 def see() -> tuple[Code, dict[str, str]]:
     """Return which code there is now."""
     importlib.invalidate_caches()
-    for looked in (code._plugin_folders, own_code, own_parts):
+    for looked in (own_code, own_parts):
         looked.cache_clear()
     return own_code(), own_parts()
 

@@ -49,20 +49,22 @@ def own_parts() -> dict[str, str]:
 
     Names of files are paths, such as `workers/trial/training.py`; names of versions are words.
     """
-    return _project_files() | _plugin_files() | _own_versions() | _plugin_versions()
+    plugin_files = _plugin_files(_plugin_folders())
+    return _project_files() | plugin_files | _own_versions() | _plugin_versions()
 
 
 @cache
 def own_code() -> Code:
     """Return which code this process imports, and from where."""
     folder, files, versions = _own_folder(), _project_files(), _own_versions()
-    plugin_files, plugin_versions = _plugin_files(), _plugin_versions()
+    plugin_folders = _plugin_folders()
+    plugin_files, plugin_versions = _plugin_files(plugin_folders), _plugin_versions()
     return Code(
         folder=str(folder),
         digest=_digest(files | plugin_files | versions | plugin_versions),
         node=platform.node(),
         packages=_digest(versions | plugin_versions),
-        identity=_identify([folder, *_plugin_folders().values()]),
+        identity=_identify([folder, *plugin_folders.values()]),
         core=_digest(files | versions),
         plugins=_digest_plugins(plugin_files),
     )
@@ -71,7 +73,6 @@ def own_code() -> Code:
 def has_changed() -> bool:
     """Return whether the files and packages here are other ones than when `own_code` looked."""
     importlib.invalidate_caches()
-    _plugin_folders.cache_clear()
     return _digest(own_parts.__wrapped__()) != own_code().digest
 
 
@@ -131,9 +132,9 @@ def _project_files() -> dict[str, str]:
     return _digest_files({path.relative_to(folder).as_posix(): path for path in found})
 
 
-def _plugin_files() -> dict[str, str]:
+def _plugin_files(folders: Mapping[str, Path]) -> dict[str, str]:
     files: dict[str, Path] = {}
-    for package, place in _plugin_folders().items():
+    for package, place in folders.items():
         if place.is_file():
             files[f"{package}: {place.name}"] = place
         else:
@@ -178,7 +179,6 @@ def _digest_plugins(files: Mapping[str, str]) -> dict[str, str]:
     return {name: _digest({name: "\n".join(sorted(each))}) for name, each in behind.items()}
 
 
-@cache
 def _plugin_folders() -> dict[str, Path]:
     """Return where the packages are that add models and tasks, found without importing them."""
     names = {e.module.partition(".")[0] for group in GROUPS for e in entry_points(group=group)}
