@@ -1,4 +1,4 @@
-"""Which points and configurations an experiment has had, of which there may be a million."""
+"""A set of digests of points and configurations, for experiments of up to a million trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_NEW: Final = 4096
 def digest(*words: str) -> int:
     """Return 64 bits that tell words apart.
 
-    Among a million trials two are taken for the same once in 40 million experiments.
+    With a million trials, in one of about 40 million experiments two are taken for the same.
     """
     content = "\0".join(words).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
