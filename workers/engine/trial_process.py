@@ -2,9 +2,9 @@
 
 A trial arrives as a plain dict, an `Order`. It trains in this process, or an engine trains it and
 this process only asks. Importing this loads neither torch nor MLflow: the process that trains does.
-Nor does it load Ray Tune, whose import takes 1.5 s of a processor and 66 MB. Tune, in the driver, calls
-`train`, `train_next` and `stop`, and asks for nothing else of its own `Trainable`: checkpoints are
-in the store.
+Nor does it load Ray Tune, whose import takes 1.5 s of a processor and 66 MB. Tune, in the driver,
+calls `train`, `train_next` and `stop`, and asks for nothing else of its own `Trainable`:
+checkpoints are in the store.
 """
 
 from __future__ import annotations
