@@ -162,7 +162,7 @@ def main() -> None:
     """Measure, print a table, and write the numbers as JSON."""
     parser = new_parser(__doc__)
     for option, default, words in (
-        ("--trials", 50, "trials in each round"),
+        ("--trials", 300, "trials in each round"),
         ("--rounds", 3, "rounds"),
         ("--reads", 100, "reads of each kind"),
         ("--plain-trials", 12, "trials of the plain loop; 0 leaves it out"),

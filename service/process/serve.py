@@ -7,7 +7,6 @@ Started by `python -m eigensweep.service.process.serve` or `eigensweep serve`.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError, is_loopback
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.shared import logs, traces
+from eigensweep.workers.shared.loading import load_for_good
 from eigensweep.workers.shared.messages import DriverOptions
 
 if TYPE_CHECKING:
@@ -163,21 +163,6 @@ def serve(settings: Settings) -> None:
         if mlflow is not None:
             mlflow.begin_to_stop()
         dispatcher.stop()
-
-
-@contextmanager
-def load_for_good() -> Iterator[None]:
-    """Keep what is loaded inside, and what was there before, out of garbage collection.
-
-    It is about half a million objects, which stay until the process ends. To look at all of them
-    takes 0.4 s, in which nobody is answered; while they are loaded it happens several times.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @contextmanager

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,37 +16,11 @@ from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.next_answer import NextAnswer
-from eigensweep.service.process.serve import load_for_good
 from eigensweep.service.record import database
 from eigensweep.service.record.accounts import Accounts, Quotas
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, QuotaExceededError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Event
-
-LOADS = """
-import gc
-from eigensweep.service.process.serve import load_for_good
-with load_for_good():
-    from eigensweep.service.api import app
-    app._make_routes()
-print(gc.get_freeze_count(), len(gc.get_objects()), gc.isenabled())
-"""
-
-
-class TestGarbageCollection:
-    def test_looks_at_nothing_that_a_service_has_loaded(self):
-        said = subprocess.run(
-            [sys.executable, "-c", LOADS], check=True, capture_output=True, text=True
-        )
-        left_out, looked_at, is_on = said.stdout.split()
-        assert int(left_out) > 100_000
-        assert int(looked_at) < 1_000
-        assert is_on == "True"
-
-    def test_goes_on_where_loading_failed(self):
-        with suppress(ImportError), load_for_good():
-            raise ImportError("no disk")
-        assert gc.isenabled()
 
 
 @contextmanager

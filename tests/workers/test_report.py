@@ -7,7 +7,11 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+from optuna.distributions import CategoricalDistribution, distribution_to_json
+
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.plots import MOST_LABELS, ArmOrder, draw
 from eigensweep.workers.driver.report import PLOTS, write_report
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Takeover
@@ -74,6 +78,32 @@ def test_it_has_the_best_trial_of_each_arm_with_its_interval_and_the_plots_of_th
 def test_the_program_that_draws_the_plots_does_not_wait_for_pytorch():
     program = f"import sys, {PLOTS}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_no_axis_has_more_labels_than_people_can_read_and_each_stands_at_its_place(
+    tmp_path, monkeypatch
+):
+    from matplotlib import pyplot
+
+    names = [f"value-{n}" for n in range(300)]
+    arm: ArmOrder = {
+        "distributions": {"kind": distribution_to_json(CategoricalDistribution(names))},
+        "params": [{"kind": name} for name in names],
+        "values": [float(n) for n in range(300)],
+    }
+    monkeypatch.setattr(pyplot, "close", lambda which: None)
+    draw(tmp_path, {"metric": "loss", "direction": "minimize", "arms": {"a": arm}})
+    labels = []
+    for number in pyplot.get_fignums():
+        for axes in pyplot.figure(number).axes:
+            for axis in (axes.xaxis, axes.yaxis):
+                labels.append([each.get_text() for each in axis.get_ticklabels()])
+    monkeypatch.undo()
+    pyplot.close("all")
+    assert max(map(len, labels)) <= MOST_LABELS
+    words = [",".join(each) for each in labels]
+    assert sum("value-0,value-15,value-30," in each.replace("'", "") for each in words) == 2
 
 
 def test_a_population_has_its_lineages_and_no_plot_shows_a_trial_that_changed(tmp_path):

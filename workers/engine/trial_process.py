@@ -27,6 +27,7 @@ from eigensweep.workers.shared.checkpoints import open_store
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
+from eigensweep.workers.shared.loading import load_for_good
 from eigensweep.workers.shared.messages import Json, Order, Place, Report
 from eigensweep.workers.trial import memory_limit
 from eigensweep.workers.trial.memory_limit import MemoryWatch
@@ -64,7 +65,7 @@ class TrialProcess:
         order = Order.from_dict(config)
         if order.engine is not None:
             return
-        with suppress(ForeignCodeError, ImportError):
+        with suppress(ForeignCodeError, ImportError), load_for_good():
             check_code(order.code)
             import_module("eigensweep.workers.trial.attempt")
 
