@@ -187,7 +187,7 @@ class Settings(BaseSettings):
     """How many experiments run at once, as far as memory holds their drivers; the others wait in
     the queue."""
     driver_experiments: int = Field(default=1, ge=1)
-    """How many small experiments one driver may have at once, on a Ray that the service starts.
+    """How many small experiments one driver may have at once.
 
     Small ones have 100 trials at most, no lanes, and a search other than `gp`. 1: each experiment
     has a driver of its own.
@@ -196,11 +196,12 @@ class Settings(BaseSettings):
     """Megabytes that are kept for each driver on the service's machine, and that trials on a Ray
     which the service starts do not get. Drivers take half of the machine's memory at most."""
     warm_drivers: int = Field(default=1, ge=0)
-    """Drivers that are kept for the next experiment, on a Ray that the service starts.
+    """Drivers that are kept for the next experiment.
 
-    Each takes 1.15 GB with its processes for trials, which no trial may have then. Where that is
-    more than a quarter of the memory, none is kept. 0: none waits, and every experiment starts a
-    driver of its own.
+    On a Ray that the service starts, each takes 1.15 GB with its processes for trials, which no
+    trial may have then; on another one 0.4 GB, without such processes. Where that is more than a
+    quarter of the memory, none is kept. 0: none waits, and every experiment starts a driver of its
+    own.
     """
     retries: int = Field(default=3, ge=0)
     """How often a trial is started again after its process was lost."""

@@ -229,10 +229,9 @@ def _build(
 
     migrate(settings.database)
     record = Record(settings.database, settings.webhook_urls)
-    uses_again = settings.warm_drivers > 0 and settings.ray_address is None
-    patience = HANDOVER_SECONDS if uses_again else 0.0
+    patience = HANDOVER_SECONDS if settings.warm_drivers > 0 else 0.0
     most = count_drivers(settings.max_experiments, settings.driver_bytes, find_memory())
-    shared = _count_sharing(settings)
+    shared = settings.driver_experiments
     dispatcher = Dispatcher(
         record,
         min(settings.max_experiments, most * shared),
@@ -258,14 +257,6 @@ def _build(
         record, open_store(storage), schedule, files=deleter.files, asked=service.prunings
     )
     return app, dispatcher, runner, reproducer, deleter, pruner
-
-
-def _count_sharing(settings: Settings) -> int:
-    """Return how many experiments a driver may have at once.
-
-    On a Ray of somebody else each has its own: there a driver is found by its experiment's name.
-    """
-    return settings.driver_experiments if settings.ray_address is None else 1
 
 
 def _require_a_token(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from grids import Grid
+from test_shared_drivers import ONCE, SHARING, find_drivers, find_steps, make_model
 from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
@@ -34,7 +38,7 @@ class OuterRay:
     def __init__(self, folder: Path, port: int) -> None:
         self.port, self.log = port, folder / "ray.log"
         command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"]
-        command += [f"--port={self.port}", "--num-cpus=1", "--include-dashboard=false"]
+        command += [f"--port={self.port}", "--num-cpus=2", "--include-dashboard=false"]
         self.command = [*command, f"--temp-dir={folder / 'ray'}"]
         self.env = os.environ | {
             "RAY_AUTH_MODE": "disabled",
@@ -59,6 +63,16 @@ class OuterRay:
         assert self.process is not None
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
+
+    def list_drivers(self) -> list[int]:
+        """Return the numbers of the processes of drivers."""
+        assert self.process is not None
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "ray::DriverActor" in " ".join(each.cmdline()):
+                    found.append(each.pid)
+        return found
 
     def _listens(self) -> bool:
         with socket.socket() as knock:
@@ -96,3 +110,46 @@ def test_it_says_so_answers_on_and_goes_on_with_the_work_when_it_is_back(outer, 
     assert service.wait(id)["state"] == "completed"
     (trial,) = service.trials(id)
     assert (trial["step"], trial["attempt"]) == (400, 2)
+
+
+@pytest.mark.timeout(900)
+def test_experiments_in_a_driver_that_had_waited_are_found_again_by_the_next_service(
+    outer, service
+):
+    grid = Grid(trials=2, steps=300)
+    service.env |= {"EIGENSWEEP_RAY_ADDRESS": outer.address, "RAY_AUTH_MODE": "disabled"}
+    service.env |= SHARING | {"EIGENSWEEP_WARM_DRIVERS": "1"}
+    service.start()
+    (driver,) = wait_until(outer.list_drivers, service.log.read_text)
+    ids = [service.post(grid.spec(model=make_model(n), **ONCE))["id"] for n in range(2)]
+    wait_until(lambda: min(find_steps(service, ids)) > 0, service.log.read_text)
+    assert outer.list_drivers() == [driver]
+    assert find_drivers(service) == dict.fromkeys(ids, driver)
+
+    service.kill()
+    service.start()
+    reached = find_steps(service, ids)
+    wait_until(
+        lambda: all(a > b for a, b in zip(find_steps(service, ids), reached, strict=True)),
+        service.log.read_text,
+    )
+    assert find_drivers(service) == dict.fromkeys(ids, driver)
+    for id in ids:
+        grid.check_results(service, id)
+        assert [len(trial["attempts"]) for trial in service.trials(id)] == [1, 1]
+    wait_until(lambda: driver not in outer.list_drivers(), outer.list_drivers)  # after two minutes
+    (waiting,) = wait_until(outer.list_drivers, service.log.read_text)
+    last = service.post(grid.spec(model=make_model(2), **ONCE) | {"training": SPEC["training"]})
+    wait_until(lambda: find_steps(service, [last["id"]]) > [0], service.log.read_text)
+    assert find_drivers(service) == {last["id"]: waiting}
+    service.stop()
+    assert outer.list_drivers() == [waiting], "it outlives the service"
+
+
+def test_what_waits_ends_with_the_service(outer, service):
+    service.env |= {"EIGENSWEEP_RAY_ADDRESS": outer.address, "RAY_AUTH_MODE": "disabled"}
+    service.env |= {"EIGENSWEEP_WARM_DRIVERS": "1"}
+    service.start()
+    wait_until(outer.list_drivers, service.log.read_text)
+    service.stop()
+    wait_until(lambda: not outer.list_drivers(), outer.list_drivers)

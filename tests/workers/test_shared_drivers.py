@@ -107,9 +107,11 @@ def test_one_that_joins_keeps_the_process_from_ending(runs):
     runs.end("a")
     assert Timer.running == 1
     assert runs.actor.join("b")
+    assert Timer.running == 1, "until it begins, in case that the service is gone"
+    runs.begin("b")
     assert Timer.running == 0
     assert runs.actor.join("a"), "it was paused, and goes on"
-    assert runs.states() == ["running"]
+    assert runs.states() == [None, "running"]
 
 
 def test_a_process_takes_no_other_one_after_a_failure_or_with_other_code(runs, monkeypatch):
@@ -127,7 +129,26 @@ def test_after_it_waited_a_process_may_have_the_same_experiment_again(runs):
     runs.begin("a")
     runs.end("a")
     assert runs.actor.rest()
-    assert runs.actor.state("a") == ("running", None)
+    assert runs.actor.state("a") == (None, None)
+
+
+def test_one_that_waits_ends_by_itself_where_ray_outlives_the_service(runs, monkeypatch):
+    monkeypatch.setattr(trial_processes, "load_ahead", lambda: None)
+    assert Timer.running == 0, "our own Ray ends with the service, and this one with it"
+    runs.actor = ray_cluster.DriverActor(is_leased=True)
+    assert Timer.running == 1
+    runs.actor.load_trials()
+    assert Timer.running == 1, "as it is looked at, it waits longer"
+    runs.actor.begin()
+    assert Timer.running == 1, "the service may end before it says what to do"
+    runs.begin("a")
+    assert Timer.running == 0
+    runs.actor.load_trials()
+    assert Timer.running == 0
+    runs.end("a")
+    assert Timer.running == 1
+    assert runs.actor.rest()
+    assert Timer.running == 1
 
 
 def test_lines_name_the_experiment_whose_thread_wrote_them(runs, monkeypatch):

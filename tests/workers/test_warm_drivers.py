@@ -194,11 +194,19 @@ def test_no_driver_waits_where_memory_is_short(gigabytes, fit, caplog):
     assert ("EIGENSWEEP_WARM_DRIVERS" in caplog.text) == (not fit)
 
 
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_none_waits_on_a_ray_of_somebody_else(wanted):
-    cluster = RayCluster(None, wanted)
+def test_none_waits_where_none_is_wanted():
+    cluster = RayCluster(None, 0)
     cluster.keep_warm()  # would need Ray
     assert cluster._pool is None
+
+
+def test_all_that_wait_can_be_ended():
+    pool = Pool(2)
+    pool.pass_time(1)
+    pool.pass_time(1)
+    pool.drivers.end_waiting()
+    assert [driver.told for driver in pool.made] == [["end"]] * 2
+    assert pool.drivers.take() is None
 
 
 def ask_of_tune() -> dict[str, str]:

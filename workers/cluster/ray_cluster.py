@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import psutil  # type: ignore[import-untyped]
 import ray
 import ray.exceptions
+from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.private_folders import UnsafeFolderError
@@ -71,6 +72,12 @@ ASKED_AT_ONCE = 3
 LINGER_SECONDS = 120.0
 """How long a driver that is over still answers, before its process ends by itself."""
 
+LEASE_SECONDS = 5 * warm.LOOK_SECONDS
+"""On a Ray that outlives the service, a driver that waits ends by itself when nobody has looked at
+it for so long."""
+
+UNKNOWN = "it was never told what to do, because the service ended at that moment"
+
 State = Literal["running", "ended", "died"]
 
 
@@ -93,14 +100,20 @@ class DriverActor:
     which are the same for all experiments of a service.
     """
 
-    def __init__(self, loads_ahead: bool = False) -> None:
-        """`loads_ahead` says whether processes for trials may be loaded before there are any."""
-        self._loads_ahead = loads_ahead
+    def __init__(self, loads_ahead: bool = False, is_leased: bool = False) -> None:
+        """`loads_ahead` says whether processes for trials may be loaded before there are any.
+
+        `is_leased` says whether it ends by itself when nobody looks at it while it waits.
+        """
+        self._loads_ahead, self._is_leased = loads_ahead, is_leased
+        self._is_waiting = True
+        """Whether it is for nobody yet, or again."""
         self._states: dict[str, tuple[State, str | None]] = {}
         """How the experiments are that it has had since it last waited, and why one died."""
         self._experiments = 0
         self._end: threading.Timer | None = None
         self._turn = threading.Lock()
+        self._plan_end()
 
     def prepare(self, modules: Sequence[str]) -> None:
         """Load what a driver needs, and what its first trials need, before there are any.
@@ -114,14 +127,17 @@ class DriverActor:
         load_client()
         for name in modules:
             import_module(name)
-        if not self._experiments:  # else it has one by now, whose trials load what they need
+        if self._is_waiting:  # else it has one by now, whose trials load what they need
             self.load_trials()
 
     def begin(self) -> bool:
         """Get ready for an experiment; return False if the code on the disk is another by now."""
         if has_changed():
             return False
-        self._experiments += 1
+        with self._turn:
+            self._is_waiting = False
+            self._experiments += 1
+            self._plan_end()
         return True
 
     def join(self, experiment: str) -> bool:
@@ -133,17 +149,19 @@ class DriverActor:
             has_it = self._states.get(experiment, ("ended", None))[0] == "running"
             if has_it or "died" in states:
                 return False
-            self._cancel_end()
-            self._states[experiment] = "running", None
+            self._states.pop(experiment, None)
             self._experiments += 1
+            self._plan_end()
             return True
 
     def rest(self) -> bool:
         """Wait for another experiment; return False if this process should not have one."""
         from eigensweep.workers.tracking.tracker import is_delivering
 
-        self._cancel_end()
-        self._states.clear()
+        with self._turn:
+            self._states.clear()
+            self._is_waiting = True
+            self._plan_end()
         gc.collect()  # Ray ends the actors whose handles are gone
         return not is_delivering() and self._may_have_another()
 
@@ -153,15 +171,21 @@ class DriverActor:
 
     def load_trials(self) -> bool:
         """Have processes load what trials need; Ray gives them to the first trials."""
-        from eigensweep.workers.driver import trial_processes
+        with self._turn:
+            self._plan_end()
+        if self._loads_ahead:
+            from eigensweep.workers.driver import trial_processes
 
-        trial_processes.load_ahead()
+            trial_processes.load_ahead()
         return True
 
     def run(self, experiment: str, spec: SpecJson, ledger: Ledger, options: DriverOptions) -> None:
         """Drive an experiment to its end. Several may be driven at once, each by its own call."""
-        self._experiments = max(1, self._experiments)
-        self._states[experiment] = "running", None
+        with self._turn:
+            self._is_waiting = False
+            self._experiments = max(1, self._experiments)
+            self._states[experiment] = "running", None
+            self._plan_end()
         with logs.about(experiment):
             self._run(experiment, spec, ledger, options)
 
@@ -189,27 +213,31 @@ class DriverActor:
     def _end_run(self, experiment: str, state: State, error: str | None) -> None:
         """Note how an experiment is; after the last one end this process soon."""
         with self._turn:
-            others = [now for each, (now, _) in self._states.items() if each != experiment]
-            if "running" not in others:
-                self._linger()
             self._states[experiment] = state, error
+            self._plan_end()
 
-    def _linger(self) -> None:
-        """End this process some time after its experiments, unless it gets another."""
-        self._end = threading.Timer(LINGER_SECONDS, os._exit, [0])
-        self._end.daemon = True
-        self._end.start()
+    def _plan_end(self) -> None:
+        """End this process some time from now, if nobody wants anything of it until then.
 
-    def _cancel_end(self) -> None:
+        That is so after its last experiment, and before the first one that it was chosen for: the
+        service may be gone.
+        """
         if self._end is not None:
             self._end.cancel()
+        running = any(state == "running" for state, _ in self._states.values())
+        if running or (self._is_waiting and not self._is_leased):
+            return
+        seconds = LEASE_SECONDS if self._is_waiting else LINGER_SECONDS
+        self._end = threading.Timer(seconds, os._exit, [0])
+        self._end.daemon = True
+        self._end.start()
 
     def answer(self) -> None:
         """Return as soon as this process is up."""
 
-    def state(self, experiment: str) -> tuple[State, str | None]:
-        """Return how an experiment is that this process was given, and why it died."""
-        return self._states.get(experiment, ("running", None))
+    def state(self, experiment: str) -> tuple[State | None, str | None]:
+        """Return how an experiment is, and why it died; no state: it has not begun here."""
+        return self._states.get(experiment, (None, None))
 
 
 @dataclass(frozen=True)
@@ -223,7 +251,13 @@ class DriverProcess:
     """What it will answer when it has loaded; None: it has."""
 
     @classmethod
-    def start(cls, name: str, loads_ahead: bool = False, experiments: int = 1) -> Self:
+    def start(
+        cls,
+        name: str,
+        loads_ahead: bool = False,
+        experiments: int = 1,
+        is_leased: bool = False,
+    ) -> Self:
         """Start a process on this node, for so many experiments at once; return at once."""
         here = ray.get_runtime_context().get_node_id()
         actor: Any = (
@@ -236,7 +270,7 @@ class DriverProcess:
                 max_concurrency=experiments + ASKED_AT_ONCE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
             )
-            .remote(loads_ahead)
+            .remote(loads_ahead, is_leased)
         )
         return cls(actor, name, actor.answer.remote())
 
@@ -290,13 +324,19 @@ class DriverHandle:
     """The experiments that have this process now."""
     _over: State | None = None
     _work: Any = None
-    """What `run` will answer, which is nothing; None: another process has asked for it."""
+    """What `run` will answer, which is nothing; None: an earlier service has asked for it."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def process(self) -> str:
         """The name of its process."""
         return self._process.name
+
+    def find_another(self, experiment: str) -> DriverHandle | None:
+        """Return the driver of one more experiment that the same process has; None: nobody may."""
+        if not self._crew.join():
+            return None
+        return DriverHandle(experiment, self._process, _pool=self._pool, _crew=self._crew)
 
     def state(self, seconds: float = ANSWER_SECONDS) -> State:
         """Return how the driver is. If it is over, its trials' processes end.
@@ -317,7 +357,10 @@ class DriverHandle:
             state, self.error = "died", explain_shortage(str(error))
         except ray.exceptions.RayActorError as error:
             state, self.error = "died", f"{self._explain_death(str(error))}: {error}"
-        if state == "running" and self._work is not None:
+        if state is None and self._work is None:
+            # Ray keeps what a process is told in the one that tells it, until the other one is up.
+            state, self.error = "died", UNKNOWN
+        elif state in (None, "running"):
             state, self.error = self._see_whether_it_began(self._work)
         if state != "running":
             self._over = state
@@ -341,16 +384,16 @@ class DriverHandle:
 
     def share(self, experiment: str) -> DriverHandle | None:
         """Return a driver for one more experiment, in the same process; None: it takes no more."""
-        if not self._crew.join():
-            return None
-        joined = DriverHandle(experiment, self._process, _pool=self._pool, _crew=self._crew)
-        if self._process.join(experiment):
+        joined = self.find_another(experiment)
+        if joined is None or self._process.join(experiment):
             return joined
         joined._leave(failed=False)
         return None
 
     def _see_whether_it_began(self, work: Any) -> tuple[State, str | None]:
         """Return "died", and why, if the driver could not even read what it was told."""
+        if work is None:
+            return "running", None
         done, _ = ray.wait([work], timeout=0)
         try:
             ray.get(done)
@@ -390,20 +433,23 @@ class RayCluster:
     ) -> None:
         """`folder` is that of a Ray of our own; None: Ray belongs to somebody else."""
         self._folder = folder
-        self._loads_ahead = warm_drivers > 0
+        self._loads_ahead = folder is not None and warm_drivers > 0
         self._at_once = driver_experiments
         self._pool: WarmDrivers[DriverProcess] | None = None
+        """Drivers that may have one experiment after another; None: each has one and ends."""
         self._drivers: dict[str, DriverHandle] = {}
-        """Drivers of the pool by their experiments; the others are found by their names."""
+        """By their experiments."""
         self._launching = 0
         """How many experiments get a driver at this moment."""
         self._warming, self._listing = threading.Lock(), threading.Lock()
-        if folder is not None and (warm_drivers or driver_experiments > 1):
+        if warm_drivers or driver_experiments > 1:
             self._pool = WarmDrivers(warm_drivers, lambda: self._start_driver().prepare(modules))
 
     def _start_driver(self) -> DriverProcess:
         """Start a driver of the pool."""
-        return DriverProcess.start(_new_name(), self._loads_ahead, self._at_once)
+        return DriverProcess.start(
+            _new_name(), self._loads_ahead, self._at_once, is_leased=self._folder is None
+        )
 
     @classmethod
     def start(
@@ -420,20 +466,23 @@ class RayCluster:
         """Start a Ray of our own, which ends with this process, or join the one at `address`.
 
         Call it in the main thread: Ray's processes die with the thread that started them. Our own
-        has `temp_dir` to itself: it is emptied now, and removed by `stop`. There `keep_warm` keeps
-        `warm_drivers` drivers that wait for an experiment; they have loaded `modules`, too. Trials
-        do not get `kept_memory`, in bytes: it is for drivers. One of these may have
+        has `temp_dir` to itself: it is emptied now, and removed by `stop`. There trials do not get
+        `kept_memory`, in bytes: it is for drivers. `keep_warm` keeps `warm_drivers` drivers that
+        wait for an experiment; they have loaded `modules`, too. One of them may have
         `driver_experiments` at once.
 
         Raises:
             ClusterError: if Ray does not start or does not answer, or its folder is not safe.
         """
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        utils: Any = ray._private.utils  # without types
         if address is not None:
             _knock(address)
             with _keep_signal_handlers():
                 _init(address=address)
-            return cls(None)
+            memory = int(utils.estimate_available_memory())
+            warm_drivers = warm.count_that_fit(warm_drivers, memory, warm.DRIVER_BYTES)
+            return cls(None, warm_drivers, modules, driver_experiments)
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
         # none is given. One for each process: Ray remembers the first.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -443,7 +492,6 @@ class RayCluster:
             folder = RayFolder.make(None if temp_dir is None else Path(temp_dir))
         except (UnsafeFolderError, OSError) as error:
             raise ClusterError(f"Ray has no folder to work in: {error}") from error
-        utils: Any = ray._private.utils  # without types
         memory = int(utils.estimate_available_memory()) - OBJECT_STORE_BYTES
         warm_drivers = warm.count_that_fit(warm_drivers, memory)
         # A driver that waits is one of those for which memory is kept, once it has an experiment.
@@ -467,8 +515,8 @@ class RayCluster:
         It may take a while, since it asks every driver.
         """
         with self._warming:
+            self._take_back()
             if self._pool is not None:
-                self._take_back()
                 self._pool.fill(self._count_processes() + self._launching)
 
     def _count_processes(self) -> int:
@@ -486,6 +534,8 @@ class RayCluster:
         with self._listing:
             if self._drivers.get(handle.experiment) is handle:
                 del self._drivers[handle.experiment]
+                if self._folder is None:
+                    _forget_place(handle.experiment)
 
     def launch(
         self,
@@ -502,26 +552,23 @@ class RayCluster:
         found = self.find(experiment)
         if found is not None and found.state() == "running":
             return found
-        if self._pool is None:
-            handle = DriverHandle(experiment, DriverProcess.start(_name(experiment)))
-        else:
-            handle = self._take(experiment, beside, self._pool)
-        handle.run(spec, ledger, options)
-        return handle
-
-    def _take(
-        self, experiment: str, beside: str | None, pool: WarmDrivers[DriverProcess]
-    ) -> DriverHandle:
-        """Return the driver that an experiment shares, or gets from the pool, or a fresh one."""
         with self._counting_launch():
             self._take_back()
-            host = None if beside is None else self._drivers.get(beside)
-            handle = None if host is None else host.share(experiment)
-            if handle is None:
-                process = pool.take() or self._start_driver()
-                handle = DriverHandle(experiment, process, _pool=pool)
-            with self._listing:
+            handle = self._take(experiment, beside)
+            with self._listing:  # who looks for it meanwhile finds all of this, or nothing
+                if self._folder is None:
+                    _note_place(experiment, handle.process)
+                handle.run(spec, ledger, options)
                 self._drivers[experiment] = handle
+        return handle
+
+    def _take(self, experiment: str, beside: str | None) -> DriverHandle:
+        """Return the driver that an experiment shares, or gets from the pool, or a fresh one."""
+        host = None if beside is None else self._drivers.get(beside)
+        handle = None if host is None else host.share(experiment)
+        if handle is None:
+            waiting = None if self._pool is None else self._pool.take()
+            handle = DriverHandle(experiment, waiting or self._start_driver(), _pool=self._pool)
         return handle
 
     @contextmanager
@@ -536,17 +583,35 @@ class RayCluster:
 
     def find(self, experiment: str) -> DriverHandle | None:
         """Return the driver of an experiment, None if there is none."""
-        if self._pool is not None:
-            handle = self._drivers.get(experiment)
-            if handle is None or handle.state() == "running":
-                return handle
-            self._forget(handle)
+        handle = self._drivers.get(experiment)
+        if handle is None and self._folder is None:
+            handle = self._find_in_cluster(experiment)
+        if handle is None or handle.state() == "running":
+            return handle
+        self._forget(handle)
+        return None
+
+    def _find_in_cluster(self, experiment: str) -> DriverHandle | None:
+        """Return the driver that an earlier service has started, which Ray has outlived."""
+        place = _find_place(experiment)
+        if place is None:
             return None
         try:
-            actor = ray.get_actor(_name(experiment), NAMESPACE)
-            return DriverHandle(experiment, DriverProcess(actor, _name(experiment)))
-        except ValueError:
+            process = DriverProcess(ray.get_actor(place, NAMESPACE), place)
+        except ValueError:  # it is gone, and another note replaces this one
             return None
+        with self._listing:
+            found = self._drivers.get(experiment) or self._make_handle(experiment, process)
+            self._drivers[experiment] = found
+        return found
+
+    def _make_handle(self, experiment: str, process: DriverProcess) -> DriverHandle:
+        for each in self._drivers.values():
+            if each.process == process.name and (found := each.find_another(experiment)):
+                return found
+        # Others may have the process that are not found yet, so nobody is its last one here. It
+        # ends by itself when all its experiments are over.
+        return DriverHandle(experiment, process, _pool=self._pool, _crew=Crew(aboard=2))
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
         """Return how many trials with these resources the nodes of now hold, or why none.
@@ -566,7 +631,9 @@ class RayCluster:
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes; else drivers go on."""
         if self._warming.acquire(timeout=YES_SECONDS):  # Ray would start anew for who asks it later
-            self._pool = None
+            pool, self._pool = self._pool, None
+            if pool is not None and self._folder is None:
+                pool.end_waiting()
             self._warming.release()
         if self._folder is not None:
             for actor in ray.util.list_named_actors(all_namespaces=True):
@@ -597,13 +664,23 @@ def explain_loss() -> str | None:
     return None
 
 
-def _name(experiment: str) -> str:
-    return f"driver-{experiment}"
-
-
 def _new_name() -> str:
-    """Return the name of a driver that may have many experiments."""
+    """Return the name of a driver's process, which may have many experiments."""
     return f"driver:{secrets.token_hex(4)}"
+
+
+def _note_place(experiment: str, process: str) -> None:
+    """Note in Ray which process drives an experiment. The note lives as long as the process can."""
+    internal_kv._internal_kv_put(experiment, process, namespace=NAMESPACE)
+
+
+def _find_place(experiment: str) -> str | None:
+    noted = internal_kv._internal_kv_get(experiment, namespace=NAMESPACE)
+    return None if noted is None else noted.decode()
+
+
+def _forget_place(experiment: str) -> None:
+    internal_kv._internal_kv_del(experiment, namespace=NAMESPACE)
 
 
 def _knock(address: str) -> None:

@@ -1,7 +1,7 @@
 """Drivers that have loaded everything and wait for an experiment: who gets one, and who does not.
 
-A driver that has finished an experiment waits for the next one. On a Ray of somebody else's there
-are none: a driver has to be found there by its experiment's name, and outlives the service.
+A driver that has finished an experiment waits for the next one. On a Ray of somebody else's it has
+no processes for trials, and ends by itself if the service is gone.
 """
 
 from __future__ import annotations
@@ -127,6 +127,12 @@ class WarmDrivers(Generic[D]):
             if len(self._waiting) + working < self.most:
                 self._waiting.append(_Waiting(self.make(), now + LOOK_SECONDS))
 
+    def end_waiting(self) -> None:
+        """End all that wait."""
+        with self._turn:
+            while self._waiting:
+                self._waiting.pop().driver.end()
+
     def _look(self, each: _Waiting[D], now: float) -> None:
         """Let a driver have what it misses, or end one that is of no use any more."""
         each.look_at = now + LOOK_SECONDS
@@ -139,15 +145,18 @@ class WarmDrivers(Generic[D]):
             return len(self._waiting) < self.most
 
 
-def count_that_fit(wanted: int, memory: int) -> int:
-    """Return how many drivers may wait where there are so many bytes of memory: all, or none."""
-    if wanted * BYTES <= memory * MOST_OF_MEMORY:
+def count_that_fit(wanted: int, memory: int, each: int = BYTES) -> int:
+    """Return how many drivers may wait where there are so many bytes of memory: all, or none.
+
+    `each` is what one takes, with the processes that wait with it.
+    """
+    if wanted * each <= memory * MOST_OF_MEMORY:
         return wanted
     logger.info(
         "no driver is kept ready: %d would take %.1f GB, and Ray has %.1f GB "
         "(EIGENSWEEP_WARM_DRIVERS)",
         wanted,
-        wanted * BYTES / 1e9,
+        wanted * each / 1e9,
         memory / 1e9,
     )
     return 0
