@@ -145,7 +145,6 @@ def main(given: Sequence[str] | None = None) -> int:
     on_gpu = arguments.device == "cuda"
     describe({"processor": processor(), "device": arguments.device, "lanes": lanes})
     cluster = RayCluster.start(num_cpus=os.cpu_count(), num_gpus=int(on_gpu))
-    os.environ["RAY_AUTH_MODE"] = "token"  # so that the service can join with the token made here
     try:
         address = ray.get_runtime_context().gcs_address
         os.environ["EIGENSWEEP_RAY_ADDRESS"] = address
