@@ -53,7 +53,7 @@ LONGEST_STOP: Final = 10.0
 """Seconds after which a service that was told to stop ends in any case."""
 NODES_JOIN_SECONDS: Final = 300.0
 """How long an experiment on a cluster waits for a node with room for its trials."""
-HANDOVER_SECONDS: Final = 5.0
+HANDOVER_SECONDS: Final = 10.0
 """How long an experiment waits for a driver that only has to report and deliver another one: a
 driver of its own takes longer to start."""
 REFUSED: Final = 2

@@ -96,6 +96,8 @@ def test_one_of_two_in_a_driver_that_had_waited_is_paused_goes_on_and_leaves_it_
     assert [len(trial["attempts"]) for trial in service.trials(stays)] == [1, 1]
     assert sum(len(trial["attempts"]) for trial in service.trials(rests)) <= 3
 
+    for id in (stays, rests):  # their driver draws plots until then
+        service.wait_for(id, lambda found: found["delivered"])
     after = service.post(GRID.spec(model=make_model(2), **ONCE))["id"]
     wait_until(lambda: find_drivers(service).get(after), service.log.read_text)
     assert find_drivers(service) == {after: driver.pid}
