@@ -55,7 +55,7 @@ NODES_JOIN_SECONDS: Final = 300.0
 """How long an experiment on a cluster waits for a node with room for its trials."""
 HANDOVER_SECONDS: Final = 10.0
 """How long an experiment waits for a driver that only has to report and deliver another one: a
-driver of its own takes longer to start."""
+driver of its own takes as long to start."""
 REFUSED: Final = 2
 """Exit status of a service that cannot start with its settings."""
 

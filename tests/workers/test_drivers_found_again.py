@@ -75,7 +75,7 @@ def test_a_process_that_was_never_told_to_begin_counts_as_dead(outer):
     outer.processes["p"] = Process(other="running")
     outer.notes["a"] = "p"
     handle = RayCluster(None)._find_in_cluster("a")
-    assert (handle.state(), handle.error) == ("died", ray_cluster.UNKNOWN)
+    assert (handle.state(), handle.error) == ("died", ray_cluster.NEVER_TOLD)
     assert outer.killed == [], "the other one goes on"
     assert RayCluster(None).find("a") is None
     assert outer.notes == {}

@@ -76,7 +76,8 @@ LEASE_SECONDS = 5 * warm.LOOK_SECONDS
 """On a Ray that outlives the service, a driver that waits ends by itself when nobody has looked at
 it for so long."""
 
-UNKNOWN = "it was never told what to do, because the service ended at that moment"
+NEVER_TOLD = "it was never told what to do, because the service ended at that moment"
+"""Why a driver counts as dead that an earlier service has started."""
 
 State = Literal["running", "ended", "died"]
 
@@ -107,7 +108,7 @@ class DriverActor:
         """
         self._loads_ahead, self._is_leased = loads_ahead, is_leased
         self._is_waiting = True
-        """Whether it is for nobody yet, or again."""
+        """Whether no experiment has it: it has just started, or waits for the next one."""
         self._states: dict[str, tuple[State, str | None]] = {}
         """How the experiments are that it has had since it last waited, and why one died."""
         self._experiments = 0
@@ -217,10 +218,10 @@ class DriverActor:
             self._plan_end()
 
     def _plan_end(self) -> None:
-        """End this process some time from now, if nobody wants anything of it until then.
+        """Let this process end by itself after some time, unless an experiment runs in it by then.
 
-        That is so after its last experiment, and before the first one that it was chosen for: the
-        service may be gone.
+        So it does not stay for ever if the service was killed: while this process waited, after the
+        last experiment, or before the service said what to do.
         """
         if self._end is not None:
             self._end.cancel()
@@ -332,8 +333,8 @@ class DriverHandle:
         """The name of its process."""
         return self._process.name
 
-    def find_another(self, experiment: str) -> DriverHandle | None:
-        """Return the driver of one more experiment that the same process has; None: nobody may."""
+    def make_another(self, experiment: str) -> DriverHandle | None:
+        """Return a handle for one more experiment of the same process; None: it takes no more."""
         if not self._crew.join():
             return None
         return DriverHandle(experiment, self._process, _pool=self._pool, _crew=self._crew)
@@ -357,9 +358,9 @@ class DriverHandle:
             state, self.error = "died", explain_shortage(str(error))
         except ray.exceptions.RayActorError as error:
             state, self.error = "died", f"{self._explain_death(str(error))}: {error}"
-        if state is None and self._work is None:
-            # Ray keeps what a process is told in the one that tells it, until the other one is up.
-            state, self.error = "died", UNKNOWN
+        if self._work is None:
+            if state is None:  # Ray had kept the call in the service, until this process was up
+                state, self.error = "died", NEVER_TOLD
         elif state in (None, "running"):
             state, self.error = self._see_whether_it_began(self._work)
         if state != "running":
@@ -384,7 +385,7 @@ class DriverHandle:
 
     def share(self, experiment: str) -> DriverHandle | None:
         """Return a driver for one more experiment, in the same process; None: it takes no more."""
-        joined = self.find_another(experiment)
+        joined = self.make_another(experiment)
         if joined is None or self._process.join(experiment):
             return joined
         joined._leave(failed=False)
@@ -392,8 +393,6 @@ class DriverHandle:
 
     def _see_whether_it_began(self, work: Any) -> tuple[State, str | None]:
         """Return "died", and why, if the driver could not even read what it was told."""
-        if work is None:
-            return "running", None
         done, _ = ray.wait([work], timeout=0)
         try:
             ray.get(done)
@@ -598,7 +597,7 @@ class RayCluster:
             return None
         try:
             process = DriverProcess(ray.get_actor(place, NAMESPACE), place)
-        except ValueError:  # it is gone, and another note replaces this one
+        except ValueError:  # its process has ended; the note of the next driver replaces this one
             return None
         with self._listing:
             found = self._drivers.get(experiment) or self._make_handle(experiment, process)
@@ -607,10 +606,10 @@ class RayCluster:
 
     def _make_handle(self, experiment: str, process: DriverProcess) -> DriverHandle:
         for each in self._drivers.values():
-            if each.process == process.name and (found := each.find_another(experiment)):
+            if each.process == process.name and (found := each.make_another(experiment)):
                 return found
-        # Others may have the process that are not found yet, so nobody is its last one here. It
-        # ends by itself when all its experiments are over.
+        # The process may have other experiments, which are not found yet. So its crew has one more,
+        # who never leaves: nobody here ends the process. It ends by itself after all of them.
         return DriverHandle(experiment, process, _pool=self._pool, _crew=Crew(aboard=2))
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
@@ -629,7 +628,10 @@ class RayCluster:
         return read_nodes(nodes, free)
 
     def stop(self) -> None:
-        """Leave the cluster. If it is our own, it ends with all processes; else drivers go on."""
+        """Leave the cluster. If it is our own, it ends with all processes.
+
+        Else drivers that have experiments go on, and those that wait end.
+        """
         if self._warming.acquire(timeout=YES_SECONDS):  # Ray would start anew for who asks it later
             pool, self._pool = self._pool, None
             if pool is not None and self._folder is None:
@@ -670,7 +672,7 @@ def _new_name() -> str:
 
 
 def _note_place(experiment: str, process: str) -> None:
-    """Note in Ray which process drives an experiment. The note lives as long as the process can."""
+    """Note in Ray which process drives an experiment. Ray loses the note when it loses drivers."""
     internal_kv._internal_kv_put(experiment, process, namespace=NAMESPACE)
 
 

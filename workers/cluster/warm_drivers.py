@@ -153,7 +153,7 @@ def count_that_fit(wanted: int, memory: int, each: int = BYTES) -> int:
     if wanted * each <= memory * MOST_OF_MEMORY:
         return wanted
     logger.info(
-        "no driver is kept ready: %d would take %.1f GB, and Ray has %.1f GB "
+        "no driver is kept ready: %d would take %.1f GB, and there are %.1f GB "
         "(EIGENSWEEP_WARM_DRIVERS)",
         wanted,
         wanted * each / 1e9,

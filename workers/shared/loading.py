@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def load_for_good() -> Iterator[None]:
     """Keep what is loaded inside, and what was there before, out of garbage collection.
 
-    It is some hundred thousand objects, which stay until the process ends. To look at all of them
-    takes 0.4 s in a service, in which nobody is answered, and otherwise happens several times
-    while they are loaded.
+    It is hundreds of thousands of objects, which stay until the process ends. To look at all of
+    them takes 0.4 s in a service, and nobody is answered meanwhile. The collector would do so
+    several times while they are loaded, and again later.
     """
     gc.disable()
     try:
