@@ -27,7 +27,7 @@ from ray.tune.execution.class_cache import _ActorClassCache
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver import actor_events, capacity
-from eigensweep.workers.engine.trial_process import LOST, REPORT
+from eigensweep.workers.engine.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,

@@ -88,8 +88,9 @@ def nodes_of(client: Client, experiment: Experiment) -> set[str]:
         path = f"/v1/experiments/{experiment.id}/trials/{trial['number']}"
         for attempt in client.get(path)["attempts"]:
             try:
-                words = " ".join(psutil.Process(attempt["pid"]).parent().cmdline())
-            except psutil.Error:
+                *_, raylet, _ = psutil.Process(attempt["pid"]).cmdline()  # of its fork server
+                words = " ".join(psutil.Process(int(raylet)).cmdline())
+            except (psutil.Error, ValueError):
                 continue
             found |= set(re.findall(r"--node_manager_port=(\d+)", words))
     return found if len(found) == 3 else set()

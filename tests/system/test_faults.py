@@ -58,7 +58,7 @@ def end(service):
 
 @pytest.mark.parametrize(
     "names",
-    [("trial", "mlflow"), ("driver",), ("raylet",), ("gcs",), ("service",)],
+    [("trial", "fork server", "mlflow"), ("driver",), ("raylet",), ("gcs",), ("service",)],
     ids=" and ".join,
 )
 def test_processes_stand_still_for_a_minute(service, names):

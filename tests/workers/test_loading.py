@@ -18,8 +18,9 @@ with load_for_good():
     app._make_routes()
 """
 TRIAL = """
-from eigensweep.workers.engine import preload
-preload.load()
+from eigensweep.workers.engine.fork_server import load
+from eigensweep.workers.shared.code import own_code
+assert load(own_code().digest)
 """
 COUNTS = """
 import gc
@@ -27,7 +28,7 @@ print(gc.get_freeze_count(), len(gc.get_objects()), gc.isenabled())
 """
 
 
-@pytest.mark.parametrize("program", [SERVICE, TRIAL], ids=["a service", "a trial's process"])
+@pytest.mark.parametrize("program", [SERVICE, TRIAL], ids=["a service", "a fork server"])
 def test_nobody_looks_at_what_a_process_has_loaded(program):
     said = subprocess.run(
         [sys.executable, "-c", program + COUNTS], check=True, capture_output=True, text=True

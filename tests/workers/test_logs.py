@@ -15,7 +15,7 @@ import pytest
 from orders import make_order
 
 from eigensweep.workers.cluster import ray_cluster
-from eigensweep.workers.engine import trial_process
+from eigensweep.workers.engine import runner
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import ForeignCodeError
 from eigensweep.workers.shared.messages import Code, DriverOptions, Order
@@ -133,7 +133,7 @@ def test_a_trials_process_names_each_trial_that_it_is_given(written: Read) -> No
         foreign = Code(folder="/elsewhere", digest="other", node="other")
         order = make_order(number=number, code=foreign, log_format="json")
         with pytest.raises(ForeignCodeError):
-            trial_process.open_attempt(Order.from_dict(order.to_dict()), "cpu")
+            runner.check_order(Order.from_dict(order.to_dict()))
         logger.info("on its way")
 
     assert [(line["experiment"], line["trial"]) for line in written()] == [("e1", 3), ("e1", 4)]

@@ -27,13 +27,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 TRIAL = """
 import json, sys
-from eigensweep.workers.engine import trial_process
+from eigensweep.workers.engine.runner import Runner
 from eigensweep.workers.shared.code import own_code
 
-trial_process.assigned_device = lambda: "cpu"
-order = {**json.loads(sys.argv[1]), "code": own_code().to_dict()}
-process = trial_process.TrialProcess(order)
-while not (told := process.train())["done"]:
+runner = Runner({**json.loads(sys.argv[1]), "code": own_code().to_dict()})
+while not (told := runner.train())["done"]:
     pass
 print(json.loads(told["report"])["outcome"])
 """

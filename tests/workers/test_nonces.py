@@ -20,8 +20,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.nonce import LOOK_SECONDS, LeftNonce, find_lack
 from eigensweep.workers.driver.searcher import LIVE, Recorder
-from eigensweep.workers.engine import trial_process
-from eigensweep.workers.engine.trial_process import LOST, REPORT, TrialProcess
+from eigensweep.workers.engine.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared import nonces
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import own_parts
@@ -44,10 +43,9 @@ def order_in(folder, **fields):
 @pytest.fixture
 def step(monkeypatch):
     """Return a function that lets a trial's process take its first step of an order."""
-    monkeypatch.setattr(trial_process, "assigned_device", lambda: "cpu")
 
     def take(order):
-        return TrialProcess(order.to_dict()).train()
+        return Runner(order.to_dict()).train()
 
     return take
 

@@ -8,17 +8,15 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.tune.schedulers import FIFOScheduler
 
 from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.cluster.crew import Crew
 from eigensweep.workers.driver import experiment as driver
-from eigensweep.workers.driver import trial_processes, tune_loop
+from eigensweep.workers.driver import trial_processes
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.shared.shortages import is_shared_death
@@ -164,23 +162,6 @@ def test_lines_name_the_experiment_whose_thread_wrote_them(runs, monkeypatch):
         runs.end(experiment)
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     assert sorted(line["experiment"] for line in lines) == ["a", "b"]
-
-
-def test_each_loop_gives_its_trials_processes_the_variables_of_its_own_experiment(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(trial_processes, "_given_threads", lambda: None)
-    controllers: list[Any] = []
-    loop = tune_loop.Controller
-    monkeypatch.setattr(loop, "is_finished", lambda self: bool(controllers.append(self)) or True)
-    monkeypatch.setattr(loop, "cleanup", lambda self: None)
-    for cpus in (2, 4):
-        variables = partial(trial_processes.want_loaded, True, cpus)
-        tune_loop.run_tune(f"e{cpus}", FIFOScheduler(), tmp_path / str(cpus), variables)
-    trial_processes.want_loaded(False)
-    made = [each._class_cache.get() for each in controllers]
-    asked = [each._default_options["runtime_env"]["env_vars"] for each in made]
-    assert [variables["OMP_NUM_THREADS"] for variables in asked] == ["2", "4"]
 
 
 def test_the_last_one_ends_the_process_and_nobody_joins_after_it():

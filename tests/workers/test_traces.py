@@ -31,9 +31,9 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.driver import experiment as driver
-from eigensweep.workers.engine import trial_process
+from eigensweep.workers.engine import runner
+from eigensweep.workers.engine.runner import Runner
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.engine.trial_process import TrialProcess
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import DriverOptions, Order
 
@@ -108,7 +108,7 @@ def train(options: DriverOptions, folder: Path) -> None:
         storage=str(folder),
         trace=options.trace,
     )
-    process = TrialProcess(order.to_dict())
+    process = Runner(order.to_dict())
     while not process.train()["done"]:
         pass
 
@@ -116,7 +116,6 @@ def train(options: DriverOptions, folder: Path) -> None:
 def test_one_trace_leads_from_the_caller_to_each_evaluation(
     spans, dispatcher, launcher, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(trial_process, "assigned_device", lambda: "cpu")
     monkeypatch.setattr(
         driver,
         "run_experiment",
@@ -157,9 +156,9 @@ def test_one_trace_leads_from_the_caller_to_each_evaluation(
 
 
 def test_a_trial_that_is_stopped_ends_its_span(spans, tmp_path, monkeypatch):
-    monkeypatch.setattr(trial_process, "open_attempt", lambda order, device: SimpleNamespace())
-    process = TrialProcess(make_order().to_dict())
-    process.span = trial_process.begin_span(make_order())
+    monkeypatch.setattr(runner, "open_attempt", lambda order, device: SimpleNamespace())
+    process = Runner(make_order().to_dict())
+    process.span = runner.begin_span(make_order())
     process.stop()
     process.stop()
 

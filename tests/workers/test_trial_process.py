@@ -11,8 +11,8 @@ from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from eigensweep.tasks.corpus import CorpusMissingError
 from eigensweep.workers.driver.trainable import TrialTrainable, give_order_alone
-from eigensweep.workers.engine import trial_process
-from eigensweep.workers.engine.trial_process import LOST, REPORT, TrialProcess
+from eigensweep.workers.engine import runner
+from eigensweep.workers.engine.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared.code import ForeignCodeError
 from eigensweep.workers.shared.durable_files import storage_error
 
@@ -20,14 +20,13 @@ from eigensweep.workers.shared.durable_files import storage_error
 @pytest.fixture
 def trial(monkeypatch, tmp_path):
     """Return a function that lets a trial's process meet an error, and returns what it tells."""
-    monkeypatch.setattr(trial_process, "assigned_device", lambda: "cpu")
 
     def meet(error):
         def fail(order, device):
             raise error
 
-        monkeypatch.setattr(trial_process, "open_attempt", fail)
-        told = TrialProcess(make_order(storage=str(tmp_path)).to_dict()).train()
+        monkeypatch.setattr(runner, "open_attempt", fail)
+        told = Runner(make_order(storage=str(tmp_path)).to_dict()).train()
         return told | {REPORT: json.loads(told[REPORT])}
 
     return meet

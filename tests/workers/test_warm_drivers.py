@@ -16,9 +16,7 @@ from eigensweep.workers.cluster import warm_drivers
 from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.cluster.warm_drivers import WarmDrivers, count_that_fit
 from eigensweep.workers.driver import trial_processes
-from eigensweep.workers.driver.trainable import TrialProcesses
-from eigensweep.workers.driver.trial_processes import want_loaded
-from eigensweep.workers.shared.code import own_code
+from eigensweep.workers.driver.trainable import CREDENTIALS, TrialProcesses
 
 TESTS = Path(__file__).parents[1]
 
@@ -187,7 +185,7 @@ def test_nothing_waits_any_more_where_there_was_no_experiment_for_long():
     assert len(pool.made) == 2
 
 
-@pytest.mark.parametrize(("gigabytes", "fit"), [(16, 1), (4, 0)])
+@pytest.mark.parametrize(("gigabytes", "fit"), [(4, 1), (3, 0)])
 def test_no_driver_waits_where_memory_is_short(gigabytes, fit, caplog):
     caplog.set_level(logging.INFO)
     assert count_that_fit(1, gigabytes * 10**9) == fit
@@ -209,48 +207,37 @@ def test_all_that_wait_can_be_ended():
     assert pool.drivers.take() is None
 
 
-def ask_of_tune() -> dict[str, str]:
-    """Return the variables that Ray Tune would give to the processes of trials."""
-    made = TrialProcesses().get()
-    return made._default_options["runtime_env"]["env_vars"]
+def test_trials_ask_for_processes_that_ray_has_ready_for_anybody(monkeypatch):
+    for each in CREDENTIALS:
+        monkeypatch.delenv(each, raising=False)
+    assert "runtime_env" not in TrialProcesses().get()._default_options
 
 
-@pytest.fixture
-def no_threads_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service was started without `OMP_NUM_THREADS`."""
-    monkeypatch.setattr(trial_processes, "_given_threads", lambda: None)
+def test_the_credentials_of_a_driver_go_on_to_its_trials(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k1")
+    asked = TrialProcesses().get()._default_options["runtime_env"]["env_vars"]
+    assert asked["AWS_ACCESS_KEY_ID"] == "k1"
 
 
-@pytest.mark.usefixtures("no_threads_given")
-@pytest.mark.parametrize(("cpus", "threads"), [(0.5, "1"), (1, "1"), (4, "4")])
-def test_trials_ask_for_processes_that_have_loaded_the_drivers_code_where_there_may_be_such(
-    cpus, threads
+@pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_pytorch_is_loaded_ahead_for_as_many_threads_as_ray_gives_to_a_trial(
+    given, threads, monkeypatch
 ):
-    before = ask_of_tune()
-    want_loaded(True, cpus)
-    asked = ask_of_tune()
-    assert asked.pop("PYTHONPATH").startswith(str(TESTS.parent))
-    assert asked == before | {
-        "OMP_NUM_THREADS": threads,  # as Ray would set it, before NumPy is loaded
-        "CODE_OF_TRIALS": own_code().digest,
-        "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "eigensweep.workers.engine.preload.load",
-    }
-    want_loaded(False)
-    assert ask_of_tune() == before
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    found = trial_processes._environment({"LD_PRELOAD": "jemalloc", **given})
+    assert found == {**os.environ, "OMP_NUM_THREADS": threads}
 
 
-def test_a_process_that_waits_for_a_trial_has_loaded_all_that_takes_long():
-    program = (
-        "import sys\n"
-        "from eigensweep.workers.engine.preload import load\n"
-        "print(sorted({'torch', 'ray.tune'} & set(sys.modules)))\n"
-        "load()\n"
-        "print(sorted({'torch', 'ray.tune'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == ["[]", "['torch']"]
+def test_where_pytorch_cannot_be_loaded_ahead_thin_processes_are_started_still(monkeypatch, caplog):
+    def fail(*_: object) -> None:
+        raise OSError("no memory")
+
+    started: list[bool] = []
+    monkeypatch.setattr(trial_processes, "keep_server", fail)
+    monkeypatch.setattr(trial_processes, "_start_thin", lambda: started.append(True))
+    trial_processes.load_ahead()
+    assert started == [True]
+    assert "the first trial waits for it: no memory" in caplog.text
 
 
 def test_a_file_that_was_edited_is_noticed(tmp_path):

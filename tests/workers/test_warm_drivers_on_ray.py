@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from waiting import wait_until
 
 from eigensweep.workers.cluster import warm_drivers
 from eigensweep.workers.cluster.ray_cluster import DriverHandle, RayCluster
+from eigensweep.workers.engine.forked import MODULE
 
 Launch = Callable[..., tuple[Launched, DriverHandle]]
 
@@ -23,6 +25,7 @@ Launch = Callable[..., tuple[Launched, DriverHandle]]
 def cluster() -> Iterator[RayCluster]:
     with toys_on_path(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_drivers, "QUIET_SECONDS", 0.0)
+        patch.setattr(warm_drivers, "LOOK_SECONDS", 1.0)
         patch.setattr(warm_drivers, "MOST_OF_MEMORY", 1.0)
         started = RayCluster.start(num_cpus=2, warm_drivers=1)
         yield started
@@ -31,13 +34,18 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def waiting(cluster: RayCluster) -> Any:
-    """Return the actor of the driver that waits, once it and its trials' processes have loaded."""
+    """Return the actor of the driver that waits, once all is there for its first trials."""
 
     def look() -> Any:
         cluster.keep_warm()
         assert cluster._pool is not None
         drivers = [each.driver for each in cluster._pool._waiting]
-        if drivers and not drivers[0].is_loading() and len(find_loaded()) == 2:
+        if (
+            drivers
+            and not drivers[0].is_loading()
+            and len(find_servers()) == 1
+            and len(find_ready()) == 2
+        ):
             return drivers[0].actor
         return None
 
@@ -72,17 +80,40 @@ class Unreadable:
         return int, ("no number",)
 
 
-def find_loaded() -> set[int]:
-    """Return the process ids of this Ray's processes that are free and have loaded torch."""
+def find_servers() -> set[int]:
+    """Return the ids of the processes that this Ray's trials are forked from, once loaded."""
+    own = {each.pid for each in psutil.Process().children(recursive=True)}
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            command = process.cmdline()
+            is_server = MODULE in command and MODULE not in process.parent().cmdline()
+            if is_server and int(command[-2]) in own and has_torch(process):
+                found.add(process.pid)
+    return found
+
+
+def find_ready() -> set[int]:
+    """Return the ids of this Ray's processes that are free, and have not loaded PyTorch."""
     found = set()
     for process in psutil.Process().children(recursive=True):
-        try:
-            is_free = "ray::IDLE" in " ".join(process.cmdline())
-            if is_free and any("libtorch" in part.path for part in process.memory_maps()):
+        with suppress(psutil.Error):
+            if "ray::IDLE" in " ".join(process.cmdline()) and not has_torch(process):
                 found.add(process.pid)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
     return found
+
+
+def has_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in part.path for part in process.memory_maps())
+
+
+def is_gone(actor: Any) -> bool:
+    """Tell whether a driver's process has ended; Ray ends it a moment after it was asked to."""
+    try:
+        ray.get(actor.state.remote("any"))
+    except ray.exceptions.RayActorError:
+        return True
+    return False
 
 
 def find_places(experiment: Launched) -> set[int]:
@@ -98,13 +129,14 @@ def find_numbers(experiment: Launched) -> list[Any]:
 def test_an_experiment_gets_what_waits_and_leaves_the_driver_to_the_next_one(
     cluster, waiting, launch
 ):
-    loaded = find_loaded()
+    servers, ready = find_servers(), find_ready()
     experiment, handle = launch("first")
     assert handle._process.actor == waiting
     assert cluster.find("first") is handle
     experiment.finish(handle)
     assert [entry.state for entry in experiment.trials()] == ["completed"] * 2
-    assert find_places(experiment) <= loaded
+    assert find_servers() == servers, "trials were forked from what had been loaded before"
+    assert len(ready - find_ready()) == 1, "one of the thin processes had the trials"
 
     cluster.keep_warm()
     assert cluster.find("first") is None
@@ -129,16 +161,14 @@ class TestWhatIsNotUsedAgain:
         assert "no list" in handle.error
         cluster.keep_warm()
         assert waiting not in [each.driver.actor for each in cluster._pool._waiting]
-        with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(waiting.state.remote("failed"))
+        wait_until(lambda: is_gone(waiting))
 
     def test_a_driver_that_could_not_read_what_it_was_told(self, cluster, waiting, tmp_path):
         experiment = Launched(cluster, tmp_path, "unread", {})
         handle = cluster.launch("unread", {}, Unreadable(), experiment.options())
         assert handle.wait(60) == "died"
         assert "no number" in handle.error
-        with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(waiting.state.remote("unread"))
+        wait_until(lambda: is_gone(waiting))
 
     def test_one_driver_for_two_experiments_at_once(self, cluster, waiting, launch):
         (one, first), (two, second) = launch("one"), launch("two")

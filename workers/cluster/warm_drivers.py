@@ -27,8 +27,9 @@ IDLE_SECONDS: Final = 8 * 3600.0
 
 DRIVER_BYTES: Final = 370_000_000
 """Memory of a driver that waits."""
-BYTES: Final = DRIVER_BYTES + 780_000_000
-"""The same with its two processes for trials, of 390 MB each."""
+BYTES: Final = DRIVER_BYTES + 420_000_000
+"""The same with what waits for its first trials: a process of 260 MB that they are forked from, and
+two thin ones of 80 MB each."""
 MOST_OF_MEMORY: Final = 0.25
 """Where all that wait would take a larger part of the memory, none waits."""
 

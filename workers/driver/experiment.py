@@ -45,7 +45,7 @@ from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.study import Study, close_storage, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.driver.trial_processes import load_ahead, want_loaded
+from eigensweep.workers.driver.trial_processes import load_ahead
 from eigensweep.workers.driver.tune_loop import run_tune
 from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
@@ -343,15 +343,9 @@ class ExperimentDriver:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""
         os.environ.update(TUNE_SETTINGS)  # the same for each experiment of this process
         sys.setswitchinterval(SWITCH_SECONDS)
-        is_wanted = self.options.loads_ahead and self.share.engine is None
         folder = self._own_folder() / "tune"
         shutil.rmtree(folder, ignore_errors=True)
-        run_tune(
-            self.experiment,
-            self._scheduler(),
-            folder,
-            partial(want_loaded, is_wanted, self.share.resources["CPU"]),
-        )
+        run_tune(self.experiment, self._scheduler(), folder)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _own_folder(self) -> Path:

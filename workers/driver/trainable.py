@@ -6,15 +6,20 @@ Tune wants a subclass of its `Trainable` and starts that as an actor. Here it st
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
+import ray
 from ray import tune
-from ray.tune.execution.class_cache import _ActorClassCache
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE, _ActorClassCache
 from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from eigensweep.workers.engine.trial_process import TrialProcess
 from eigensweep.workers.shared.messages import Json, Order
+
+CREDENTIALS: Final = frozenset(each for each in ENV_VARS_TO_PROPAGATE if each.startswith("AWS_"))
+"""Variables of a driver that Tune hands on to the processes of its trials."""
 
 
 class TrialTrainable(tune.Trainable):
@@ -30,13 +35,22 @@ class TrialTrainable(tune.Trainable):
 
 
 class TrialProcesses(_ActorClassCache):
-    """Gives Tune the class of a trial's process, with the variables that it is started with."""
+    """Gives Tune the class of a trial's process, with the variables that it is started with.
+
+    Tune asks for a variable that this project does not need. For a process with variables of its
+    own Ray starts Python twice, and takes none that is ready. So they are asked for only where
+    Tune hands on what a trial may need, such as the credentials of an object store.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._plain: Any = None
 
     def get(self, trainable_cls: type[TrialTrainable] = TrialTrainable) -> Any:
-        return super().get(TrialProcess)  # type: ignore[no-untyped-call]
+        if not CREDENTIALS.isdisjoint(os.environ):
+            return super().get(TrialProcess)  # type: ignore[no-untyped-call]
+        self._plain = self._plain or ray.remote(TrialProcess)
+        return self._plain
 
 
 def give_order_alone(arguments: Json) -> Json:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,24 +26,20 @@ from ray.tune.utils.log import set_verbosity
 from eigensweep.workers.driver.actor_events import PromptActorManager
 from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.trainable import TrialProcesses, TrialTrainable
-from eigensweep.workers.engine.trial_process import REPORT
+from eigensweep.workers.engine.runner import REPORT
 from eigensweep.workers.shared.messages import Json, Order, Report
 
 SETTING_UP: Final = threading.Lock()
-"""Held while a loop is set up. Tune keeps a registry of classes, and the variables that processes
-of trials get, once for this process: two loops that begin at the same moment would break both."""
+"""Held while a loop is set up. Tune keeps a registry of classes once for this process: two loops
+that begin at the same moment would break it."""
 
 
-def run_tune(
-    experiment: str, scheduler: TrialScheduler, folder: Path, set_variables: Callable[[], None]
-) -> None:
+def run_tune(experiment: str, scheduler: TrialScheduler, folder: Path) -> None:
     """Run Tune until the search is over and no trial runs, or the experiment must stop.
 
     `folder` is what Tune wants to write to. What it writes there is never read back.
-    `set_variables` says which variables the processes of this experiment's trials get.
     """
     with SETTING_UP:
-        set_variables()
         controller = _set_up(experiment, scheduler, folder)
     try:
         while not controller.is_finished():
@@ -80,7 +75,6 @@ def _set_up(experiment: str, scheduler: TrialScheduler, folder: Path) -> Any:
     search.add_configurations([asked])
     controller.update_max_pending_trials()
     controller.setup_experiments([asked], search.total_samples)
-    controller._class_cache.get()  # which keeps the variables of this moment
     return controller
 
 
