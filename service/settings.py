@@ -198,10 +198,9 @@ class Settings(BaseSettings):
     warm_drivers: int = Field(default=1, ge=0)
     """Drivers that are kept for the next experiment.
 
-    On a Ray that the service starts, each takes 1.15 GB with its processes for trials, which no
-    trial may have then; on another one 0.4 GB, without such processes. Where that is more than a
-    quarter of the memory, none is kept. 0: none waits, and every experiment starts a driver of its
-    own.
+    On a Ray that the service starts, each takes 0.8 GB with what its first trials need, which no
+    trial may have then; on another one 0.4 GB. Where that is more than a quarter of the memory,
+    none is kept. 0: none waits, and every experiment starts a driver of its own.
     """
     retries: int = Field(default=3, ge=0)
     """How often a trial is started again after its process was lost."""
