@@ -23,10 +23,10 @@ from ray.air.execution import AcquiredResources, ResourceManager, ResourceReques
 from ray.air.execution._internal import actor_manager, event_manager
 from ray.train._internal import storage
 from ray.tune.execution import tune_controller
-from ray.tune.execution.class_cache import _ActorClassCache
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver import actor_events, capacity
+from eigensweep.workers.driver.trainable import TrialProcesses
 from eigensweep.workers.engine.runner import LOST, REPORT
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
 from eigensweep.workers.shared.messages import (
@@ -222,7 +222,7 @@ def played_ray(slots: int, seconds: float, start_seconds: float = 0.0) -> Iterat
             (actor_manager, "ray", ray),
             (event_manager, "ray", ray),
             (tune_controller, "PlacementGroupResourceManager", lambda: Slots(slots)),
-            (_ActorClassCache, "get", lambda *of: ActorClass(ray)),
+            (TrialProcesses, "get", lambda *of: ActorClass(ray)),
             (storage, "_get_ray_train_session_dir", lambda: folder),
             (capacity, "_living_nodes", lambda: nodes),
         ]

@@ -160,8 +160,13 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 class TestTraining:
-    def test_gives_the_same_numbers_as_in_a_process_of_its_own(self, start, order, tmp_path):
-        forked_reports = train(start())
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_gives_the_same_numbers_as_in_a_process_of_its_own(
+        self, start, order, tmp_path, monkeypatch, threads
+    ):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        order = replace(order, resources={"CPU": threads})
+        forked_reports = train(start(order))
         alone = Runner(replace(order, storage=str(tmp_path / "alone")).to_dict())
         assert train(alone) == forked_reports
         assert [each["step"] for each in forked_reports] == [5, 10, 15, 20]
