@@ -328,6 +328,14 @@ class TestWithoutAServer:
         assert fork(order.to_dict(), None, raylet=1) is None
         assert "Python did not start within 60 s" in said()
 
+    def test_where_it_does_not_fork_in_time(self, start, order, node, said, monkeypatch):
+        server = psutil.Process(start().pid).parent()
+        monkeypatch.setattr(forked, "LOADING_SECONDS", 0.2)
+        server.suspend()
+        assert fork(order.to_dict(), None, node.pid) is None
+        server.resume()
+        assert "no process was forked within 0 s" in said()
+
     @pytest.mark.parametrize("case", ["a GPU", "an engine"])
     def test_nothing_is_forked_for_a_trial_with(self, case, order, monkeypatch):
         monkeypatch.setattr(trial_process, "fork", lambda *_, **__: pytest.fail("it forked"))

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MODULE: Final = "eigensweep.workers.engine.fork_server"
 TRIES: Final = 3
 """How often a server is looked for, or started, that ends before it has forked."""
-LOADING_SECONDS: Final = 120.0
+LOADING_SECONDS: Final = 300.0
 """So long a server may take to load PyTorch and to fork."""
 STARTING_SECONDS: Final = 60.0
 """So long Python may take to start before it loads anything."""
@@ -64,11 +64,12 @@ class Forked:
 
         Raises:
             ForkedEndedError: if the server has ended instead.
+            TimeoutError: if it does not fork.
         """
         environment, path = dict(os.environ), sys.path
         self._send({"config": config, "node_id": node_id, "environment": environment, "path": path})
         if not self._calls.poll(LOADING_SECONDS):
-            raise ForkedEndedError(f"no process was forked within {LOADING_SECONDS:.0f} s")
+            raise TimeoutError(f"no process was forked within {LOADING_SECONDS:.0f} s")
         self.pid = self._receive()["pid"]
 
     def close(self) -> None:
@@ -140,14 +141,18 @@ def fork(config: Json, node_id: str | None, raylet: int) -> Forked | None:
         own, other = socket.socketpair()
         forked = Forked(lifeline, Connection(own.detach()))
         try:
-            socket.send_fds(lifeline, [FORK], [other.fileno(), STDOUT, STDERR])
-            other.close()
+            with other:
+                socket.send_fds(lifeline, [FORK], [other.fileno(), STDOUT, STDERR])
             forked.begin(config, node_id)
+        except TimeoutError as error:
+            forked.close()
+            logger.warning("%s", error)
+            break
         except (ForkedEndedError, OSError) as error:
             forked.close()
             logger.info("asking for another process to fork from: %s", error)
-            continue
-        return forked
+        else:
+            return forked
     logger.warning(
         "no process could be forked from one that has loaded PyTorch, so this one loads it"
     )

@@ -1,4 +1,4 @@
-"""What runs in a trial's process, or in a notebook: training.
+"""What runs where a trial is trained, or in a notebook: training.
 
 Inside out: `training` trains one seed with `optimizers`, `schedules`, `evaluation` and `selection`;
 `attempt` trains all seeds of a trial from rung to rung and commits, under Ray Tune or in an engine;
