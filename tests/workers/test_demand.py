@@ -1,5 +1,7 @@
 """What the experiments want of a cluster: added up, forgotten in time, and followed by drivers."""
 
+import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,6 +23,15 @@ from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.shared.messages import DriverOptions, EngineNeed, Result
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}
+
+
+def test_the_process_that_adds_up_loads_neither_torch_nor_tune():
+    check = (
+        "import sys, eigensweep.workers.driver.demand\n"
+        "print({'torch', 'ray.tune', 'optuna'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 class Clock:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from eigensweep.search_spaces.lanes import count_aboard
-from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.shared.messages import EngineNeed
+
+if TYPE_CHECKING:
+    from eigensweep.search_spaces.sections import ResourcesConfig
 
 NO_LABELS: Mapping[str, str] = {}
 
