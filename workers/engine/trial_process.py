@@ -5,8 +5,8 @@ It is thin: it loads neither torch nor MLflow, and nothing of Ray Tune, whose im
 
 - a process that is forked for it from one that has loaded PyTorch (`fork_server`), as a rule;
 - an engine, in which the trial has a seat (`actor`);
-- this process, where it cannot be forked: with a GPU, elsewhere than on Linux, or where no process
-  to fork from comes up.
+- this process, where nothing is forked: with a GPU, on which that could not be tried yet, elsewhere
+  than on Linux, or where no process to fork from comes up.
 
 Tune, in the driver, calls `train`, `train_next` and `stop`, and asks for nothing else of its own
 `Trainable`: checkpoints are in the store.
