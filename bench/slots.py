@@ -12,7 +12,7 @@ The first two have a real Ray, a real driver and real trials' processes. All hav
 SQLite and MLflow's server. The ideal is the time that the trials sleep, divided by the slots. Wall
 time is from the first trial's start to the last one's end; the launch of the driver, and the
 delivery after the last trial, stand beside it. So does the use of the slots from when the last
-one had a process that had loaded its modules: 16 processes do that at once on few processors.
+one had a process that trained: 16 processes start at once on few processors.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def measure_full(
 ) -> dict[str, float]:
     """Return when each slot had a process that trained, and how well slots were used since.
 
-    Until then processes load, which takes processors that nodes here do not have. A trial that
+    Until then processes start, which takes processors that nodes here do not have. A trial that
     began before counts with the part of it that was left.
 
     Args:

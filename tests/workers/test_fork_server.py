@@ -328,6 +328,12 @@ class TestWithoutAServer:
         assert fork(order.to_dict(), None, raylet=1) is None
         assert "Python did not start within 60 s" in said()
 
+    def test_elsewhere_than_on_linux(self, order, node, monkeypatch):
+        monkeypatch.setattr(forked, "connect", lambda *_: pytest.fail("it looked for a server"))
+        monkeypatch.setattr(sys, "platform", "darwin")
+        assert fork(order.to_dict(), None, node.pid) is None
+        forked.keep_server(node.pid, order.code.digest, {})
+
     def test_where_it_does_not_fork_in_time(self, start, order, node, said, monkeypatch):
         server = psutil.Process(start().pid).parent()
         monkeypatch.setattr(forked, "LOADING_SECONDS", 0.2)
