@@ -259,6 +259,18 @@ class TestTheServer:
         subprocess.run(server.cmdline(), check=True)
         assert psutil.Process(start().pid).parent() == server
 
+    def test_keeps_no_process_that_it_cannot_watch(self, monkeypatch):
+        def fail(pid: int) -> int:
+            raise OSError("too many open files")
+
+        listener, lifeline = socket.socketpair()
+        with listener, lifeline, subprocess.Popen(["sleep", "3600"]) as child:
+            monkeypatch.setattr(fork_server.os, "fork", lambda: child.pid)
+            monkeypatch.setattr(fork_server.os, "pidfd_open", fail)
+            with pytest.raises(OSError, match="too many"):
+                Server(listener, listener.fileno())._fork(lifeline, [])
+            assert not psutil.pid_exists(child.pid)
+
     def test_forks_nothing_for_another_user(self, ask, monkeypatch):
         monkeypatch.setattr(fork_server, "user_of", lambda connection: os.getuid() + 1)
         assert ask(FORK, files=[0, 1, 2]) == "closed"

@@ -154,7 +154,12 @@ class Server:
         pid = os.fork()
         if pid == 0:
             self._become_child(parent, files)
-        child = Child(pid, os.pidfd_open(pid), lifeline)
+        try:
+            child = Child(pid, os.pidfd_open(pid), lifeline)
+        except OSError:  # no more files may be open: nobody would notice that its trial is gone
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         for each in (child.end, lifeline.fileno()):
             self._children[each] = child
             self._poll.register(each, select.POLLIN)
