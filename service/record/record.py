@@ -161,8 +161,9 @@ class Record(Reopening, Removal, Retention):
 
         def work(session: Session) -> Claim | None:
             experiment = lock(session, id)
-            if experiment.state == "paused" or (experiment.state in ENDED and experiment.tracked):
-                return None
+            is_left = experiment.state in ENDED and not experiment.tracked
+            if experiment.state not in DRIVEN | {"queued"} and not is_left:
+                return None  # paused, delivered, or being deleted
             now = time.time()
             experiment.generation += 1
             experiment.wants = None

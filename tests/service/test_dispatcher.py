@@ -23,6 +23,7 @@ from eigensweep.service.queue.dispatcher import (
     ROOM_SECONDS,
     Dispatcher,
 )
+from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs
@@ -246,6 +247,16 @@ class TestDispatcher:
         for _ in range(3):
             dispatcher.tick()
         assert ids(launcher) == [id, id]
+
+    def test_one_that_is_deleted_while_it_is_looked_at_gets_no_driver(
+        self, dispatcher, launcher, record, post, monkeypatch
+    ):
+        id = post()
+        RecordLedger(record.url, id, record.claim(id).generation).end("completed")
+        monkeypatch.setattr(launcher, "find", record.delete)  # after the list, before the claim
+        dispatcher.tick()
+        assert (launcher.launched, record.row(id).state) == ([], "deleting")
+        assert dispatcher.problems == {}
 
     def test_a_new_service_finds_the_drivers_that_outlived_the_old_one(
         self, dispatcher, launcher, record, post
