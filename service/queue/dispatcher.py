@@ -29,7 +29,12 @@ from eigensweep.workers.shared.checkpoints import open_store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
-from eigensweep.workers.shared.shortages import is_node_death, is_shared_death, is_shortage
+from eigensweep.workers.shared.shortages import (
+    is_node_death,
+    is_shared_death,
+    is_shortage,
+    is_superseded,
+)
 from eigensweep.workers.shared.states import DRIVEN, ENDED
 
 logger = logging.getLogger(__name__)
@@ -392,6 +397,11 @@ class Dispatcher:
             self._pause(care, at_least=DELIVERY_PAUSE)
             if state == "died":
                 logger.warning("delivery died experiment=%s error=%s", id, driver.error)
+            return True
+        if is_superseded(driver.error):  # another service had the lead meanwhile
+            logger.info("driver ended, it has a successor experiment=%s", id)
+            care.driver = None
+            self._pause(care)
             return True
         if is_shortage(driver.error):  # not the experiment's fault, so it is never given up for it
             logger.warning("driver died experiment=%s %s", id, driver.error)

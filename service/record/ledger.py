@@ -39,6 +39,7 @@ from eigensweep.workers.shared.ledger import (
     RungReport,
     StaleWriteError,
     Standing,
+    SupersededError,
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import (
@@ -524,7 +525,7 @@ class RecordLedger:
 
     def _refuse_if_superseded(self, generation: int) -> None:
         if generation != self.generation:
-            raise StaleWriteError(
+            raise SupersededError(
                 f"driver {self.generation} of experiment {self.experiment_id} has a successor, "
                 f"driver {generation}"
             )

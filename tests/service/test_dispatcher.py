@@ -28,8 +28,9 @@ from eigensweep.service.record.record import Record
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.shortages import NODE_DEATH, explain_shortage
+from eigensweep.workers.shared.shortages import NODE_DEATH, SUPERSEDED, explain_shortage
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
 
@@ -216,6 +217,23 @@ class TestDispatcher:
                 dispatcher.tick()
         assert record.row(id).state != "failed"
         assert 300 < now[0] < 2 * MOST_DEATHS * LONGEST_PAUSE, "after growing pauses"
+
+    def test_a_driver_that_has_a_successor_ends_and_is_no_death(self, record, launcher, post):
+        clock = iter(range(0, 10**9, 1000))
+        dispatcher = Dispatcher(
+            record, launcher=launcher, options=OPTIONS, clock=lambda: next(clock)
+        )
+        id = post()
+        dispatcher.tick()
+        for _ in range(2 * MOST_DEATHS):
+            driver = launcher.launched[-1]
+            record.claim(id)  # as another service does
+            with pytest.raises(SupersededError) as error:
+                driver.ledger.set_total(1)
+            driver.now, driver.error = "ended", f"{SUPERSEDED}: {error.value}"
+            dispatcher.tick()
+        assert (record.row(id).state, record.row(id).deaths) == ("starting", 0)
+        assert len(launcher.launched) == 2 * MOST_DEATHS + 1
 
     def test_it_is_not_given_up_when_nodes_die_and_goes_on_at_once_elsewhere(
         self, dispatcher, launcher, record, post

@@ -18,10 +18,12 @@ from eigensweep.workers.cluster.crew import Crew
 from eigensweep.workers.driver import experiment as driver
 from eigensweep.workers.driver import trial_processes
 from eigensweep.workers.shared import logs
+from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.shortages import is_shared_death
+from eigensweep.workers.shared.shortages import is_shared_death, is_superseded
 
 OPTIONS = DriverOptions(storage="/s", optuna="/o")
+AWAY = ValueError("the ledger is away")
 
 
 class Timer:
@@ -47,7 +49,7 @@ class Runs:
         self._pool = ThreadPoolExecutor()
         self._begun: dict[str, threading.Event] = {}
         self._ends: dict[str, threading.Event] = {}
-        self._fails: set[str] = set()
+        self._fails: dict[str, Exception] = {}
         self._calls: dict[str, Any] = {}
 
     def drive(self, experiment: str, *_: Any) -> None:
@@ -56,7 +58,7 @@ class Runs:
         self._begun[experiment].set()
         self._ends[experiment].wait(60)
         if experiment in self._fails:
-            raise ValueError("the ledger is away")
+            raise RuntimeError("what Tune makes of it") from self._fails[experiment]
 
     def begin(self, experiment: str) -> None:
         self._begun[experiment], self._ends[experiment] = threading.Event(), threading.Event()
@@ -64,9 +66,9 @@ class Runs:
         self._calls[experiment] = self._pool.submit(run, experiment, {}, None, OPTIONS)
         assert self._begun[experiment].wait(60)
 
-    def end(self, experiment: str, fails: bool = False) -> None:
-        if fails:
-            self._fails.add(experiment)
+    def end(self, experiment: str, fails: Exception | None = None) -> None:
+        if fails is not None:
+            self._fails[experiment] = fails
         self._ends[experiment].set()
         self._calls[experiment].result(60)
 
@@ -93,11 +95,20 @@ def test_each_experiment_has_a_state_of_its_own_and_the_process_ends_after_the_l
     runs.end("a")
     assert runs.states() == ["ended", "running"]
     assert Timer.running == 0
-    runs.end("b", fails=True)
+    runs.end("b", fails=AWAY)
     assert runs.states() == ["ended", "died"]
     assert Timer.running == 1
     assert "the ledger is away" in str(runs.actor.state("b")[1])
     assert runs.actor.state("a")[1] is None
+
+
+def test_one_that_has_a_successor_ends_and_did_not_die(runs, caplog):
+    runs.begin("a")
+    runs.end("a", fails=SupersededError("driver 1 of experiment a has a successor, driver 2"))
+    state, words = runs.actor.state("a")
+    assert (state, is_superseded(words)) == ("ended", True)
+    assert "driver 2" in words
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_one_that_joins_keeps_the_process_from_ending(runs):
@@ -119,7 +130,7 @@ def test_a_process_takes_no_other_one_after_a_failure_or_with_other_code(runs, m
         with monkeypatch.context() as patch:
             patch.setattr(ray_cluster, name, value)
             assert not runs.actor.join("b")
-    runs.end("a", fails=True)
+    runs.end("a", fails=AWAY)
     assert not runs.actor.join("b")
 
 

@@ -34,9 +34,15 @@ from eigensweep.workers.cluster.warm_drivers import WarmDrivers
 from eigensweep.workers.engine.actor import NAMESPACE, PROCESS_LOST
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import has_changed, own_code
-from eigensweep.workers.shared.ledger import Ledger
+from eigensweep.workers.shared.ledger import Ledger, SupersededError
 from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
-from eigensweep.workers.shared.shortages import NODE_DEATH, SHARED_DEATH, explain_shortage
+from eigensweep.workers.shared.shortages import (
+    NODE_DEATH,
+    SHARED_DEATH,
+    SUPERSEDED,
+    explain_shortage,
+    is_superseded,
+)
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.sections import ResourcesConfig
@@ -205,10 +211,14 @@ class DriverActor:
             finally:
                 traces.flush()  # whoever learns that it is over ends this process
             self._end_run(experiment, "ended", None)
-        except BaseException:
+        except BaseException as error:
             # Nothing is recorded of it: the service asks for the state, and starts another driver.
-            self._end_run(experiment, "died", traceback.format_exc())
-            logger.exception("driver died experiment=%s", experiment)
+            if (successor := _find_successor(error)) is not None:
+                self._end_run(experiment, "ended", f"{SUPERSEDED}: {successor}")
+                logger.info("driver ends experiment=%s %s", experiment, successor)
+            else:
+                self._end_run(experiment, "died", traceback.format_exc())
+                logger.exception("driver died experiment=%s", experiment)
         gc.collect()  # Ray ends the trials' processes whose handles are gone
 
     def _end_run(self, experiment: str, state: State, error: str | None) -> None:
@@ -365,7 +375,8 @@ class DriverHandle:
             state, self.error = self._see_whether_it_began(self._work)
         if state != "running":
             self._over = state
-            self._leave(failed=state != "ended")
+            # One that was superseded may have left processes of trials behind.
+            self._leave(failed=state != "ended" or is_superseded(self.error))
         return state
 
     def _explain_death(self, account: str) -> str:
@@ -645,6 +656,13 @@ class RayCluster:
             ray.shutdown()
         if self._folder is not None:
             self._folder.remove()
+
+
+def _find_successor(error: BaseException | None) -> SupersededError | None:
+    """Return what an error says of a driver's successor; None: it is about something else."""
+    while error is not None and not isinstance(error, SupersededError):
+        error = error.__cause__ or error.__context__  # Ray Tune raises its own error from it
+    return error
 
 
 def explain_loss() -> str | None:

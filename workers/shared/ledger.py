@@ -42,6 +42,10 @@ class StaleWriteError(RuntimeError):
     """A write came from a driver or an attempt that has a successor."""
 
 
+class SupersededError(StaleWriteError):
+    """A write came from a driver that has a successor: it has nothing left to do."""
+
+
 @dataclass(frozen=True)
 class Earlier:
     """How a trial had ended before it was opened again, and why it was. Its result it still has."""

@@ -1,4 +1,7 @@
-"""Words for a process that ended through no fault of its own: its node was full, or died."""
+"""Words for a process that ended through no fault of its own.
+
+Its node was full, or died; or a driver found that another one has its experiment by now.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ NODE_DEATH = "the node of the process died"
 """First words of the account, as above."""
 
 SHARED_DEATH = "the driver's process died, which several experiments shared"
+"""First words of the account, as above."""
+
+SUPERSEDED = "the driver has a successor"
 """First words of the account, as above."""
 
 LONGEST_SUMMARY = 400
@@ -44,3 +50,8 @@ def is_shared_death(words: str | None) -> bool:
 def is_node_death(words: str | None) -> bool:
     """Tell whether a process ended because its node did."""
     return words is not None and words.startswith(NODE_DEATH)
+
+
+def is_superseded(words: str | None) -> bool:
+    """Tell whether a driver ended because its experiment has another driver by now."""
+    return words is not None and words.startswith(SUPERSEDED)
