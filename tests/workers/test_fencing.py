@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from eigensweep.workers.shared import checkpoints
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
 
 KEY, TRIAL = "e7/00012/0", "e7/00012"
@@ -173,3 +175,60 @@ def test_wherever_an_attempt_stands_still_it_writes_nothing_over_its_successor(
     assert len(ends) >= 10, "it stood still at each look and each change"
     if act != "thin_out":  # which leaves a key with a successor alone, without a word
         assert {3} <= set(ends) <= {0, 3}, "it was refused, or done before its successor began"
+
+
+class KilledError(BaseException):
+    """Stands for a kill: nobody catches it."""
+
+
+class WhileItTidies(Store):
+    """A store in which an attempt that stood still goes on after its successor has begun."""
+
+    def resume(self, act: Callable[[], None]) -> WhileItTidies:
+        self._act: Callable[[], None] | None = act
+        return self
+
+    def _clean(self, folder: Path, head: Any) -> None:
+        act, self._act = self._act, None
+        if act is not None:
+            act()
+        super()._clean(folder, head)
+
+
+def test_it_moves_no_draft_although_its_first_successor_was_killed(
+    slow: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third attempt dies after it has replaced the head, so it removes no draft."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+    def die(path: Path) -> None:
+        raise KilledError
+
+    moment = 0
+    while True:
+        moment += 1
+        root = tmp_path / str(moment)
+        store = prepare(root, "commit")
+        print("commit", root, moment, file=slow.stdin, flush=True)
+        word, number = slow.stdout.readline().split()
+        if word == "exited":
+            break
+        (root / KEY / "lock").unlink(missing_ok=True)
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(checkpoints, "_remove", die)
+            store.begin(KEY, 3)
+
+        def go_on(pid: int = int(number), lock: Path = root / KEY / "lock") -> None:
+            lock.unlink()  # the fourth attempt's, too
+            os.kill(pid, signal.SIGCONT)
+            assert slow.stdout.readline().split()[0] == "exited"
+
+        fourth = WhileItTidies(root).resume(go_on)
+        fourth.begin(KEY, 4)
+        reached = fourth.newest(KEY).step
+        fourth.commit(KEY, 4, 25, state(4), [point(25, 4)])
+        Store(root).begin(KEY, 5)
+        reader = Store(root)
+        assert (reader.attempt(KEY), reader.newest(KEY).state["attempt"]) == (5, 4), moment
+        assert [p.step for p in reader.points(KEY)] == [*range(5, reached + 1, 5), 25]
+    assert moment > 10, "it stood still at each look and each change"

@@ -17,10 +17,11 @@ A lock is not enough. A network's file system takes it from a node that is cut o
 process there may stand still between any two lines. So each attempt writes to files of its own
 alone, and to a file that both have only by replacing it: it makes its `attempt-N.tmp`, then looks
 whether a later attempt has begun, and then moves that file into place. An attempt that begins
-replaces the head first and removes the `.tmp` of all earlier ones then. One that was made before
-can no longer be moved, and whoever makes one later finds the successor. If an earlier attempt had
-moved its own in between, the head shows it, and the later attempt begins once more. This asks of a
-file system that a name is made, moved and removed in one act, and for nothing else.
+replaces the head first and removes the `.tmp` of all earlier ones then, also of those that another
+attempt was to remove and died. One that was made before can no longer be moved, and whoever makes
+one later finds the successor. If an earlier attempt had moved its own in between, the head shows
+it, and the later attempt begins once more. This asks of a file system that a name is made, moved
+and removed in one act, and that a list shows the names that were made before it.
 """
 
 from __future__ import annotations
@@ -602,8 +603,7 @@ class Store:
             with self._turn(key, attempt) as (head, draft):
                 after = change(self._take_curve(folder, head, attempt))
                 self._replace_head(folder, after, draft)
-                for earlier in range(max(0, min(head.attempt, attempt - 1)), attempt):
-                    _remove(folder / _draft_name(earlier))
+                _remove_drafts(folder, range(min(head.attempt, attempt - 1), attempt))
                 is_in = self._head(folder) == after  # else one of them came first
                 if is_in:
                     self._clean(folder, after)
@@ -729,6 +729,16 @@ def _checkpoint_name(step: int, commit: int, attempt: int) -> str:
 
 def _draft_name(attempt: int) -> str:
     return f"attempt-{attempt}.tmp"
+
+
+def _remove_drafts(folder: Path, attempts: range) -> None:
+    """Remove the drafts of these attempts, and those of earlier ones that lie there still.
+
+    Whoever was to remove the latter may have been killed before.
+    """
+    lying = {p.name for p in folder.glob("attempt-*.tmp") if _maker(p.name) < attempts.stop}
+    for name in sorted(lying | {_draft_name(attempt) for attempt in attempts}):
+        _remove(folder / name)
 
 
 def _maker(name: str) -> int:
