@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import ray
+import torch
+from experiments import Launched, toys_on_path
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from sweeps import spec
 from waiting import PATIENCE
 
 from eigensweep.search_spaces.sections import ResourcesConfig
@@ -23,9 +26,10 @@ GPUS = 2
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    started = RayCluster.start(num_cpus=4, num_gpus=GPUS)
-    yield started
-    started.stop()
+    with toys_on_path():
+        started = RayCluster.start(num_cpus=4, num_gpus=GPUS)
+        yield started
+        started.stop()
 
 
 class Trial:
@@ -85,3 +89,21 @@ def test_there_is_no_room_where_no_node_has_so_much(cluster):
     assert (
         "a trial needs 5 CPU, 1 GPU, and no node has that; there are 4 CPU, 2 GPU" in room.problem
     )
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch is built for CUDA")
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_gpus_that_pytorch_cannot_use_fail_no_trial_of_a_sweep(cluster, tmp_path, lanes):
+    rates = [1e-1 / (1 + k) for k in range(40)]
+    resources = {"cpus": 1, "gpus": 1, "lanes": lanes}
+    content = spec({"space": {"optimizer.lr": rates}}, resources=resources)
+    e = Launched(cluster, tmp_path, f"gpus{lanes}", content)
+    handle = e.launch()
+    told = e.until(lambda: [n for n in e.ledger.read("notices") if n["kind"] == "nodes"])
+    assert "new trials wait, because 1 of 1 nodes are left out" in told[0]["words"]
+    (node,) = [n for n in e.ledger.read("notices") if n["kind"] == "node"]
+    assert "offers GPUs, and its PyTorch" in node["words"]
+    assert {trial.state for trial in e.trials()} <= {"waiting", "running"}
+    e.ledger.cancel()
+    e.finish(handle)
+    assert {trial.state for trial in e.trials()} == {"cancelled"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
@@ -62,6 +62,10 @@ LONGEST_REST = 60.0
 
 MOST_SHORTAGES = 30
 """How often a trial may be lost between two of its reports because its node has no memory left."""
+
+MOST_DEVICES = 2
+"""Devices that may be lost under a trial between two of its reports before it has failed: its own
+kernels can end a device, too."""
 
 FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
 """Seconds that a node is left out after its first failure, and at most."""
@@ -143,6 +147,8 @@ class Sweep:
         self.entries = Entries()
         self._lost: Counter[int] = Counter()
         self._lost_engines: Counter[int] = Counter()
+        self._lost_devices: defaultdict[int, list[str]] = defaultdict(list)
+        """The nodes on which devices were lost under each trial, since it last reported."""
         self._lost_by_disk: Counter[int] = Counter()
         self._lost_by_memory: Counter[int] = Counter()
         self._clock = clock
@@ -297,9 +303,17 @@ class Sweep:
                 entry.attempt + 1,
                 donor=self._find_donor(entry, is_known),
                 alone=self._lost_engines[entry.number] >= MOST_ENGINES,
-                avoid=(*self._left_out, *self._list_silent()),
+                avoid=tuple(dict.fromkeys(self._list_avoided(entry.number))),
             )
         return None
+
+    def _list_avoided(self, number: int) -> Iterator[str]:
+        """Yield nodes that a trial does not go to now; some may come twice."""
+        yield from self._left_out
+        yield from self._list_silent()
+        lost = {*self._lost_devices.get(number, ())}
+        if lost and self._find_nodes() - self._left_out.keys() - lost:
+            yield from sorted(lost)
 
     def _list_silent(self) -> list[str]:
         """Return nodes that may be dead, if there are others to go to."""
@@ -346,6 +360,7 @@ class Sweep:
         """Return what is to be recorded of a report; note that its process lives."""
         for lost in (self._lost_engines, self._lost_by_disk, self._lost_by_memory):
             lost.pop(entry.number, None)
+        self._lost_devices.pop(entry.number, None)
         place = told.place
         if place is not None and place.lanes is not None and place not in self._engines:
             self._engines.add(place)
@@ -399,15 +414,19 @@ class Sweep:
         under which engines die again before it has reported goes on alone in its process, whose
         death does count. That it was paused does not count.
 
-        Where a node has other code, lacks a corpus, or cannot use disk or store, no trial is to
-        blame. The node is left out for times that grow up to `LONGEST_LEAVE`, and its trials go
-        elsewhere. If there is no elsewhere, or `MOST_LEFT_OUT` nodes are out, all trials wait. Disk
-        and store may be the same for all nodes and work again at any time: so these times grow up
-        to `LONGEST_REST`, and on a single node each trial has a pause of its own.
+        Where a node has other code, lacks a corpus, or cannot use a device, disk or store, no trial
+        is to blame. The node is left out for times that grow up to `LONGEST_LEAVE`, and its trials
+        go elsewhere. If there is no elsewhere, or `MOST_LEFT_OUT` nodes are out, all trials wait.
+        Disk and store may be the same for all nodes and work again at any time: so these times grow
+        up to `LONGEST_REST`, and on a single node each trial has a pause of its own.
 
         Where a node has no memory left, Ray ends processes, the youngest ones first. Nobody knows
         whose memory it is, so no trial is to blame, and each has such pauses of its own. It fails
         after `MOST_SHORTAGES` of them without any report: it may itself take what the node has not.
+
+        A device that is lost in the middle of a training may have been ended by the trial. So the
+        trial goes elsewhere, and has failed if it loses a second one. Whether the node is to blame
+        shows when the next process there tries its device out.
 
         `node` is Ray's id and `host` the name for people.
         """
@@ -425,6 +444,9 @@ class Sweep:
         if by == "node" or (by == "disk" and not rests):
             longest = LONGEST_LEAVE if by == "node" else LONGEST_REST
             cause = self._leave_out(node or NOWHERE, host, cause, longest)
+        elif by == "device":
+            self._lost_devices[number].append(node or NOWHERE)
+            self._warn(number, "trial %d lost its device: %s", number, cause)
         elif by != "pause":
             counts[by][number] += 1
         if by in ("process", "engine"):  # perhaps with its node
@@ -436,6 +458,10 @@ class Sweep:
         if self._lost[number] > self.retries or self._lost_by_memory[number] > MOST_SHORTAGES:
             times = counts[by][number]
             self.end(number, "failed", error=f"its process died {times} times; the last: {cause}")
+            return
+        if len(self._lost_devices.get(number, ())) >= MOST_DEVICES:
+            words = f"{MOST_DEVICES} devices were lost under it in a row; the last: {cause}"
+            self.end(number, "failed", error=words)
             return
         if entry.attempt == attempt:
             self.ledger.interrupt(number, attempt, cause)

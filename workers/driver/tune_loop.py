@@ -118,6 +118,16 @@ class Controller(TuneController):
                 return False
         return bool(super()._maybe_reuse_cached_actor(trial))
 
+    def _maybe_cache_trial_actor(self, trial: Trial) -> bool:
+        """Keep a process for the next trial, unless its node or device is not fit.
+
+        What a process knows of a device that it could not use, it does not forget.
+        """
+        report: Report | None = getattr(trial, "report", None)
+        if report is not None and report.lost and report.lost_by in ("node", "device"):
+            return False
+        return bool(super()._maybe_cache_trial_actor(trial))
+
     def _maybe_add_actors(self) -> None:
         """Give processes to trials, as Tune does; those that are used again train at once.
 

@@ -24,6 +24,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from eigensweep.workers.engine.devices import DeviceError, try_out
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.logs import LogFormat
@@ -118,13 +119,18 @@ class EngineActor:
 
         Raises:
             ForeignCodeError: if this process would run other code than the trial's driver.
+            DeviceError: if the device cannot be used; this process ends then.
         """
         wanted = Order.from_dict(order)
         async with self._opening:
             if self._watch is None:
                 self._watch = asyncio.create_task(self._look_after())
             if self._engine is None:
-                self._engine = await self._in_thread(self._open)
+                try:
+                    self._engine = await self._in_thread(self._open)
+                except DeviceError:
+                    self._is_broken = True  # in another process it may work again
+                    raise
         earlier = self._seats.pop(_key(wanted), None)
         if earlier is not None:  # its process was lost, or its driver
             self._engine.leave(earlier.order, commit=True)
@@ -177,6 +183,7 @@ class EngineActor:
         torch.set_num_threads(threads)
         logger.info("engine starts device=%s lanes=%d", self._device, self._need.lanes)
         device = self._device.partition(":")[0]  # one GPU is visible
+        try_out(device)
         return Engine(device, self._need.lanes, threads=threads)
 
     async def _ask(self, order: Order) -> Report | None:

@@ -8,8 +8,26 @@ import torch
 
 from eigensweep.workers.shared.durable_files import disk_failure
 
-NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")
-DEVICE_LOST = ("CUDA error:", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS")
+NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+DEVICE_LOST = (
+    "CUDA error:",
+    "CUDA driver error",
+    "CUDA unknown error",
+    "CUDA_ERROR_",
+    "CUBLAS_STATUS",
+    "CUDNN_STATUS",
+    "CUSOLVER_STATUS",
+    "No CUDA GPUs are available",
+    "no NVIDIA driver",
+    "cudaGetDeviceCount",
+)
 
 
 class EngineError(RuntimeError):

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from eigensweep.workers.engine.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.shared import logs, nonces, traces
 from eigensweep.workers.shared.checkpoints import open_store
-from eigensweep.workers.shared.code import ForeignCodeError, check_code
+from eigensweep.workers.shared.code import ForeignCodeError, check_build, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Place, Report
@@ -119,6 +120,11 @@ class Runner:
                 report = Report(step, lost=words, lost_by="disk", node_id=self._node_id)
             elif is_of_the_node(error):
                 report = Report(step, lost=words, lost_by="node", node_id=self._node_id)
+            elif (crowding := self._find_crowding(error)) is not None:
+                report = Report(step, lost=crowding, lost_by="node", node_id=self._node_id)
+            elif self._has_used_device and is_of_the_device(error):
+                words = f"node {platform.node()} lost {self._device}: {describe_failure(error)}"
+                report = Report(step, lost=words, lost_by="device", node_id=self._node_id)
             else:
                 report = Report(step, outcome="failed", error=describe_failure(error))
         here = Place(platform.node(), os.getpid(), self._device)
@@ -134,11 +140,24 @@ class Runner:
     def _open(self, order: Order) -> Attempt | Seat:
         """Return what trains an order's trial rung by rung: this process, or an engine."""
         check_order(order)
+        check_build(self._device)
         if order.engine is None or self._take_seat is None:
             return open_attempt(order, self._device)
         seat = self._take_seat(order)
         self._leave = seat.leave
         return seat
+
+    @property
+    def _has_used_device(self) -> bool:
+        """Whether an error may be that of a GPU. Where no torch is loaded, it is not loaded now."""
+        return self._device != "cpu" and "torch" in sys.modules
+
+    def _find_crowding(self, error: Exception) -> str | None:
+        """Return why there was no memory, where other processes hold that of this one's device."""
+        if not (self._has_used_device and is_of_memory(error)):
+            return None
+        order = Order.from_dict(self.config)
+        return find_crowding(self._device, order.resources.get("GPU", 1.0))
 
     def _stop_watch(self) -> None:
         watch, self.memory = self.memory, None
@@ -179,11 +198,13 @@ def open_attempt(order: Order, device: str) -> Attempt:
     """Return what trains an order's trial in this process.
 
     Raises:
+        DeviceError: if the device cannot be used.
         StaleAttemptError: if a later attempt has begun.
     """
     from eigensweep.workers.engine import replicates
     from eigensweep.workers.trial.memory import limit_device
 
+    try_out(device)
     limit_device(device, order.resources.get("GPU", 1.0))
     return replicates.open_attempt(order, device)
 
@@ -207,9 +228,16 @@ def is_of_memory(error: Exception) -> bool:
     return is_out_of_memory(error)
 
 
+def is_of_the_device(error: Exception) -> bool:
+    """Tell whether nothing works on the device any more until another process begins."""
+    from eigensweep.workers.engine import errors
+
+    return errors.is_of_the_device(error)
+
+
 def is_of_the_node(error: Exception) -> bool:
-    """Tell whether another node might do better: this one has other code, or lacks a corpus."""
-    if isinstance(error, ForeignCodeError):
+    """Tell whether another node might do better: this one has other code, or lacks something."""
+    if isinstance(error, ForeignCodeError | DeviceError):
         return True
     from eigensweep.tasks.corpus import CorpusMissingError
 

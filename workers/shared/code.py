@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import platform
+import runpy
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -96,6 +97,33 @@ def check_code(driver: Code, parts: Mapping[str, str] | None = None) -> None:
         "Install the same version of Eigensweep, and of the packages beside it, on both. If files "
         "were changed on purpose, pause the experiment and resume it"
     )
+
+
+def check_build(device: str) -> None:
+    """Raise ForeignCodeError if PyTorch here was built without what a device needs.
+
+    It costs no import of PyTorch, so a node that offers GPUs and has the build for CPUs is found
+    within milliseconds. Whether a device works is another question (`workers/engine/devices.py`).
+    """
+    if device == "cpu" or _is_built_for_gpus():
+        return
+    raise ForeignCodeError(
+        f"the worker on {platform.node()} offers GPUs, and its PyTorch {version('torch')} is built "
+        "without CUDA. Install the build for CUDA there, or let the node join with --num-gpus=0"
+    )
+
+
+@cache
+def _is_built_for_gpus() -> bool:
+    """Return what PyTorch's own file of versions says; True where there is none."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    try:
+        names = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    except OSError:
+        return True
+    return any(names.get(kind) is not None for kind in ("cuda", "hip"))
 
 
 def describe_difference(own: Mapping[str, str], driver: Mapping[str, str]) -> str:

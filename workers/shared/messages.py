@@ -504,8 +504,9 @@ class Order:
         )
 
 
-LostBy = Literal["process", "engine", "disk", "memory", "node", "pause"]
-"""What an attempt can be lost by: its process died, what others share failed, or it was paused."""
+LostBy = Literal["process", "engine", "device", "disk", "memory", "node", "pause"]
+"""What an attempt can be lost by: its process died, its device was lost, what others share failed,
+or it was paused."""
 
 
 @dataclass(frozen=True)
