@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
 from eigensweep.search_spaces.errors import UnknownPresetError
+from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec, read_spec
 
@@ -25,3 +27,10 @@ def load_preset(name: str) -> ExperimentSpec:
         UnknownPresetError: if there is none.
     """
     return read_spec(PRESETS.read(name))
+
+
+def find_preset(published: Sequence[PublishedNumber]) -> ExperimentSpec | None:
+    """Return the preset that carries these numbers of a paper; None if no preset does."""
+    numbers = list(published)
+    presets = (load_preset(name) for name in preset_names()) if numbers else iter(())
+    return next((preset for preset in presets if preset.published == numbers), None)

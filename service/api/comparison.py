@@ -28,6 +28,7 @@ from eigensweep.workers.shared.statistics import (
     Verdict,
     compare_paired,
     correct,
+    find_domain,
     summarize,
 )
 
@@ -203,8 +204,8 @@ def _describe_side(
         seeds=sorted({seed for column in values.values() for seed in column}),
         metric=measured,
         baseline=baseline,
-        valid=_summarize(values["valid"]),
-        test=_summarize(values["test"]),
+        valid=_summarize(values["valid"], measured.name),
+        test=_summarize(values["test"], measured.name),
     )
     return _Found(side, trial, task, values)
 
@@ -241,8 +242,10 @@ def _take(
     return taken
 
 
-def _summarize(values: Mapping[int, float]) -> SummaryNow | None:
-    return SummaryNow(**summarize(list(values.values())).to_dict()) if values else None
+def _summarize(values: Mapping[int, float], metric: str) -> SummaryNow | None:
+    if not values:
+        return None
+    return SummaryNow(**summarize(list(values.values()), find_domain(metric)).to_dict())
 
 
 def _compare_all(pairs: Sequence[tuple[_Found, _Found]], split: Split) -> list[Difference]:

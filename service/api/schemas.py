@@ -77,7 +77,10 @@ class SummaryNow(Answer):
     mean: float
     n: int = Field(description="Trainings, each with its own seed")
     sd: float | None = Field(description="Standard deviation; null for one training")
-    low: float | None = Field(description="Lower end of the mean's 95% interval (Student's t)")
+    low: float | None = Field(
+        description="Lower end of the mean's 95% interval (Student's t), within what the metric "
+        "can be"
+    )
     high: float | None = Field(description="Upper end of the same")
 
 
@@ -444,7 +447,7 @@ class Views:
             best_step=result.get("best_step"),
             step=row.step,
             steps=row.steps,
-            metrics=result.get("valid") or dict(newest),
+            metrics=result.get("valid") or _name_as_at_the_end(newest),
             test=result.get("test") or {},
             statistics={
                 name: SummaryNow(**found.to_dict())
@@ -520,3 +523,13 @@ def to_datetime(seconds: float) -> datetime:
 def to_datetime_if_known(seconds: float | None) -> datetime | None:
     """Return the same, None for None."""
     return None if seconds is None else to_datetime(seconds)
+
+
+def _name_as_at_the_end(reported: Metrics) -> Metrics:
+    """Return the validation metrics of a report under the names that a result has for them."""
+    valid = "valid/"
+    return {
+        name.removeprefix(valid): value
+        for name, value in reported.items()
+        if name.startswith(valid)
+    }

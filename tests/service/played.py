@@ -77,10 +77,11 @@ def complete(
     value: float,
     points: int = 11,
     free: int = 90,
+    ends_at: float | None = None,
 ) -> None:
     """Train a trial of two seeds: a curve and a checkpoint for each, and a result.
 
-    `free` is how many parameters it trains.
+    `free` is how many parameters it trains, and `ends_at` the last value of its curves.
     """
     open_trial(ledger, number, arm, 10.0 ** (-4 + number % 4))
     attempt, store = ledger.begin(number), Store(storage)
@@ -91,6 +92,8 @@ def complete(
             CurvePoint(step, {"valid/cross_entropy": value + 1 / (step + 1) + seed / 100}, 0)
             for step in range(0, 10 * points, 10)
         ]
+        if ends_at is not None:
+            curve[-1] = CurvePoint(curve[-1].step, {"valid/cross_entropy": ends_at}, 0)
         store.commit(key, attempt, 10 * (points - 1), {"x": 1}, curve)
     ledger.report(number, attempt, 100, {"valid/cross_entropy": value}, PLACE)
     seeds = [seed_result(seed, value + seed / 100, "completed", free) for seed in (0, 1)]

@@ -16,10 +16,12 @@ from pydantic import SecretStr
 from reproduced import NAME, make_reproducer, play_driver
 from starlette.testclient import TestClient
 
+from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration
 from eigensweep.service.client.trial_table import TrialTable
+from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.messages import Source, Takeover
 from eigensweep.workers.shared.results import summarise
 
@@ -406,6 +408,38 @@ class TestOverviews:
         assert items[1]["measured"]["mean"] == 90
         assert items[2]["measured"] is None
         assert items[2]["reason"] == "no arm of this experiment measures it"
+
+    def test_a_preset_at_another_length_is_not_compared(self, client, record):
+        spec = load_preset("enrnn/copying").model_dump(mode="json", exclude_unset=True)
+        spec["task"]["delay"], spec["training"]["steps"] = 100, 300
+        id = client.post("/v1/experiments", json=spec).json()["id"]
+        items = client.get(f"/v1/experiments/{id}/published").json()["items"]
+        differs = "task.delay is 100 here and 2000 there, training.steps is 300 here and 4000 there"
+        reasons = {row["metric"]: row["reason"] for row in items}
+        assert reasons["baseline"] == f"not comparable: {differs}"
+        assert reasons["valid/cross_entropy"] == f"not comparable: {differs}"
+        assert reasons["parameters"] == "arm 'full_urnn' has no ranked trial yet"
+
+    def test_a_preset_as_it_is_has_its_baseline_compared(self, client, record):
+        spec = load_preset("enrnn/copying").model_dump(mode="json", exclude_unset=True)
+        id = client.post("/v1/experiments", json=spec).json()["id"]
+        items = client.get(f"/v1/experiments/{id}/published").json()["items"]
+        (baseline,) = [row for row in items if row["metric"] == "baseline"]
+        assert baseline["gap"] == pytest.approx(0, abs=1e-6)
+
+    def test_a_trial_shows_what_was_chosen_and_each_seeds_best_step(self, client, record):
+        id = client.post("/v1/experiments", json=SPEC).json()["id"]
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        config = {"model": {"name": "scornn", "negative_fraction": None, "negative_ones": 46}}
+        ledger.open(0, "scornn", {"model.negative_fraction": 0.48}, config, "h0")
+        seeds = [
+            replace(seed_result(seed, 0.1, "completed"), best_step=step)
+            for seed, step in enumerate((600, 400, 100))
+        ]
+        ledger.finish(0, ledger.begin(0), "completed", summarise(seeds))
+        page = client.get(f"/experiments/{id}/trials/0").text
+        assert "600, 400, 100" in page
+        assert "<code>0.48</code>" in page
 
 
 YAML = {"Content-Type": "application/yaml; charset=utf-8"}

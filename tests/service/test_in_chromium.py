@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from chromium import is_installed, open_chromium, set_view
-from played import complete, play
+from played import PLACE, SPEC, complete, open_trial, play, seed_result
 from pydantic import SecretStr
 from reproduced import NAME, make_reproducer, play_driver
 from selenium import webdriver
@@ -25,6 +25,8 @@ from test_race import Race
 from waiting import wait_until
 
 from eigensweep.service.api.app import create_app
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.workers.shared.results import summarise
 
 FROM_PLOTLY = "Applying inline style"
 """Plotly styles powers of ten and a map that no page has; without these styles all is in place."""
@@ -184,6 +186,73 @@ def test_a_reproduction_is_posted_watched_and_read(browser, serve, record, setti
     wait_until(lambda: browser.execute_script(picture) > 100)
     wait_until(lambda: not browser.find_elements(By.CSS_SELECTOR, "#state progress"))
     assert not complain(browser, address)
+
+
+Y_TYPE = "return document.querySelector(arguments[0] + ' .drawing')._fullLayout.yaxis.type"
+
+
+def points_of(browser: webdriver.Chrome, figure: str) -> list[dict[str, Any]]:
+    """Return what a figure draws: x, y and line of each trace."""
+    find(browser, f"{figure} .drawing .plotly, {figure} .drawing.js-plotly-plot")
+    script = (
+        "return document.querySelector(arguments[0] + ' .drawing').data"
+        ".map(({x, y, line, name, marker}) => ({x: [...x], y: [...y], line, name, marker}))"
+    )
+    found: list[dict[str, Any]] = browser.execute_script(script, figure)
+    return found
+
+
+def test_an_exact_zero_leaves_the_axis_logarithmic(browser, serve, ledger, settings):
+    complete(ledger, Path(settings.storage_folder), 8, "lstm", 0.01, ends_at=0.0)
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    wait_until(lambda: "lstm, trial 8" in text_of(browser, "#curves details"))
+    assert browser.execute_script(Y_TYPE, "#curves") == "log"
+    assert "exactly 0" in find(browser, "#curves-zeros").text
+    lowest = min(y for trace in points_of(browser, "#curves") for y in trace["y"])
+    assert lowest > 0
+
+
+def test_the_solid_line_of_an_arm_is_its_best_so_far(browser, serve, ledger, settings):
+    open_trial(ledger, 8, "lstm", 1e-3)
+    attempt = ledger.begin(8)
+    ledger.report(8, attempt, 50, {"valid/cross_entropy": 0.02, "objective": 0.02}, PLACE)
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    wait_until(lambda: "lstm, trial 8" in text_of(browser, "#curves details"))
+    (solid,) = [
+        trace["y"]
+        for trace in points_of(browser, "#curves")
+        if trace["name"] == "lstm" and trace["line"].get("dash") == "solid"
+    ]
+    assert solid == [0.02]  # trial 8 trains, and is ahead of those that have ended
+    assert "0.02" in text_of(browser, "#trials")
+
+
+def test_a_trial_without_a_conditional_setting_reaches_the_metric(browser, serve, client, record):
+    spec = {
+        **SPEC,
+        "search": {
+            "method": "random",
+            "trials": 4,
+            "space": {
+                "optimizer.name": ["adam", "rmsprop"],
+                "optimizer.alpha": {"low": 0.5, "high": 0.9, "when": {"optimizer.name": "rmsprop"}},
+            },
+        },
+    }
+    id = client.post("/v1/experiments", json=spec).json()["id"]
+    ledger = RecordLedger(record.url, id, record.claim(id).generation)
+    chosen = [{"optimizer.name": "adam"}]
+    chosen += [{"optimizer.name": "rmsprop", "optimizer.alpha": alpha} for alpha in (0.5, 0.9)]
+    for number, params in enumerate(chosen):
+        ledger.open(number, "scornn", params, {}, f"h{number}")
+        result = summarise([seed_result(0, 0.1 * (number + 1), "completed")])
+        ledger.finish(number, ledger.begin(number), "completed", result)
+    browser.get(f"{serve()}/experiments/{id}")
+    find(browser, "#parallel:not([hidden]) .scatterlayer path.js-line")
+    best = points_of(browser, "#parallel")[-1]
+    assert best["x"][:3] == [0, 1, 2]  # optimizer, alpha, cross entropy
+    assert best["y"][1] < 0 <= best["y"][2]  # below the axis of alpha, and on that of the metric
+    assert "not set" in text_of(browser, "#parallel .drawing")
 
 
 def test_a_trial_shows_each_metric(browser, serve, ledger):

@@ -6,13 +6,17 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
+from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.statistics import (
     CONFIDENCE,
     Difference,
     compare_paired,
     correct,
+    find_domain,
     holm,
     summarize,
 )
@@ -51,6 +55,46 @@ class TestIntervalsCoverWhatTheyClaim:
         pairs = rng.normal(size=(RUNS, 2, n))
         found = [compare_paired(by_seed(x), by_seed(y)).verdict for x, y in pairs]
         assert_is_confidence(found.count("not distinguishable"))
+
+
+class TestIntervalsStayWhereTheMetricCanLie:
+    @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
+    def test_of_fractions(self, values):
+        found = summarize(values, "fraction")
+        assert 0 <= found.low <= found.mean + 1e-12
+        assert found.mean - 1e-12 <= found.high <= 1
+
+    @given(st.lists(st.floats(0, 1e30), min_size=2, max_size=6))
+    def test_of_losses(self, values):
+        found = summarize(values, "positive")
+        assert 0 <= found.low <= found.mean <= found.high
+
+    def test_accuracies_of_two_seeds_do_not_exceed_one(self):
+        plain, inside = summarize([0.99, 0.999]), summarize([0.99, 0.999], "fraction")
+        assert plain.high > 1 > inside.high
+
+    def test_a_narrow_interval_is_the_plain_one(self):
+        values = [0.5001, 0.5002, 0.4999]
+        plain = summarize(values).interval
+        assert summarize(values, "fraction").interval == pytest.approx(plain, rel=1e-5)
+        assert summarize(values, "positive").interval == pytest.approx(plain, rel=1e-5)
+
+    def test_ten_accuracies_near_the_edge_are_covered(self):
+        draws = np.random.default_rng(5).beta(18, 2, size=(RUNS, 10))
+        found = [summarize(list(row), "fraction") for row in draws]
+        covered = sum(each.low <= 0.9 <= each.high for each in found)
+        assert covered / RUNS == pytest.approx(CONFIDENCE, abs=0.02)
+
+    def test_values_outside_of_the_domain_make_it_the_whole_line(self):
+        assert summarize([0.5, 1.5], "fraction") == summarize([0.5, 1.5])
+        assert summarize([-0.5, 1.5], "positive") == summarize([-0.5, 1.5])
+
+    def test_every_loss_and_fraction_of_our_tasks_has_its_domain(self):
+        wanted = {"fraction": "fraction", "nats": "positive", "bits": "positive"}
+        wanted |= {"squared error": "positive", "dB²": "positive"}
+        metrics = [metric for task in TASKS.values() for metric in task.Config().metrics]
+        found = {metric.name: find_domain(metric.name) for metric in metrics}
+        assert found == {each.name: wanted.get(each.unit, "real") for each in metrics}
 
 
 def test_among_several_equal_sides_a_wrong_verdict_comes_in_one_experiment_of_twenty():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.states import Outcome
-from eigensweep.workers.shared.statistics import Summary, summarize
+from eigensweep.workers.shared.statistics import Summary, find_domain, summarize
 
 if TYPE_CHECKING:
     from eigensweep.search_spaces.parameters import Scalar
@@ -338,7 +338,11 @@ def _summarize(
             for name, number in metrics.items():
                 if number is not None:
                     columns.setdefault(f"{split}/{name}", []).append(number)
-    return {name: summarize(numbers) for name, numbers in columns.items()}
+    domains = {name: find_domain(name) for name in columns}
+    if "value" in columns:  # it has no name of its own: it is the metric with the same numbers
+        of = (name for name in columns if name != "value" and columns[name] == columns["value"])
+        domains["value"] = find_domain(next(of, "value"))
+    return {name: summarize(numbers, domains[name]) for name, numbers in columns.items()}
 
 
 _TESTS = ("best_test", "last_test")

@@ -1,9 +1,11 @@
 """What repeated trainings tell: a mean with its interval, and differences over shared seeds.
 
-All intervals cover 95% and are Student's. A difference is paired: the same seed gives both sides
-the same data and the same start, so what the seed alone does cancels. The p-value is that of the
-paired t-test. Among several comparisons p-values are corrected after Holm (1979), "A simple
-sequentially rejective multiple test procedure".
+All intervals cover 95% and are Student's. The interval of a loss is made on the scale of
+logarithms, and that of an accuracy on the scale of logits, by the delta method: so neither leaves
+what the metric can be. A difference is paired: the same seed gives both sides the same data and the
+same start, so what the seed alone does cancels. The p-value is that of the paired t-test. Among
+several comparisons p-values are corrected after Holm (1979), "A simple sequentially rejective
+multiple test procedure".
 
 Importing this does not load scipy: one training needs none.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from math import fsum, inf, isfinite, sqrt
+from math import exp, fsum, inf, isfinite, sqrt
 from statistics import fmean
 from typing import Any, Literal
 
@@ -25,11 +27,41 @@ CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 """A difference whose corrected p-value is above this is not distinguishable from none."""
 
+LARGEST_EXPONENT = 500.0
+"""Above it an interval says nothing, and its ends would leave the numbers of a computer."""
+
 TEST = "two-sided paired t-test over shared seeds, p-values corrected after Holm"
 """The test behind each `Difference`, in words."""
 
 Verdict = Literal["better", "worse", "not distinguishable", "not comparable"]
 """What a difference says of its first side against the second."""
+
+
+Domain = Literal["real", "positive", "fraction"]
+"""Where a mean can lie: anywhere, from 0 on, or from 0 to 1."""
+
+DOMAINS: Mapping[str, Domain] = {
+    "accuracy": "fraction",
+    "recall_accuracy": "fraction",
+    "seg_snr_missing": "fraction",
+    "stoi_missing": "fraction",
+    "pesq_missing": "fraction",
+    "cross_entropy": "positive",
+    "bits_per_char": "positive",
+    "mse": "positive",
+    "padded_mse": "positive",
+    "batch_padded_mse": "positive",
+}
+"""The metrics of our tasks that cannot take every value. One of somebody's own counts as real."""
+
+
+def find_domain(metric: str) -> Domain:
+    """Return where the mean of a metric can lie; `valid/NAME` and `test/NAME` are as `NAME`.
+
+    >>> find_domain("test/recall_accuracy"), find_domain("seg_snr")
+    ('fraction', 'real')
+    """
+    return DOMAINS.get(metric.rpartition("/")[2], "real")
 
 
 @dataclass(frozen=True)
@@ -41,7 +73,7 @@ class Summary:
     sd: float | None
     """Standard deviation of the values, with n - 1 below; None for one value."""
     low: float | None
-    """Lower end of the mean's 95% interval; None for one value."""
+    """Lower end of the mean's 95% interval, in its domain; None for one value."""
     high: float | None
     """Upper end of the same."""
 
@@ -99,11 +131,17 @@ class Difference:
         return {**asdict(self), "seeds": list(self.seeds), "n": self.n}
 
 
-def summarize(values: Sequence[float]) -> Summary:
+def summarize(values: Sequence[float], domain: Domain = "real") -> Summary:
     """Return mean, spread and 95% interval of some values; one value has no interval.
+
+    The interval contains the mean and stays in the domain. Values outside of the domain that was
+    named make it the whole line, as a metric of the same name may mean something else.
 
     >>> summarize([1.0, 2.0, 3.0]).sd
     1.0
+    >>> low, high = summarize([0.9, 0.95, 1.0], "fraction").interval
+    >>> round(low, 3), round(high, 3)
+    (0.582, 0.996)
 
     Raises:
         ValueError: if there is no value, or one is not finite.
@@ -114,8 +152,29 @@ def summarize(values: Sequence[float]) -> Summary:
     if n == 1:
         return Summary(mean, n, None, None, None)
     sd = sqrt(fsum((value - mean) ** 2 for value in values) / (n - 1))
-    margin = t_quantile(n - 1) * sd / sqrt(n)
-    return Summary(mean, n, sd, mean - margin, mean + margin)
+    return Summary(
+        mean, n, sd, *_make_interval(values, mean, t_quantile(n - 1) * sd / sqrt(n), domain)
+    )
+
+
+def _make_interval(
+    values: Sequence[float], mean: float, margin: float, domain: Domain
+) -> tuple[float, float]:
+    """Return both ends of a mean's interval, from half its width on the scale of the values.
+
+    With g the logarithm or the logit, g(mean) has a margin of g'(mean) times that of the mean.
+    """
+    least, most = min(values), max(values)
+    if margin == 0:
+        return mean, mean
+    if domain == "positive" and least >= 0:
+        factor = exp(min(margin / mean, LARGEST_EXPONENT))
+        return mean / factor, mean * factor
+    if domain == "fraction" and least >= 0 and most <= 1:
+        factor = exp(min(margin / (mean * (1 - mean)), LARGEST_EXPONENT))
+        odds = mean / (1 - mean)
+        return odds / (factor + odds), odds * factor / (1 + odds * factor)
+    return mean - margin, mean + margin
 
 
 def compare_paired(

@@ -55,7 +55,7 @@ def _charts(subject: Subject) -> list[Json]:
     curves = f"valid/{subject.metric}"
     charts = [
         _chart("LINE", curves, metricKey=curves, selectedMetricKeys=[curves])
-        | {"scaleType": "log" if subject.better == "lower" else "linear"},
+        | {"scaleType": "log" if subject.better == "lower" else "linear", "lineSmoothness": 0},
         _chart("BAR", "baseline_ratio", metricKey="baseline_ratio") | {"runsCountToCompare": 20},
     ]
     shared = [p for p in subject.all_axes if all(p in own for own in subject.axes.values())]

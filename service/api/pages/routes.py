@@ -26,6 +26,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from eigensweep.direction import sign
 from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import BUDGETS
@@ -51,7 +52,7 @@ from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQu
 from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteListing
 from eigensweep.service.api.routes.trials import TrialQuery
-from eigensweep.service.api.schemas import TrialNow
+from eigensweep.service.api.schemas import Metric, TrialNow, TrialSummary
 from eigensweep.service.record.errors import ReproductionNotFoundError
 from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
@@ -202,14 +203,16 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
         if getattr(experiment.progress, state)
     }
     arms = list_arms(service.record, id)
+    best = trials.list_trials(service, id, TrialQuery(sort="value", limit=SHOWN)).items
     return render(
         caller,
         "experiment.html",
         experiment=experiment,
+        ahead=_find_ahead(experiment.metric, best),
         arms=overviews.make_arms(*arms).items,
         published=overviews.make_published(*arms).items,
         failures=failures,
-        trials=trials.list_trials(service, id, TrialQuery(sort="value", limit=SHOWN)).items,
+        trials=best,
         lineages=list_lineages(service.record, id),
         spec_text=_write_yaml(experiment.spec),
         is_live=experiment.state not in ENDED,
@@ -385,6 +388,17 @@ def show_form(
         presets=catalogue.list_presets().items,
         query=query,
         is_extension=query.extend and query.experiment is not None,
+    )
+
+
+def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> TrialSummary | None:
+    """Return the trial whose newest report is best, of those shown that still train."""
+    training = [each for each in shown if each.metrics.get(metric.name) is not None]
+    training = [each for each in training if each.value is None]
+    return min(
+        training,
+        key=lambda each: sign(metric.better) * (each.metrics[metric.name] or 0),
+        default=None,
     )
 
 

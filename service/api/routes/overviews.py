@@ -15,6 +15,8 @@ from pydantic import Field
 
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
+from eigensweep.search_spaces.presets import find_preset
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
@@ -30,7 +32,7 @@ from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store, open_store, trial_key
 from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
-from eigensweep.workers.shared.statistics import summarize
+from eigensweep.workers.shared.statistics import find_domain, summarize
 
 router = APIRouter(tags=["overviews"])
 
@@ -95,6 +97,7 @@ class CurveNow(Answer):
     state: TrialState
     params: dict[str, Scalar]
     value: float | None
+    n: int = Field(description="Seeds of which a point is the mean")
     steps: list[int]
     mean: list[float]
     low: list[float | None]
@@ -297,7 +300,29 @@ def make_published(experiment: Experiment, arms: Sequence[ArmRecord]) -> Publish
     """Return the answer on the paper's numbers that an experiment's spec gives."""
     best = {arm.name: arm.best for arm in arms}
     rows = experiment.spec.get("published") or []
-    return PublishedNumbers(items=[_make_published(experiment, best, row) for row in rows])
+    differs = _find_differences(experiment) if rows else ""
+    return PublishedNumbers(items=[_make_published(experiment, best, row, differs) for row in rows])
+
+
+def _find_differences(experiment: Experiment) -> str:
+    """Return in which settings an experiment is not the one that its paper's numbers tell of.
+
+    Those are known for the numbers of our presets. Empty if none differs, or none is known.
+    """
+    spec = ExperimentSpec.from_stored(experiment.spec)
+    preset = find_preset(spec.published)
+    if preset is None:
+        return ""
+    sides = [
+        {"task": each.task.model_dump(), "training": {"steps": each.training.steps}}
+        for each in (spec, preset)
+    ]
+    return ", ".join(
+        f"{part}.{name} is {value} here and {sides[1][part].get(name)} there"
+        for part, fields in sides[0].items()
+        for name, value in fields.items()
+        if value != sides[1][part].get(name)
+    )
 
 
 def _store(service: Service) -> Store:
@@ -306,7 +331,9 @@ def _store(service: Service) -> Store:
 
 def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
     best = arm.best
-    value = None if best is None else _summarize_values(_read_seeds(best, "value"))
+    value = (
+        None if best is None else _summarize_values(_read_seeds(best, "value"), experiment.metric)
+    )
     return ArmNow(
         name=arm.name,
         model=((best and best.config) or {}).get("model", {}).get("name"),
@@ -332,20 +359,25 @@ def _read_seeds(trial: Trial, part: str) -> list[Any]:
 def _summarize_metrics(trial: Trial, part: str) -> dict[str, SummaryNow]:
     seeds = [scores or {} for scores in _read_seeds(trial, part)]
     names = dict.fromkeys(name for scores in seeds for name in scores)
-    found = {name: _summarize_values([scores.get(name) for scores in seeds]) for name in names}
+    found = {name: _summarize_values([each.get(name) for each in seeds], name) for name in names}
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
-def _summarize_values(values: Iterable[Any]) -> SummaryNow | None:
-    """Return the summary of the finite numbers; None if there is none."""
+def _summarize_values(values: Iterable[Any], metric: str = "") -> SummaryNow | None:
+    """Return the summary of the finite numbers of a metric; None if there is none."""
     known = [float(v) for v in values if isinstance(v, int | float) and isfinite(v)]
-    return SummaryNow(**summarize(known).to_dict()) if known else None
+    return SummaryNow(**summarize(known, find_domain(metric)).to_dict()) if known else None
 
 
 def _make_published(
-    experiment: Experiment, best: Mapping[str, Trial | None], row: Mapping[str, Any]
+    experiment: Experiment,
+    best: Mapping[str, Trial | None],
+    row: Mapping[str, Any],
+    differs: str,
 ) -> PublishedNow:
     measured, reason = _measure(experiment, best, row)
+    if differs and row["metric"] != "parameters":
+        measured, reason = None, f"not comparable: {differs}"
     return PublishedNow(
         **{key: row.get(key) for key in ("metric", "spread", "step", "model", "hidden", "note")},
         parameters=row.get("parameters"),
@@ -430,13 +462,19 @@ def _make_curve(
     for curve in seeds:
         for point in curve:
             values.setdefault(point.step, []).append(point.metrics[metric])
-    whole = {step: summarize(v) for step, v in sorted(values.items()) if len(v) == len(seeds)}
+    domain = find_domain(metric)
+    whole = {
+        step: summarize(found, domain)
+        for step, found in sorted(values.items())
+        if len(found) == len(seeds)
+    }
     return CurveNow(
         number=trial.number,
         arm=trial.arm,
         state=trial.state,
         params=trial.params,
         value=trial.value,
+        n=len(seeds),
         steps=list(whole),
         mean=[summary.mean for summary in whole.values()],
         low=[summary.low for summary in whole.values()],

@@ -16,7 +16,7 @@ from eigensweep.service.api.schemas import Answer, SummaryNow
 from eigensweep.service.record.overviews import RacerRecord, list_racers
 from eigensweep.workers.shared.racing import Race, Round, find_race, read_values
 from eigensweep.workers.shared.states import ENDED
-from eigensweep.workers.shared.statistics import compare_paired, summarize
+from eigensweep.workers.shared.statistics import compare_paired, find_domain, summarize
 
 router = APIRouter(tags=["trials"])
 
@@ -92,7 +92,7 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
         words=stopped + race.words,
         seeds=_seeds(spec),
         rounds=[_make_round(each) for each in race.rounds],
-        racers=_make_racers(spec, race, {trial.number: trial for trial in trials}),
+        racers=_make_racers(spec, race, {trial.number: trial for trial in trials}, row.metric),
     )
 
 
@@ -111,7 +111,7 @@ def _make_round(found: Round) -> RaceRound:
 
 
 def _make_racers(
-    spec: ExperimentSpec, race: Race, trials: dict[int, RacerRecord]
+    spec: ExperimentSpec, race: Race, trials: dict[int, RacerRecord], metric: str
 ) -> list[RacerNow]:
     if not race.rounds:
         return []
@@ -136,7 +136,7 @@ def _make_racers(
                 arm=trial.arm,
                 params=trial.params,
                 seeds=len(read_values(trial.result)),
-                value=SummaryNow(**summarize(list(known.values())).to_dict()),
+                value=SummaryNow(**summarize(list(known.values()), find_domain(metric)).to_dict()),
                 behind=behind,
             )
         )

@@ -1,12 +1,15 @@
 // The plots of one experiment: learning curves, parallel coordinates, slices.
 
 import { call } from "./page.js";
-import { axis, colour, digits, draw, fill, isWide, plain, scaleOf } from "./plots.js";
+import { axis, colour, digits, draw, fill, floorOf, isWide, plain, scaleOf } from "./plots.js";
 
 const { id, metric, unit, better, state } = document.getElementById("experiment").dataset;
 const place = `/v1/experiments/${id}`;
 const named = `${metric}${unit ? ` (${unit})` : ""}`;
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const sign = better === "lower" ? 1 : -1;
+const best = (values) => (sign > 0 ? Math.min : Math.max)(...values);
+const ENDED_WELL = ["completed", "reused"];
 let arms = [];
 let points = [];
 
@@ -24,12 +27,16 @@ function colourArms() {
 async function drawCurves() {
   const { items, baseline } = await call(`${place}/curves`);
   const figure = document.getElementById("curves");
-  const curves = items.filter((each) => each.steps.length);
+  // A trial that trains counts with the best of its curve so far.
+  const curves = items.filter((each) => each.steps.length).map((each) => ({ ...each, now: each.value ?? best(each.mean) }));
+  curves.sort((a, b) => sign * (a.now - b.now));
   figure.parentElement.hidden = !curves.length;
   if (!curves.length) return;
   const values = curves.flatMap((each) => each.mean).concat(baseline ?? []);
   const power = isWide(values);
-  const floor = power ? Math.min(...values) / 3 : -Infinity; // an interval may reach below zero
+  const floor = power ? floorOf(values) : -Infinity;
+  const lift = (value) => Math.max(value, floor);
+  document.getElementById("curves-zeros").hidden = !(power && values.includes(0));
   draw(figure.querySelector(".drawing"), () => {
     const traces = [];
     const seen = {};
@@ -37,21 +44,22 @@ async function drawCurves() {
       const tone = colour(arms.indexOf(each.arm));
       const dash = DASHES[(seen[each.arm] = (seen[each.arm] ?? -1) + 1) % DASHES.length];
       const group = { legendgroup: each.arm, showlegend: false };
-      if (dash === "solid" && each.low.some((low) => low !== null)) {
+      if (dash === "solid" && each.n > 2) { // the interval of two seeds would hide all else
         const around = { x: each.steps, mode: "lines", line: { width: 0 }, hoverinfo: "skip", ...group };
-        traces.push({ ...around, y: each.low.map((low, at) => Math.max(low ?? each.mean[at], floor)) });
-        traces.push({ ...around, y: each.high.map((high, at) => high ?? each.mean[at]), fill: "tonexty", fillcolor: `${tone}2e` });
+        traces.push({ ...around, y: each.low.map((low, at) => lift(low ?? each.mean[at])) });
+        traces.push({ ...around, y: each.high.map((high, at) => lift(high ?? each.mean[at])), fill: "tonexty", fillcolor: `${tone}2e` });
       }
       traces.push({
         ...group,
         x: each.steps,
-        y: each.mean,
+        y: each.mean.map(lift),
+        customdata: each.mean,
         mode: each.steps.length > 1 ? "lines" : "markers",
         name: plain(each.arm),
         line: { color: tone, dash, width: dash === "solid" ? 2.2 : 1.3 },
         marker: { color: tone },
         showlegend: dash === "solid",
-        hovertemplate: `${plain(each.arm)}, trial ${each.number}: %{y:.4g}<br>${plain(label(each.params))}<extra></extra>`,
+        hovertemplate: `${plain(each.arm)}, trial ${each.number}: %{customdata:.4g}<br>${plain(label(each.params))}<extra></extra>`,
       });
     }
     const ink = colour(6);
@@ -88,15 +96,20 @@ function drawSpace() {
     (path) => new Set(mine.map((point) => point.params[path])).size > 1,
   );
   drawParallel(mine, varied);
+  drawHistory(mine);
   drawSlices(mine, varied);
 }
+
+// Below every axis: where a line passes a setting that its trial does not have.
+const ABSENT = -0.13;
 
 // Places from 0 to 1 for the values of one axis, and marks beside it.
 function scale(values) {
   const known = values.filter((value) => value !== undefined);
   if (known.every((value) => typeof value === "number")) {
     const power = isWide(known);
-    const f = power ? Math.log10 : (value) => value;
+    const floor = power ? floorOf(known) : -Infinity; // zeros stand there
+    const f = power ? (value) => Math.log10(Math.max(value, floor)) : (value) => value;
     const low = f(Math.min(...known));
     const span = f(Math.max(...known)) - low || 1;
     const marks = [0, 0.5, 1].map((at) => [at, power ? 10 ** (low + at * span) : low + at * span]);
@@ -112,10 +125,11 @@ function drawParallel(mine, varied) {
   const figure = document.getElementById("parallel");
   figure.hidden = !varied.length;
   if (!varied.length) return;
-  const sign = better === "lower" ? 1 : -1;
-  const ranked = [...mine].sort((a, b) => sign * (a.value - b.value));
+  const tier = (point) => (ENDED_WELL.includes(point.state) ? 0 : 1); // a value of an earlier step ranks below
+  const ranked = [...mine].sort((a, b) => tier(a) - tier(b) || sign * (a.value - b.value));
   const columns = [...varied.map((path) => [path, (point) => point.params[path]]), [metric, (point) => point.value]];
   const scales = columns.map(([, read]) => scale(mine.map(read)));
+  const isAbsent = columns.map(([, read]) => mine.some((point) => read(point) === undefined));
   const shares = [[0.05, 1, 2.4], [0.2, 0.75, 1.6], [0.5, 0.4, 1], [1, 0.16, 0.8]];
   draw(figure.querySelector(".drawing"), () => {
     const tone = colour(arms.indexOf(mine[0].arm));
@@ -130,7 +144,7 @@ function drawParallel(mine, varied) {
         columns.forEach(([, read], place) => {
           const value = read(point);
           x.push(place);
-          y.push(value === undefined ? null : scales[place].at(value));
+          y.push(value === undefined ? ABSENT : scales[place].at(value));
         });
         x.push(null);
         y.push(null);
@@ -151,10 +165,10 @@ function drawParallel(mine, varied) {
           automargin: true,
           fixedrange: true,
         },
-        yaxis: { range: [-0.06, 1.06], visible: false, fixedrange: true },
+        yaxis: { range: [isAbsent.some(Boolean) ? ABSENT - 0.06 : -0.06, 1.06], visible: false, fixedrange: true },
         shapes: columns.map((_, place) => ({ type: "line", x0: place, x1: place, y0: 0, y1: 1, line: { color: ink, width: 1 }, layer: "below" })),
         annotations: scales.flatMap(({ marks }, place) =>
-          marks.map(([at, value]) => ({ x: place, y: at, text: plain(digits(value)), xanchor: "left", xshift: 5, showarrow: false, font: { size: 11, color: ink }, bgcolor: getComputedStyle(document.documentElement).getPropertyValue("--paper").trim(), opacity: 0.9 })),
+          (isAbsent[place] ? [...marks, [ABSENT, "not set"]] : marks).map(([at, value]) => ({ x: place, y: at, text: plain(digits(value)), xanchor: "left", xshift: 5, showarrow: false, font: { size: 11, color: ink }, bgcolor: getComputedStyle(document.documentElement).getPropertyValue("--paper").trim(), opacity: 0.9 })),
         ),
       },
     };
@@ -166,6 +180,29 @@ function drawParallel(mine, varied) {
   );
 }
 
+// The best value so far, trial after trial.
+function drawHistory(mine) {
+  const figure = document.getElementById("history");
+  const ended = mine.filter((point) => ENDED_WELL.includes(point.state)).sort((a, b) => a.number - b.number);
+  figure.hidden = ended.length < 2;
+  if (figure.hidden) return;
+  const values = ended.map((point) => point.value);
+  const soFar = values.map((_, at) => best(values.slice(0, at + 1)));
+  const power = isWide(values);
+  const lift = power ? (value) => Math.max(value, floorOf(values)) : (value) => value;
+  draw(figure.querySelector(".drawing"), () => {
+    const tone = colour(arms.indexOf(mine[0].arm));
+    const x = ended.map((point) => point.number);
+    return {
+      traces: [
+        { x, y: values.map(lift), customdata: values, mode: "markers", marker: { color: tone, size: 6, opacity: 0.45 }, hovertemplate: "trial %{x}: %{customdata:.4g}<extra></extra>" },
+        { x, y: soFar.map(lift), mode: "lines", line: { color: tone, width: 2, shape: "hv" }, hoverinfo: "skip" },
+      ],
+      layout: { showlegend: false, xaxis: axis("trial"), yaxis: axis(named, scaleOf(values, power)) },
+    };
+  });
+}
+
 function drawSlices(mine, varied) {
   const holder = document.querySelector("#slices .slices");
   document.getElementById("slices").hidden = !varied.length;
@@ -175,22 +212,26 @@ function drawSlices(mine, varied) {
     const having = mine.filter((point) => point.params[path] !== undefined);
     const x = having.map((point) => point.params[path]);
     const element = holder.children[place];
+    const values = having.map((point) => point.value);
+    const power = isWide(values);
+    const lift = power ? (value) => Math.max(value, floorOf(values)) : (value) => value;
     element.setAttribute("role", "img");
     element.setAttribute("aria-label", `${metric} against ${path}`);
     draw(element, () => ({
       traces: [
         {
           x: x.every((value) => typeof value === "number") ? x : x.map((value) => plain(value)),
-          y: having.map((point) => point.value),
-          text: having.map((point) => `trial ${point.number}`),
+          y: values.map(lift),
+          customdata: values,
+          text: having.map((point) => `trial ${point.number}${ENDED_WELL.includes(point.state) ? "" : `, ${point.state}`}`),
           mode: "markers",
-          marker: { color: colour(arms.indexOf(mine[0].arm)), size: 7, opacity: Math.max(0.25, Math.min(0.85, 60 / having.length)) },
-          hovertemplate: "%{text}<br>%{x}: %{y:.4g}<extra></extra>",
+          marker: { symbol: having.map((point) => (ENDED_WELL.includes(point.state) ? "circle" : "circle-open")), color: colour(arms.indexOf(mine[0].arm)), size: 7, opacity: Math.max(0.25, Math.min(0.85, 60 / having.length)) },
+          hovertemplate: "%{text}<br>%{x}: %{customdata:.4g}<extra></extra>",
         },
       ],
       layout: {
-        xaxis: axis(plain(path), x.every((value) => typeof value === "number") ? scaleOf(x) : { type: "category" }),
-        yaxis: axis(named, scaleOf(having.map((point) => point.value))),
+        xaxis: axis(plain(path), x.every((value) => typeof value === "number") ? scaleOf(x, isWide(x, 5)) : { type: "category" }),
+        yaxis: axis(named, scaleOf(values, power)),
         showlegend: false,
       },
     }));
@@ -201,7 +242,9 @@ async function loadSpace() {
   const found = await call(`${place}/points`);
   points = found.items;
   const select = document.getElementById("space-arm");
-  const having = arms.filter((arm) => points.some((point) => point.arm === arm && Object.keys(point.params).length));
+  const valued = (arm) => points.filter((point) => point.arm === arm && Object.keys(point.params).length);
+  const top = (arm) => sign * best(valued(arm).map((point) => point.value));
+  const having = arms.filter((arm) => valued(arm).length).sort((a, b) => top(a) - top(b)); // the best one first
   document.getElementById("space").hidden = !having.length;
   if (!having.length) return;
   const chosen = select.value;

@@ -8,14 +8,22 @@ export const words = (name) => name.replaceAll("_", " ");
 export const digits = (value) =>
   typeof value === "number" ? String(Number(value.toPrecision(4))) : value ?? "–";
 
-// Whether a scale of powers shows numbers better: all are positive, and they span much.
-export const isWide = (values, span = 20) =>
-  values.length > 1 && values.every((v) => v > 0) && Math.max(...values) / Math.min(...values) > span;
+const positive = (values) => values.filter((v) => v > 0);
+
+// Whether a scale of powers shows numbers better: none is negative, and those above zero span much.
+export function isWide(values, span = 20) {
+  const above = positive(values);
+  return above.length > 1 && values.every((v) => v >= 0) && Math.max(...above) / Math.min(...above) > span;
+}
+
+// The lowest place of a scale of powers, where zeros stand: powers have none for them.
+export const floorOf = (values) => Math.min(...positive(values)) / 3;
 
 // The scale of an axis for these values: powers of ten where they span much.
 export function scaleOf(values, power = isWide(values)) {
   if (!power) return { type: "linear" };
-  const span = Math.max(...values) / Math.min(...values);
+  const above = positive(values);
+  const span = Math.max(...above) / Math.min(...above);
   return { type: "log", tickformat: "~g", dtick: span > 100 ? 1 : "D2" };
 }
 

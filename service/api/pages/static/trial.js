@@ -1,7 +1,7 @@
 // The curves of one trial.
 
 import { call } from "./page.js";
-import { axis, colour, draw, fill, isWide, plain, scaleOf, words } from "./plots.js";
+import { axis, colour, draw, fill, floorOf, isWide, plain, scaleOf, words } from "./plots.js";
 
 const { place, metric, baseline } = document.getElementById("trial").dataset;
 const select = document.getElementById("metric");
@@ -13,22 +13,27 @@ function show() {
   const mine = curves.filter((curve) => curve.metric === select.value);
   const level = select.value.endsWith(`/${metric}`) && baseline ? Number(baseline) : null;
   const figures = figure.querySelector(".drawing");
+  const values = mine.flatMap((curve) => curve.values);
+  const lift = logarithmic.checked ? (value) => Math.max(value, floorOf(values)) : (value) => value;
+  const hasZeros = logarithmic.checked && values.includes(0);
+  document.getElementById("curves-zeros").hidden = !hasZeros;
   draw(figures, () => ({
     traces: mine.map((curve, at) => ({
       x: curve.steps,
-      y: curve.values,
+      y: curve.values.map(lift),
+      customdata: curve.values,
       name: `seed ${curve.seed}`,
       mode: curve.steps.length > 60 ? "lines" : "lines+markers",
       line: { color: colour(at), width: 1.8 },
       marker: { size: 5 },
-      hovertemplate: `seed ${curve.seed}, step %{x}: %{y:.4g}<extra></extra>`,
+      hovertemplate: `seed ${curve.seed}, step %{x}: %{customdata:.4g}<extra></extra>`,
     })),
     layout: {
       uirevision: select.value,
       showlegend: mine.length > 1,
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       xaxis: axis("training step"),
-      yaxis: axis(plain(words(select.value)), scaleOf(mine.flatMap((curve) => curve.values), logarithmic.checked)),
+      yaxis: axis(plain(words(select.value)), scaleOf(values, logarithmic.checked)),
       shapes: level === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, line: { color: colour(6), width: 1.2, dash: "dash" } }],
       annotations: level === null ? [] : [{ xref: "paper", x: 1, xanchor: "right", y: logarithmic.checked ? Math.log10(level) : level, yanchor: "bottom", text: "memoryless baseline", showarrow: false, font: { color: colour(6), size: 11 } }],
     },
