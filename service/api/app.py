@@ -121,7 +121,7 @@ def create_app(
     )
     app.state.metrics = metrics.make_registry(app.state.service, read_version())
     if mlflow is not None and mlflow.token is not None:
-        app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow))
+        app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow, record))
     answer_errors(app)
     if traces.is_on():
         app.add_middleware(RequestSpans)

@@ -127,8 +127,12 @@ def problem(
     detail: str,
     errors: Sequence[ProblemItem] = (),
     headers: Mapping[str, str] | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return an error as problem+json; fields of `errors` that are None are left out."""
+    """Return an error as problem+json; fields of `errors` that are None are left out.
+
+    `more` are members for readers of other kinds of errors.
+    """
     title = _title(status)
     content = Problem(
         type=f"urn:eigensweep:problem:{title.lower().replace(' ', '-')}",
@@ -137,6 +141,7 @@ def problem(
         detail=detail,
         errors=list(errors),
     ).model_dump(exclude_none=True)
+    content |= more or {}
     body = json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", "replace")
     return Response(body, status, headers, MEDIA_TYPE)
 

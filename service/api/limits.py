@@ -21,14 +21,10 @@ have sent the whole body; without this they would see a broken connection instea
 JSON: Final = "application/json"
 YAML: Final = "application/yaml"
 """Source: RFC 9512. Such a body is read as spec files are, and handed on as JSON."""
-MLFLOW: Final = "/mlflow/"
-"""MLflow has limits of its own; artifacts are large and of any kind."""
 
 
 class BodyLimits:
     """Answers 413 to a body over `largest` bytes and 415 to one that is neither JSON nor YAML.
-
-    What is sent to MLflow passes.
 
     Bytes are counted as they arrive, so a missing or wrong Content-Length changes nothing. Nothing
     is parsed before the last byte has arrived.
@@ -40,9 +36,6 @@ class BodyLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._app(scope, receive, send)
-            return
-        if scope["path"].startswith(MLFLOW):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

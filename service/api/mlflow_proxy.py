@@ -1,32 +1,44 @@
 """MLflow's pages and API below /mlflow: behind the service's own access, on the same origin.
 
 Runs in the service's process. Drivers do not come this way: they ask MLflow's server directly.
+Users read here, and change names, notes and tags of what is their own (`mlflow_requests`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from typing import Final
 
 import httpx2
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from eigensweep.service.api.callers import READING, require
-from eigensweep.service.api.errors import problem
-from eigensweep.service.record.accounts import ScopeName
+from eigensweep.service.api.callers import READING, Caller, require, tell_audit
+from eigensweep.service.api.errors import ProblemItem, problem
+from eigensweep.service.api.mlflow_requests import (
+    CHANGES,
+    GRAPHQL,
+    Change,
+    is_own_tag,
+    is_query,
+    is_read,
+    name_request,
+)
+from eigensweep.service.record.errors import NotAllowedError
+from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow
+from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.tracking.mlflow_runs import EXPERIMENT
 
 PLACE: Final = "/mlflow"
 """Where the service has MLflow's pages."""
 TIMEOUT: Final = httpx2.Timeout(60.0, connect=5.0)
-ASKED: Final = re.compile(
-    r"/(graphql|(ajax-)?api/\d\.0/mlflow/("
-    r"[a-z-]+/search(-datasets)?|traces/(metrics|batchGetInfos|calculate-filter-correlation)))$"
-)
-"""What MLflow's pages ask for with a body, without changing anything."""
+"""Seconds between two pieces of an answer, and until it begins."""
 OF_ONE_CONNECTION: Final = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
     *("transfer-encoding", "upgrade", "host"),
@@ -34,44 +46,146 @@ OF_ONE_CONNECTION: Final = {
 """Headers that are not handed on. Source: RFC 9110, section 7.6.1."""
 OF_THE_SERVICE: Final = {"authorization", "cookie", "origin", "referer", "set-cookie"}
 """Headers between a browser and the service; access was checked before."""
+OF_THE_BODY: Final = {"content-length", "content-encoding", "content-type", "expect"}
+"""Headers of a request's body, which is written anew."""
+JSON: Final = ("Content-Type", "application/json")
+ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
+WHAT_WORKS: Final = (
+    "MLflow's pages are for reading here, and for names, notes and tags of runs of your own. "
+    "Experiments are posted, extended and deleted with `eigensweep` or at /v1/experiments"
+)
+
+
+class _WrongBodyError(ValueError):
+    """A request's body is not what MLflow takes."""
 
 
 class MlflowProxy:
-    """Hands requests on to MLflow's server with the secret that it wants."""
+    """Hands requests on to MLflow's server with the secret that it wants.
 
-    def __init__(self, mlflow: Mlflow) -> None:
+    What it does not know it refuses. The body of a change is written anew with the fields that it
+    may have, so that MLflow reads nothing in it that was not looked at here.
+    """
+
+    def __init__(self, mlflow: Mlflow, record: Record) -> None:
         self._client = httpx2.AsyncClient(timeout=TIMEOUT, trust_env=False)
         self._address = httpx2.URL(mlflow.uri)
-        self._secret = f"Bearer {mlflow.token}"
+        self._secret = ("Authorization", f"Bearer {mlflow.token}")
+        self._record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            request = Request(scope, receive)
-            require(request, find_needed(request.method, scope["path"].removeprefix(PLACE)))
-            try:
-                answer = await self._ask(request)
-            except ClientDisconnect:
-                return
-            await answer(scope, receive, send)
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except ClientDisconnect:
+            return
+        except NotAllowedError as error:
+            answer = _refuse(request, str(error))
+        except _WrongBodyError as error:
+            answer = problem(422, str(error), [ProblemItem(path="", message=str(error))])
+        except (httpx2.HTTPError, TimeoutError) as error:
+            words = str(error) or type(error).__name__
+            answer = problem(503, f"MLflow does not answer ({words}); try again soon")
+        await answer(scope, receive, send)
 
-    async def _ask(self, request: Request) -> Response:
+    async def _answer(self, request: Request) -> Response:
+        """Return MLflow's answer to a request that is allowed.
+
+        Raises:
+            NotAllowedError: says what is not allowed, and what works.
+            _WrongBodyError: says what is wrong with the body.
+        """
+        path = request.scope["path"].removeprefix(PLACE)
+        change = CHANGES.get(name_request(path) or "") if request.method == "POST" else None
+        caller = require(request, "read" if change is None else change.scope)
+        if change is not None:
+            return await self._ask(request, await self._check(request, caller, change))
+        if request.method == "GET" and name_request(path) == "gateway-proxy":
+            return JSONResponse({"endpoints": []})  # a refusal would be shown as an error
+        if not is_read(request.method, path):
+            raise NotAllowedError(f"{request.method} {path[:200]} is refused. {WHAT_WORKS}")
+        if request.method in READING:
+            return await self._ask(request, None)
+        content = await _read_body(request)
+        if path == GRAPHQL:
+            if not is_query(query := str(content.get("query", ""))):
+                raise NotAllowedError(f"a query that changes something is refused. {WHAT_WORKS}")
+            content["query"] = query
+        return await self._ask(request, content)
+
+    async def _check(self, request: Request, caller: Caller, change: Change) -> Json:
+        """Return the body of a change that the caller may make."""
+        content = await _read_body(request)
+        if "run_uuid" in content:  # MLflow's older name, which its pages send
+            content.setdefault("run_id", content.pop("run_uuid"))
+        if others := sorted(content.keys() - set(change.fields)):
+            raise NotAllowedError(
+                f"this takes {', '.join(change.fields)} here, and not {others[0][:80]!r}. "
+                f"{WHAT_WORKS}"
+            )
+        for field in change.fields:
+            if not isinstance(content.get(field), str):
+                raise _WrongBodyError(f"{field!r} is to be a text; got {content.get(field)!r:.80}")
+        subject = content[change.fields[0]]
+        if not ID.fullmatch(subject):
+            raise _WrongBodyError(f"MLflow has no {change.fields[0]} like {subject[:80]!r}")
+        if (key := content.get("key")) is not None and not is_own_tag(key):
+            raise NotAllowedError(
+                f"the tag {key[:80]!r} is one by which MLflow or drivers work. {WHAT_WORKS}"
+            )
+        if change.scope != "admin" and not caller.may("admin"):
+            is_run = change.fields[0] == "run_id"
+            await (self._require_run if is_run else self._require_project)(caller, subject)
+        tell_audit(request, f"{change.fields[0]} {subject}{f' {key[:80]!r}' if key else ''}")
+        return content
+
+    async def _require_run(self, caller: Caller, run_id: str) -> None:
+        """Refuse a caller to whom the experiment of a run does not belong."""
+        experiment = await self._find_experiment(run_id)
+        owner = await run_in_threadpool(self._record.find_owner, experiment)
+        if owner is None:
+            raise NotAllowedError(f"run {run_id} is of no experiment of this service")
+        caller.require_owner(owner, f"run {run_id}")
+
+    async def _find_experiment(self, run_id: str) -> str:
+        """Return which experiment of ours a run is of, by its tag, which drivers alone write."""
+        address = self._address.copy_with(raw_path=b"/api/2.0/mlflow/runs/get")
+        answer = await self._client.get(address, params={"run_id": run_id}, headers=[self._secret])
+        if answer.status_code == 404:
+            return ""
+        try:
+            tags = answer.raise_for_status().json()["run"]["data"].get("tags", [])
+            return next((str(tag["value"]) for tag in tags if tag["key"] == EXPERIMENT), "")
+        except (ValueError, KeyError, TypeError) as error:
+            raise httpx2.HTTPError(f"it does not tell of run {run_id}") from error
+
+    async def _require_project(self, caller: Caller, project: str) -> None:
+        """Refuse a caller to whom not all experiments of a project belong."""
+        owners = await run_in_threadpool(self._record.list_owners, project)
+        if not owners:
+            raise NotAllowedError("this project has no experiment of this service")
+        for owner in owners:
+            caller.require_owner(owner, "an experiment of this project")
+
+    async def _ask(self, request: Request, content: Json | None) -> Response:
         path = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0]
         path = path.removeprefix(PLACE.encode())
         query = request.scope["query_string"]
-        headers = [pair for pair in request.headers.items() if _is_handed_on(pair[0])]
-        has_body = request.method not in ("GET", "HEAD", "OPTIONS")
+        headers = [
+            pair
+            for pair in request.headers.items()
+            if _is_handed_on(pair[0]) and pair[0].lower() not in OF_THE_BODY
+        ]
         asked = self._client.build_request(
             request.method,
             self._address.copy_with(raw_path=path + (b"?" + query if query else b"")),
-            headers=[*headers, ("Authorization", self._secret)],
-            content=request.stream() if has_body else None,
+            headers=[*headers, self._secret, *((JSON,) if content is not None else ())],
+            content=None if content is None else json.dumps(content).encode(),
         )
-        try:
+        async with asyncio.timeout(TIMEOUT.read):
             answer = await self._client.send(asked, stream=True)
-        except httpx2.HTTPError as error:
-            return problem(
-                503, f"MLflow does not answer ({error or type(error).__name__}); try again soon"
-            )
         response = StreamingResponse(
             answer.aiter_raw(), answer.status_code, background=BackgroundTask(answer.aclose)
         )
@@ -83,19 +197,21 @@ class MlflowProxy:
         return response
 
 
-def find_needed(method: str, path: str) -> ScopeName:
-    """Return the scope that a request to MLflow needs: `admin` to delete, `submit` to change.
+async def _read_body(request: Request) -> Json:
+    """Return a body, whose size and kind `BodyLimits` has checked."""
+    try:
+        content = json.loads(await request.body() or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise _WrongBodyError(f"the body is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise _WrongBodyError("the body is to be an object with named fields")
+    return content
 
-    >>> find_needed("POST", "/ajax-api/2.0/mlflow/runs/search"), find_needed("GET", "/")
-    ('read', 'read')
-    >>> find_needed("POST", "/api/2.0/mlflow/runs/set-tag")
-    'submit'
-    >>> find_needed("POST", "/api/2.0/mlflow/runs/delete"), find_needed("DELETE", "/x")
-    ('admin', 'admin')
-    """
-    if method in READING or (method == "POST" and ASKED.match(path)):
-        return "read"
-    return "admin" if method == "DELETE" or path.endswith("/delete") else "submit"
+
+def _refuse(request: Request, words: str) -> Response:
+    """Return a refusal that MLflow's pages show, too."""
+    tell_audit(request, words)
+    return problem(403, words, more={"error_code": "PERMISSION_DENIED", "message": words})
 
 
 def _is_handed_on(header: str) -> bool:

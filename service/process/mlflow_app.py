@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from eigensweep.service.api.mlflow_requests import CHANGES, is_read, name_request
 from eigensweep.workers.shared.parents import end_with_parent
 
 TOKEN: Final = "EIGENSWEEP_MLFLOW_TOKEN"
@@ -34,44 +35,30 @@ FIRST_VISIT: Final = {
     "mlflow.settings.telemetry.enabled_v1": "false",
 }
 """What MLflow's pages keep in a browser, as a first visit finds it. Later choices stay."""
-API: Final = re.compile(r"/(?:ajax-)?api/\d\.0/?(?:mlflow/)?")
-"""What MLflow's programs and pages put before the name of what they ask for."""
-ASKED: Final = re.compile(
-    r"(experiments|runs|metrics|artifacts|logged-models|traces|datasets|registered-models|issues"
-    r"|model-versions|scorers|label-schemas|review-queues|unified-traces|server-info"
-    r"|ui-telemetry|get-trace-artifact|mlflow-artifacts|get-online-trace-details)(/|$)"
-)
-"""What may be read: no gateway to other servers, no assistant with a shell, no jobs."""
-SENT: Final = re.compile(
-    r"((experiments|runs)/(?!create-promptlab)|mlflow-artifacts/artifacts/|upload-artifact$|graphql$"
-    r"|eigensweep/runs$"
-    r"|[a-z-]+/search$|traces/(metrics|batchGetInfos|calculate-filter-correlation)$)"
-)
-"""What may be written, and what is asked for with a body."""
-PAGES: Final = re.compile(r"/($|version$|static-files/|build/|get-artifact$|graphql$)")
+WRITTEN: Final = re.compile(r"experiments/create|runs/(create|log-batch)|eigensweep/runs")
+"""What drivers send, beside the changes that users make (`CHANGES`)."""
+KEPT: Final = re.compile(r"mlflow-artifacts/artifacts/.+")
+"""Where drivers put artifacts."""
 
 
 def is_offered(method: str, path: str) -> bool:
-    """Return whether a request is one that experiments and their pages need.
+    """Return whether a request is one that drivers, or the pages of experiments, need.
 
     >>> is_offered("POST", "/api/2.0/mlflow/runs/log-batch"), is_offered("GET", "/get-artifact")
     (True, True)
     >>> is_offered("POST", "/ajax-api/3.0/mlflow/assistant/message")
     False
     """
-    prefix = API.match(path)
-    name = path[prefix.end() :] if prefix else path.removeprefix("/")
-    if method in ("GET", "HEAD", "OPTIONS"):
-        return bool(ASKED.match(name) if prefix else PAGES.match(path))
-    return bool(SENT.match(name))
+    name = name_request(path)
+    if name is None or is_read(method, path):
+        return is_read(method, path)
+    if method == "PUT":
+        return bool(KEPT.fullmatch(name))
+    return method == "POST" and (name in CHANGES or bool(WRITTEN.fullmatch(name)))
 
 
 class Lock:
-    """Answers 401 to requests without the secret and 403 to those that are not offered.
-
-    MLflow's page of runs asks for gateways to other servers, and shows a refusal as an error. It is
-    told that there are none.
-    """
+    """Answers 401 to requests without the secret and 403 to those that are not offered."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
         self._app, self._expected = app, f"Bearer {secret}".encode()
@@ -85,8 +72,6 @@ class Lock:
             Headers(scope=scope).get("authorization", "").encode(), self._expected
         ):
             await _refuse(send, 401, "UNAUTHENTICATED", "MLflow answers Eigensweep's service only")
-        elif scope["method"] == "GET" and scope["path"].endswith("/mlflow/gateway-proxy"):
-            await JSONResponse({"endpoints": []})(scope, receive, send)
         elif not is_offered(scope["method"], scope["path"]):
             words = f"{scope['method']} {scope['path'][:200]} is not offered here"
             await _refuse(send, 403, "INVALID_PARAMETER_VALUE", words)

@@ -331,6 +331,16 @@ class Queries:
         query = following.order_by(Event.id).limit(limit)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
+    def find_owner(self, id: str) -> str | None:
+        """Return the user who posted an experiment, None if there is no such one."""
+        query = select(Experiment.owner).where(Experiment.id == id)
+        return database.read(self.url, lambda session: session.scalars(query).first())
+
+    def list_owners(self, project: str) -> list[str]:
+        """Return the users whose experiments have their runs in a project, by MLflow's id of it."""
+        query = select(Experiment.owner).where(Experiment.run_project == project).distinct()
+        return database.read(self.url, lambda session: list(session.scalars(query)))
+
     def newest_event(self) -> int:
         """Return the number of the newest event of all, 0 if there is none."""
         query = select(func.coalesce(func.max(Event.id), 0))

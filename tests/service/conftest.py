@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import shutil
+import socket
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from postgresql import PostgresqlServer, run_postgresql
 from starlette.testclient import TestClient
+from waiting import wait_until
 
 from eigensweep.service.api.app import create_app
+from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
@@ -113,6 +118,24 @@ def launcher() -> InMemoryLauncher:
 def dispatcher(record: Record, launcher: InMemoryLauncher) -> Dispatcher:
     """A dispatcher whose tests call `tick` themselves."""
     return Dispatcher(record, launcher=launcher, options=OPTIONS, problem=None)
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """A real MLflow server, started as the service starts it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), port)
+    server.start()
+
+    def answers() -> bool:
+        with suppress(OSError):
+            return urllib.request.urlopen(f"{server.url}/health").status == 200
+        return False
+
+    wait_until(answers, server.log.read_text)
+    yield server
+    server.stop()
 
 
 @pytest.fixture

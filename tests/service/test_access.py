@@ -44,7 +44,7 @@ class Echo(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_PUT = do_GET  # noqa: N815
+    do_POST = do_GET  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -75,17 +75,24 @@ def make_client(settings: Settings, record: Record, dispatcher: Dispatcher) -> M
 class TestMlflow:
     def test_what_is_asked_is_handed_on_with_its_secret_and_without_ours(self, make_client, echo):
         client = make_client(mlflow=echo)
-        answer = client.put(
-            "/mlflow/api/a%2Fb%3F?c=d%20e",
-            content=b"artifact",
-            headers={"Authorization": f"Bearer {TOKEN}", "Cookie": "x=y"},
+        place = "/api/2.0/mlflow-artifacts/artifacts/1/a%2Fb%3F?c=d%20e"
+        answer = client.get(
+            f"/mlflow{place}", headers={"Authorization": f"Bearer {TOKEN}", "Cookie": "x=y"}
         )
         told = answer.json()
-        assert told["path"] == "/api/a%2Fb%3F?c=d%20e"
-        assert told["body"] == "artifact"
+        assert told["path"] == place
         assert told["headers"]["authorization"] == "Bearer the secret"
         assert "cookie" not in told["headers"]
         assert "set-cookie" not in answer.headers
+
+    def test_a_body_is_handed_on_as_it_was_understood(self, make_client, echo):
+        told = make_client(mlflow=echo).post(
+            "/mlflow/api/2.0/mlflow/runs/search",
+            content='{"max_results" : 1,  "filter": "ä"}',
+            headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json; x=y"},
+        )
+        assert json.loads(told.json()["body"]) == {"max_results": 1, "filter": "ä"}
+        assert told.json()["headers"]["content-type"] == "application/json"
 
     def test_while_it_is_away_the_answer_is_503(self, make_client):
         answer = make_client(token=None).get("/mlflow/")

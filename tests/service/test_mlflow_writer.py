@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from waiting import wait_until
 
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.workers.shared.checkpoints import CurvePoint
@@ -31,20 +29,8 @@ POINTS = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), port)
-    server.start()
-
-    def answers() -> bool:
-        with suppress(OSError):
-            return urllib.request.urlopen(f"{server.url}/health").status == 200
-        return False
-
-    wait_until(answers, server.log.read_text)
-    yield server
-    server.stop()
+def server(mlflow_server: MlflowServer) -> MlflowServer:
+    return mlflow_server
 
 
 @pytest.fixture

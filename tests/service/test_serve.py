@@ -151,15 +151,17 @@ class TestServe:
         assert answer(f"{service.url}/mlflow/{script[1]}")[0] == 200
 
         (service.folder / "outside").mkdir()
-        api = "api/2.0/mlflow"
+        planted = {"name": "p", "artifact_location": f"file://{service.folder}/outside"}
+        create = "api/2.0/mlflow/experiments/create"
+        assert answer(f"{service.url}/mlflow/{create}", planted)[0] == 403
+        made = json.loads(answer(f"{direct}/{create}", planted, **known)[1])
+        created = answer(f"{direct}/api/2.0/mlflow/runs/create", made, **known)
+        run = json.loads(created[1])["run"]["info"]
+        folder = Path(run["artifact_uri"].removeprefix("file://"))
+        folder.mkdir(parents=True)
+        (folder / "secret").symlink_to("/etc/passwd")
+        asked = f"get-artifact?path=secret&run_uuid={run['run_id']}"
         for base, headers in ((f"{service.url}/mlflow", {}), (direct, known)):
-            planted = {"name": base, "artifact_location": f"file://{service.folder}/outside"}
-            made = json.loads(answer(f"{base}/{api}/experiments/create", planted, **headers)[1])
-            run = json.loads(answer(f"{base}/{api}/runs/create", made, **headers)[1])["run"]["info"]
-            folder = Path(run["artifact_uri"].removeprefix("file://"))
-            folder.mkdir(parents=True)
-            (folder / "secret").symlink_to("/etc/passwd")
-            asked = f"get-artifact?path=secret&run_uuid={run['run_id']}"
             status, words = answer(f"{base}/{asked}", **headers)
             assert (status, "root:" in words) == (400, False)
             assert "below its own folder only" in words
