@@ -101,6 +101,7 @@ TRIAL: Final[Json] = {
             "ended_at": "2026-11-20T12:00:51Z",
             "reason": None,
             "node": "here",
+            "node_id": "7f3c0a4be1d95268f0b7c6d2a91e8f43b5d06c7e9a12f8b3c4d5e6f7",
             "pid": 4711,
             "device": "cpu",
             "lanes": None,

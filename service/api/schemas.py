@@ -137,7 +137,8 @@ class AttemptNow(Answer):
     started_at: datetime
     ended_at: datetime | None
     reason: str | None = Field(description="Why it ended early; null if it did not")
-    node: str | None
+    node: str | None = Field(description="Name of its machine; null where it is not known yet")
+    node_id: str | None = Field(description="As Ray names it; several nodes may have one name")
     pid: int | None
     device: str | None
     lanes: int | None = Field(
@@ -479,6 +480,7 @@ class Views:
                     ended_at=to_datetime_if_known(a.ended_at),
                     reason=a.reason,
                     node=a.place.get("node"),
+                    node_id=a.place.get("node_id"),
                     pid=a.place.get("pid"),
                     device=a.place.get("device"),
                     lanes=a.place.get("lanes"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import typer
 
@@ -11,7 +13,16 @@ from eigensweep.service.command import terminal
 from eigensweep.service.command.connecting import Url, connect
 from eigensweep.service.command.options import AsJson
 
-NODE_HEADS = ("node", "state", "free CPUs", "free GPUs", "free memory", "kind of GPU", "labels")
+NODE_HEADS = (
+    "node",
+    "address",
+    "state",
+    "free CPUs",
+    "free GPUs",
+    "free memory",
+    "kind of GPU",
+    "labels",
+)
 USE_HEADS = ("experiment", "trial", "owner", "node", "process", "device")
 WAIT_HEADS = ("experiment", "name", "owner", "state", "why it waits")
 
@@ -26,19 +37,31 @@ def show_nodes(url: Url = None, as_json: AsJson = False) -> None:
         if found["problem"]:
             typer.echo(f"the nodes are not known: {found['problem']}", err=True)
         screen = terminal.console()
-        terminal.show_rows(NODE_HEADS, map(_make_node_row, found["nodes"]), screen)
+        names = name_nodes(found["nodes"])
+        rows = [_make_node_row(node, names[node["id"]]) for node in found["nodes"]]
+        terminal.show_rows(NODE_HEADS, rows, screen)
         for engine in found["engines"]:
             typer.echo(
                 f"engine of {engine['node']}, process {engine['pid']}, {engine['device']}: "
                 f"{engine['used']} of {engine['lanes']} lanes in use"
             )
         if found["uses"]:
-            terminal.show_rows(USE_HEADS, map(_make_use_row, found["uses"]), screen)
+            rows = [make_use_row(use, names) for use in found["uses"]]
+            terminal.show_rows(USE_HEADS, rows, screen)
         if found["waiting"]:
             terminal.show_rows(WAIT_HEADS, map(_make_wait_row, found["waiting"]), screen)
 
 
-def _make_node_row(node: JsonObject) -> list[str]:
+def name_nodes(nodes: Sequence[JsonObject]) -> dict[str, str]:
+    """Return a name for each node by its id; where hosts have one name, with the id's beginning."""
+    count = Counter(node["name"] for node in nodes)
+    return {
+        node["id"]: node["name"] if count[node["name"]] == 1 else f"{node['name']} {node['id'][:8]}"
+        for node in nodes
+    }
+
+
+def _make_node_row(node: JsonObject, name: str) -> list[str]:
     total, free = node["total"], node["free"]
     parts = [("cpus", 1.0), ("gpus", 1.0), ("memory_bytes", 1e9)]
     amounts = [
@@ -48,11 +71,12 @@ def _make_node_row(node: JsonObject) -> list[str]:
     amounts[-1] += " GB"
     labels = ", ".join(f"{key}={value}" for key, value in node["labels"].items())
     state = "alive" if node["alive"] else "gone"
-    return [node["name"], state, *amounts, node["accelerator_type"] or "-", labels or "-"]
+    return [name, node["address"], state, *amounts, node["accelerator_type"] or "-", labels or "-"]
 
 
-def _make_use_row(use: JsonObject) -> list[str]:
-    where = (use["node"], use["pid"], use["device"])
+def make_use_row(use: JsonObject, names: Mapping[str, str]) -> list[str]:
+    """Return the row of a trial that has a process; `names` are those of nodes by their ids."""
+    where = (names.get(use["node_id"] or "", use["node"]), use["pid"], use["device"])
     return [
         use["experiment"],
         str(use["trial"]),

@@ -176,7 +176,7 @@ class RecordLedger:
 
         self._write(work)
 
-    def begin(self, number: int) -> int:
+    def begin(self, number: int, place: Place | None = None) -> int:
         token = uuid4().hex
 
         def work(session: RowSession, experiment: Experiment) -> int:
@@ -197,7 +197,7 @@ class RecordLedger:
                 attempt=trial.attempt,
                 started_at=time.time(),
                 token=token,
-                place={},
+                place={} if place is None else place.to_dict(),
             )
             session.add(started)
             if experiment.state in ("starting", "waiting_for_room"):

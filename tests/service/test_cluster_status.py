@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from played import PLACE, SPEC, play
+from played import PLACE, SPEC, open_trial, play
 from typer.testing import CliRunner
 
 from eigensweep.service.command.cli import app
+from eigensweep.service.command.nodes import make_use_row, name_nodes
 from eigensweep.service.process.driver_room import count_drivers
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.queue.driver_places import DriverPlaces
@@ -82,6 +83,15 @@ def test_where_drivers_are_shared_and_memory_is_short_it_says_so(client, ledger,
     )
 
 
+def test_a_trial_is_shown_where_it_runs_before_it_has_reported(client, ledger):
+    open_trial(ledger, 8, "lstm", 1e-3)
+    ledger.begin(8, replace(PLACE, node="node7", node_id="ab12"))
+    *_, use = client.get("/v1/cluster").json()["uses"]
+    assert (use["trial"], use["node"], use["node_id"], use["pid"]) == (8, "node7", "ab12", 7)
+    (attempt,) = client.get(f"/v1/experiments/{ledger.experiment_id}/trials/8").json()["attempts"]
+    assert (attempt["node"], attempt["node_id"], attempt["pid"]) == ("node7", "ab12", 7)
+
+
 def test_lanes_in_use_are_counted_by_engine(client, ledger):
     ledger.report(7, 1, 60, {"objective": 0.1}, replace(PLACE, lanes=8))
     (engine,) = client.get("/v1/cluster").json()["engines"]
@@ -151,3 +161,13 @@ def test_the_command_shows_nodes(scripted_service):
     assert "here" in shown.output
     shown = CliRunner().invoke(app, ["nodes", "--url", scripted_service, "--json"])
     assert json.loads(shown.output)["nodes"][0]["name"] == "here"
+
+
+def test_nodes_of_one_name_are_told_apart():
+    ids = ["1" * 56, "2" * 56, "3" * 56]
+    nodes = [{"id": id, "name": name} for id, name in zip(ids, ("vm", "vm", "gpu1"), strict=True)]
+    names = name_nodes(nodes)
+    assert [names[id] for id in ids] == ["vm 11111111", "vm 22222222", "gpu1"]
+    use = {"experiment": "e1", "trial": 3, "owner": "anna", "pid": 7, "device": "cpu"}
+    assert make_use_row({**use, "node": "vm", "node_id": ids[1]}, names)[3] == "vm 22222222"
+    assert make_use_row({**use, "node": "vm", "node_id": None}, names)[3] == "vm"

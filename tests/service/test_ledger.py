@@ -394,6 +394,7 @@ class TestRecordLedger:
             "pid": 7,
             "device": "cpu",
             "lanes": None,
+            "node_id": None,
         }
         measures = {
             "outcome": "completed", "value": 0.25, "best_step": 90, "step": 100,

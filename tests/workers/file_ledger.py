@@ -101,13 +101,15 @@ class FileLedger:
         point = {"arm": arm, "params": params, "config": {}, "config_hash": ""}
         self._add(number, **point, state="invalid", error=error)
 
-    def begin(self, number: int) -> int:
+    def begin(self, number: int, place: Place | None = None) -> int:
         with self._change() as content:
             trial = content["trials"][str(number)]
             if trial["state"] not in OPEN_TRIALS:
                 raise StaleWriteError(f"trial {number} has ended already")
             trial["attempt"] += 1
             trial["state"] = "running"
+            if place is not None:
+                trial["place"] = place.to_dict()
             content["history"].append(["begin", number, trial["attempt"]])
             return int(trial["attempt"])
 

@@ -15,7 +15,7 @@ from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
 from eigensweep.workers.driver.study import Study, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.engine.shares import share_of
-from eigensweep.workers.shared.messages import DriverOptions, Order, Report, Result
+from eigensweep.workers.shared.messages import DriverOptions, Order, Place, Report, Result
 
 COPYING: dict[str, Any] = {
     "name": "copying",
@@ -40,6 +40,11 @@ def spec(search: dict[str, Any], **fields: Any) -> dict[str, Any]:
         **arm,
         **fields,
     }
+
+
+def at(node: str, host: str | None = None) -> Place:
+    """Return a place on a node by Ray's id, with the name of its host."""
+    return Place(host or node, 1, "cpu", node_id=node)
 
 
 class Bench:

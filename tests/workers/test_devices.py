@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from orders import make_order
-from sweeps import Bench, spec
+from sweeps import Bench, at, spec
 
 from eigensweep.workers.engine import actor as actor_module
 from eigensweep.workers.engine import devices, runner
@@ -82,7 +82,7 @@ class TestADevice:
         with_cuda(fails=words)
         told, report = train(tmp_path)
         assert (told[LOST], report.outcome, report.lost_by) == (True, None, "node")
-        assert report.node_id == "n1"
+        assert report.place.node_id == "n1"
         assert words in report.lost
         assert "nvidia-smi" in report.lost
         assert list(tmp_path.iterdir()) == [], "the trial has not begun in the store"
@@ -180,7 +180,7 @@ class TestADeviceThatIsLost:
     def lose(self, b, node):
         job = b.sweep.next_job()
         b.sweep.begin(0, job.attempt)
-        b.sweep.lose(0, job.attempt, LOST_IN_TRAINING, by="device", node=node)
+        b.sweep.lose(0, job.attempt, LOST_IN_TRAINING, by="device", place=at(node))
         return job
 
     def test_sends_the_trial_elsewhere_and_counts_no_retry(self, bench):
@@ -205,7 +205,7 @@ class TestADeviceThatIsLost:
             job = bench.sweep.next_job()
             bench.sweep.begin(0, job.attempt)
             bench.sweep.report(0, 5, {"objective": 1.0}, None)
-            bench.sweep.lose(0, job.attempt, LOST_IN_TRAINING, by="device", node=node)
+            bench.sweep.lose(0, job.attempt, LOST_IN_TRAINING, by="device", place=at(node))
             assert bench.sweep.entries[0].state == "waiting"
 
 

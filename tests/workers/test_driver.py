@@ -212,7 +212,7 @@ class TestKills:
     def test_whatever_process_dies_each_trial_goes_on_and_ends_once(self, experiment):
         e = self.slow(experiment, 3)
         handle = e.launch()
-        first = e.until(lambda: next((t for t in e.ledger.load() if t.place), None))
+        first = e.until(lambda: next((t for t in e.ledger.load() if t.reports), None))
         number = first.number
         os.kill(first.place.pid, signal.SIGKILL)
         e.until(lambda: any(h[:2] == ["begin", number] and h[2] == 2 for h in self.history(e)))
@@ -232,7 +232,7 @@ class TestKills:
     def test_a_paused_experiment_leaves_and_goes_on_later_as_if_nothing_had_been(self, experiment):
         e = self.slow(experiment, 3)
         handle = e.launch()
-        e.until(lambda: any(t.place for t in e.ledger.load()))
+        e.until(lambda: any(t.reports for t in e.ledger.load()))
         e.ledger.want("pause")
         e.finish(handle)
         assert e.ledger.read("end") is None
@@ -263,7 +263,7 @@ class TestKills:
     def test_cancelling_ends_open_trials_everywhere_and_soon(self, experiment):
         e = self.slow(experiment, 4, steps=20_000)  # minutes, if nobody cancels them
         handle = e.launch()
-        e.until(lambda: any(t.place for t in e.ledger.load()))
+        e.until(lambda: any(t.reports for t in e.ledger.load()))
         e.ledger.cancel()
         e.until(lambda: e.ledger.read("end"))
         assert handle.wait(PATIENCE) == "ended", handle.error

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from engines import Clock
 from orders import make_order
-from sweeps import Bench, spec
+from sweeps import Bench, at, spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -163,7 +163,7 @@ class TestTheDriver:
             report, attempt = None, Attempt(order, "cpu")
             while report is None or report.outcome is None:
                 report = attempt.advance()
-            report = replace(report, node_id=str(os.getpid()))
+            report = replace(report, place=at(str(os.getpid())))
             trial = SimpleNamespace(config=order.to_dict(), report=report)
             Recorder("e1").on_trial_complete(1, [], trial)
             assert LIVE["e1"].sweep.entries[0].state == state

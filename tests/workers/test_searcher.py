@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from orders import make_order
-from sweeps import SCORNN, Bench, spec
+from sweeps import SCORNN, Bench, at, spec
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver import places
 from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.driver.sweep import MOST_SHORTAGES, SILENT_SECONDS, Job
@@ -376,7 +378,7 @@ class TestANodeThatIsNotFit:
         for leave in (15.0, 30.0, 60.0):
             b.sweep.begin(0, job.attempt)
             words = "node bad: there is no corpus"
-            b.sweep.lose(0, job.attempt, words, by="node", node="bad")
+            b.sweep.lose(0, job.attempt, words, by="node", place=at("bad"))
             began, avoided = now[0], ("bad",)
             while avoided:
                 job = b.sweep.next_job()
@@ -398,7 +400,7 @@ class TestANodeThatIsNotFit:
             assert len(job.avoid) == turn - 1
             number = job.entry.number
             b.sweep.begin(number, job.attempt)
-            b.sweep.lose(number, job.attempt, "other code", by="node", node=f"n{turn}")
+            b.sweep.lose(number, job.attempt, "other code", by="node", place=at(f"n{turn}"))
         assert b.sweep.next_job() is None
         assert not b.sweep.is_handed_out
         now[0] = 15.0
@@ -409,7 +411,7 @@ class TestANodeThatIsNotFit:
         b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"n1", "n2"}
         job, words = b.sweep.next_job(), "node node7: cannot read the store"
         b.sweep.begin(0, job.attempt)
-        b.sweep.lose(0, job.attempt, words, by="disk", node="n1", host="node7")
+        b.sweep.lose(0, job.attempt, words, by="disk", place=at("n1", "node7"))
         assert b.sweep.next_job().avoid == ("n1",), "the trial goes elsewhere at once"
         (notice,) = b.sweep.notices()
         assert (notice.kind, notice.node) == ("node", "node7")
@@ -430,7 +432,7 @@ class TestANodeThatIsNotFit:
             b.sweep.begin(number, job.attempt)
             if "bad" not in job.avoid:
                 eaten += 1
-                b.sweep.lose(number, job.attempt, "no corpus", by=by, node="bad", host="bad")
+                b.sweep.lose(number, job.attempt, "no corpus", by=by, place=at("bad", "bad"))
             else:
                 b.sweep.end(number, "completed", Result(value=1.0, step=20))
         assert [entry.state for entry in b.ledger.load()] == ["completed"] * 24
@@ -442,7 +444,7 @@ class TestANodeThatIsNotFit:
         b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: there
         job = b.sweep.next_job()
         b.sweep.begin(0, job.attempt)
-        b.sweep.lose(0, job.attempt, "other code", by="node", node="bad", host="node7")
+        b.sweep.lose(0, job.attempt, "other code", by="node", place=at("bad", "node7"))
         there.remove("bad")
         assert b.sweep.next_job().entry.number == 0
         assert [notice.node for notice in b.sweep.notices()] == ["node7"]
@@ -477,7 +479,7 @@ class TestANodeThatIsNotFit:
         for turn in (1, 2):
             job = b.sweep.next_job()
             b.sweep.begin(0, job.attempt)
-            b.sweep.lose(0, turn, "no space left", by="disk", node=f"n{turn}", host=f"node{turn}")
+            b.sweep.lose(0, turn, "no space left", by="disk", place=at(f"n{turn}", f"node{turn}"))
         assert b.sweep.next_job() is None
         assert [notice.node for notice in b.sweep.notices()] == ["node1", "node2", None]
         assert "new trials wait, because 2 of 2 nodes are left out" in b.sweep.notices()[-1].words
@@ -807,3 +809,35 @@ class TestTakenUpAgain:
         bench.run(lambda params: 0.25)
         assert bench.ends()
         assert [t.value for t in bench.in_optuna().values()] == [0.25] * 3
+
+
+class TestWhereATrialRuns:
+    HERE = at("n1", "node7")
+
+    def test_is_recorded_with_its_beginning(self, tmp_path):
+        b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
+        job = b.sweep.next_job()
+        b.sweep.begin(0, job.attempt, self.HERE)
+        assert b.ledger.load()[0].place == b.sweep.entries[0].place == self.HERE
+        assert b.ledger.load()[0].reports == {}
+
+    def test_is_what_ray_says_of_its_process(self, monkeypatch):
+        def look(id):
+            asked.append(id)
+            return {"Address": {"NodeID": "n1"}, "Pid": 1}
+
+        asked: list[str] = []
+        monkeypatch.setattr(places, "ActorHandle", SimpleNamespace)
+        monkeypatch.setattr(places.ray._private.state, "actors", look)
+        monkeypatch.setattr(
+            places.ray, "nodes", lambda: [{"NodeID": "n1", "NodeManagerHostname": "node7"}]
+        )
+        actor = SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "a1"))
+        for find in (places._find_process, places._name_host):
+            find.cache_clear()
+        assert [places.find_place(actor, make_order()) for _ in range(2)] == [self.HERE] * 2
+        gpu = places.find_place(actor, make_order(resources={"CPU": 1, "GPU": 0.5}))
+        assert gpu == replace(self.HERE, device="cuda")
+        assert asked == ["a1"], "once for a process, however many trials it has"
+        for find in (places._find_process, places._name_host):
+            find.cache_clear()

@@ -54,8 +54,8 @@ class Experiment(Launched):
 
     def until_they_report(self, count: int) -> int:
         """Wait until so many trials have reported; return the process that trained them."""
-        self.until(lambda: sum(bool(t.place) for t in self.trials()) >= count)
-        (pid,) = {t.place.pid for t in self.trials() if t.place}
+        self.until(lambda: sum(bool(t.reports) for t in self.trials()) >= count)
+        (pid,) = {t.place.pid for t in self.trials() if t.reports}
         return int(pid)
 
     def history(self, kind: str) -> list[Any]:

@@ -39,6 +39,8 @@ class Node:
     labels: dict[str, str] = field(default_factory=dict)
     """Those that somebody gave it; Ray's own are left out."""
     accelerator_type: str | None = None
+    address: str = ""
+    """In the network."""
 
 
 def read_nodes(nodes: Iterable[Json], free: Mapping[str, Mapping[str, float]]) -> list[Node]:
@@ -58,4 +60,5 @@ def _read_node(node: Json, free: Mapping[str, float] | None) -> Node:
         free=None if free is None or not node["Alive"] else Amounts.of(free),
         labels={key: value for key, value in labels.items() if not key.startswith("ray.io/")},
         accelerator_type=labels.get(ACCELERATOR_LABEL),
+        address=node.get("NodeManagerAddress", ""),
     )

@@ -17,6 +17,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
+from eigensweep.workers.driver.places import find_place
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.driver.trainable import TrialTrainable
 from eigensweep.workers.shared.ledger import RungReport
@@ -162,7 +163,8 @@ class Recorder(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **context: Any
     ) -> None:
         order = Order.from_dict(trial.config)
-        self._sweep.begin(order.number, order.attempt)
+        place = find_place(trial.temporary_state.ray_actor, order)
+        self._sweep.begin(order.number, order.attempt, place)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Any, result: Json, **context: Any
@@ -195,14 +197,12 @@ class Recorder(tune.Callback):
         if lack is not None:
             report = replace(report, lost=lack, lost_by="disk")
         if report.lost is not None:
-            host = None if report.place is None else report.place.node
             self._sweep.lose(
                 order.number,
                 order.attempt,
                 report.lost,
                 by=report.lost_by,
-                node=report.node_id,
-                host=host,
+                place=report.place,
             )
             return
         if report.outcome is None and self._sweep.waits_for_others(order.number):

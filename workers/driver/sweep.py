@@ -322,16 +322,17 @@ class Sweep:
         others = self._find_nodes() - self._silent - self._left_out.keys()
         return sorted(self._silent - self._left_out.keys()) if others else []
 
-    def begin(self, number: int, attempt: int) -> None:
-        """Record that an attempt has a process.
+    def begin(self, number: int, attempt: int, place: Place | None = None) -> None:
+        """Record that an attempt has a process, and where, if that is known.
 
         Raises:
             StaleWriteError: if the ledger counts otherwise, so another driver is at work.
         """
-        counted = self.ledger.begin(number)
+        counted = self.ledger.begin(number, place)
         if counted != attempt:
             raise StaleWriteError(f"trial {number} is at attempt {counted}, not {attempt}")
-        self._put(replace(self.entries[number], state="running", attempt=attempt))
+        entry = self.entries[number]
+        self._put(replace(entry, state="running", attempt=attempt, place=place or entry.place))
 
     def report(
         self,
@@ -404,8 +405,7 @@ class Sweep:
         cause: str,
         *,
         by: LostBy = "process",
-        node: str | None = None,
-        host: str | None = None,
+        place: Place | None = None,
     ) -> None:
         """Record that an attempt cannot go on: the trial waits again.
 
@@ -428,8 +428,9 @@ class Sweep:
         trial goes elsewhere, and has failed if it loses a second one. Whether the node is to blame
         shows when the next process there tries its device out.
 
-        `node` is Ray's id and `host` the name for people.
+        `place` is where it was.
         """
+        node = None if place is None else place.node_id
         entry = self.entries[number]
         if entry.state not in OPEN_TRIALS:
             return
@@ -443,6 +444,7 @@ class Sweep:
         rests = by == "memory" or (by == "disk" and not has_elsewhere)
         if by == "node" or (by == "disk" and not rests):
             longest = LONGEST_LEAVE if by == "node" else LONGEST_REST
+            host = None if place is None else place.node
             cause = self._leave_out(node or NOWHERE, host, cause, longest)
         elif by == "device":
             self._lost_devices[number].append(node or NOWHERE)

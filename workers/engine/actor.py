@@ -103,7 +103,7 @@ class EngineActor:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu or ""
         self._device, self._need = device, EngineNeed.from_dict(need)
         self._code = Code.from_dict(code)
-        self._place = Place(platform.node(), os.getpid(), device)
+        self._place = Place(platform.node(), os.getpid(), device, node_id=find_node())
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._seats: dict[Key, _Seat] = {}
@@ -199,13 +199,13 @@ class EngineActor:
             return report
         except CorpusMissingError as error:
             words = f"node {platform.node()}: {error}"
-            return Report(order.reported, lost=words, lost_by="node", node_id=find_node())
+            return Report(order.reported, lost=words, lost_by="node")
         except EngineError as error:
             # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.status()["error"] is not None
             by: LostBy = "disk" if is_of_the_disk(error) else "engine"
             words = f"node {platform.node()}: {error}" if by == "disk" else str(error)
-            return Report(order.reported, lost=words, lost_by=by, node_id=find_node())
+            return Report(order.reported, lost=words, lost_by=by)
 
     def _put_off(self, seat: _Seat, *, commit: bool = False) -> None:
         assert self._engine is not None

@@ -117,17 +117,17 @@ class Runner:
             step = 0 if self.attempt is None else self.attempt.reached_step
             words = f"node {platform.node()}: {error}"
             if disk_failure(error) is not None:
-                report = Report(step, lost=words, lost_by="disk", node_id=self._node_id)
+                report = Report(step, lost=words, lost_by="disk")
             elif is_of_the_node(error):
-                report = Report(step, lost=words, lost_by="node", node_id=self._node_id)
+                report = Report(step, lost=words, lost_by="node")
             elif (crowding := self._find_crowding(error)) is not None:
-                report = Report(step, lost=crowding, lost_by="node", node_id=self._node_id)
+                report = Report(step, lost=crowding, lost_by="node")
             elif self._has_used_device and is_of_the_device(error):
                 words = f"node {platform.node()} lost {self._device}: {describe_failure(error)}"
-                report = Report(step, lost=words, lost_by="device", node_id=self._node_id)
+                report = Report(step, lost=words, lost_by="device")
             else:
                 report = Report(step, outcome="failed", error=describe_failure(error))
-        here = Place(platform.node(), os.getpid(), self._device)
+        here = Place(platform.node(), os.getpid(), self._device, node_id=self._node_id)
         report = replace(report, place=report.place or here)
         lost = report.lost is not None
         done = lost or report.outcome is not None

@@ -77,7 +77,7 @@ class TrialEntry:
     reports: dict[int, Metrics] = field(default_factory=dict)
     """Rung step to what was reported there."""
     place: Place | None = None
-    """Where the newest attempt that reported ran; None before any did."""
+    """Where the newest attempt runs, or ran; None where nobody has said so."""
     result: Result | None = None
     error: str | None = None
     run_id: str | None = None
@@ -211,8 +211,11 @@ class Ledger(Protocol):
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         """Record a point that no config accepts: outcome `invalid`, never scheduled."""
 
-    def begin(self, number: int) -> int:
-        """Mark the trial `running` and return its next attempt number, from 1."""
+    def begin(self, number: int, place: Place | None = None) -> int:
+        """Mark the trial `running` and return its next attempt number, from 1.
+
+        `place` is where its process runs, if that is known.
+        """
 
     def interrupt(self, number: int, attempt: int, reason: str) -> None:
         """Mark the trial `waiting` again: this attempt's process was lost."""

@@ -112,6 +112,8 @@ class Place(Flat):
     """`cpu` or `cuda`; in an engine with the number of its GPU, such as `cuda:3`."""
     lanes: int | None = None
     """How many lanes the engine has; None: the process is the trial's own."""
+    node_id: str | None = None
+    """Ray's id of the node: several nodes may have one host's name."""
 
 
 @dataclass(frozen=True)
@@ -533,8 +535,6 @@ class Report:
     lost_by: LostBy = "engine"
     """What is to blame then: the engine that trained it is gone, the disk or the store fails there,
     or the node has other code or lacks a corpus. Or a person has paused the experiment."""
-    node_id: str | None = None
-    """Ray's id of the node that is to blame, or where the disk fails."""
     committed: tuple[tuple[int, int], ...] = ()
     """Seed of each replicate, and the step up to which it counts here and is committed; the driver
     looks for that."""
@@ -549,7 +549,6 @@ class Report:
             "place": self.place and self.place.to_dict(),
             "lost": self.lost,
             "lost_by": self.lost_by,
-            "node_id": self.node_id,
             "committed": [list(each) for each in self.committed],
         }
 
@@ -565,6 +564,5 @@ class Report:
             place=place and Place.from_dict(place),
             lost=content.get("lost"),
             lost_by=content.get("lost_by", "engine"),
-            node_id=content.get("node_id"),
             committed=tuple((seed, step) for seed, step in content.get("committed", ())),
         )

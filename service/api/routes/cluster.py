@@ -41,6 +41,7 @@ class NodeNow(Answer):
 
     id: str = Field(description="As Ray names it")
     name: str = Field(description="Name of the machine; several nodes may have the same one")
+    address: str = Field(description="Its address in the network")
     alive: bool
     total: AmountsNow
     free: AmountsNow | None = Field(description="What no trial reserves; null if it is not known")
@@ -67,7 +68,8 @@ class UseNow(Answer):
     owner: str
     trial: int
     arm: str
-    node: str | None = Field(description="Name of its machine; null before the first report")
+    node: str | None = Field(description="Name of its machine; null where it is not known yet")
+    node_id: str | None = Field(description="As Ray names it; several nodes may have one name")
     pid: int | None
     device: str | None
     lanes: int | None = Field(description="Lanes of its engine; null in a process of its own")
@@ -196,6 +198,7 @@ def _describe_node(node: Node) -> NodeNow:
     return NodeNow(
         id=node.id,
         name=node.name,
+        address=node.address,
         alive=node.alive,
         total=AmountsNow.of(node.total),
         free=None if node.free is None else AmountsNow.of(node.free),
@@ -213,6 +216,7 @@ def _describe_use(use: Use) -> UseNow:
         trial=use.trial.number,
         arm=use.trial.arm,
         node=place.get("node"),
+        node_id=place.get("node_id"),
         pid=place.get("pid"),
         device=place.get("device"),
         lanes=place.get("lanes"),

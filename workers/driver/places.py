@@ -1,0 +1,39 @@
+"""Where the processes of trials run, as Ray knows it as soon as they are up."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from eigensweep.workers.shared.messages import Json, Order, Place
+
+
+def find_place(actor: Any, order: Order) -> Place | None:
+    """Return where the process of a trial runs; None if Ray does not say.
+
+    It is the trial's own thin process: where another one trains, the first report names that.
+    """
+    if not isinstance(actor, ActorHandle):
+        return None
+    found = _find_process(actor._actor_id.hex())
+    if found is None:
+        return None
+    node, pid = found
+    device = "cuda" if order.resources.get("GPU") else "cpu"
+    return Place(_name_host(node), pid, device, node_id=node)
+
+
+@lru_cache(maxsize=4096)
+def _find_process(actor: str) -> tuple[str, int] | None:
+    """Return Ray's id of the node and the number of the process: asked once for each process."""
+    told: Json = ray._private.state.actors(actor)
+    return (told["Address"]["NodeID"], told["Pid"]) if told else None
+
+
+@lru_cache(maxsize=4096)
+def _name_host(node: str) -> str:
+    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
+    return next((n["NodeManagerHostname"] for n in nodes if n["NodeID"] == node), node)
