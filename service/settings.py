@@ -27,6 +27,9 @@ from eigensweep.workers.shared.checkpoints import Keep, is_url
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.object_store import LIBRARIES
 
+PATIENCE_SECONDS: Final = 3.0
+"""How long MLflow may take to answer."""
+
 OFF: Final = "off"
 SHORTEST_SECRET: Final = 16
 """Signs of the secret that webhooks are signed with, and of that between us and a proxy."""
@@ -104,6 +107,17 @@ class Mlflow:
     """Address of its pages for browsers."""
     token: str | None = field(default=None, repr=False)
     """What it wants to be sent; None: nothing. With a token the service hands its pages on."""
+
+    def find_problem(self) -> str | None:
+        """Return why it cannot be used now, None if it answers within `PATIENCE_SECONDS`."""
+        import httpx2
+
+        url = f"{self.uri.rstrip('/')}/health"
+        try:
+            answer = httpx2.get(url, timeout=PATIENCE_SECONDS, trust_env=False)
+        except httpx2.HTTPError as error:
+            return f"no answer ({error})"
+        return None if answer.is_success else f"it answers {answer.status_code}"
 
 
 class Settings(BaseSettings):

@@ -36,6 +36,10 @@ class Queue(Protocol):
         """How many drivers' processes there are at most for experiments that run."""
 
     @property
+    def max_processes(self) -> int:
+        """How many drivers' processes there may be at once, those included that only deliver."""
+
+    @property
     def driver_experiments(self) -> int:
         """How many small experiments one driver may have at once."""
 

@@ -237,6 +237,7 @@ def _build(
         min(settings.max_experiments, most * shared),
         DriverPlaces(shared, most if shared > 1 else None),
         patience=patience,
+        find_mlflow_problem=mlflow.find_problem,
     )
     app = create_app(settings, record, dispatcher, mlflow)
     storage, corpora = settings.storage_folder, str(settings.corpora)
@@ -372,7 +373,7 @@ def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Itera
             "num_cpus": settings.cpus,
             "temp_dir": str(settings.home / "ray"),
             "warm_drivers": settings.warm_drivers,
-            "kept_memory": dispatcher.max_drivers * settings.driver_bytes,
+            "kept_memory": dispatcher.max_processes * settings.driver_bytes,
             "driver_experiments": dispatcher.driver_experiments,
             "modules": [RecordLedger.__module__],  # of what drivers are given
             "log_level": settings.log_level.upper(),

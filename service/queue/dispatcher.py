@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
@@ -41,8 +42,12 @@ logger = logging.getLogger(__name__)
 
 MOST_DEATHS: Final = 5
 """An experiment fails when its drivers died this often in a row without progress."""
-MOST_DELIVERIES: Final = 4
-"""How many drivers may run at once for experiments that have ended and are not yet in MLflow."""
+MOST_DELIVERIES: Final = 2
+"""How many drivers' processes there may be that only deliver to MLflow what has ended."""
+DELIVERY_SECONDS: Final = 10.0
+"""So long a delivery may take although there are too many: most take less than a new driver."""
+MLFLOW_SECONDS: Final = 10.0
+"""How long MLflow is taken to be away, or to be there, before it is asked again."""
 FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; every further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 300.0
@@ -130,6 +135,14 @@ class _Care:
     """Whether others may have the process of its driver, too."""
     over_since: float | None = None
     """Time, by the dispatcher's clock, at which it was first seen to have ended."""
+    is_told: bool = False
+    """Whether its notices say already why something of it waits."""
+    is_leaving: bool = False
+    """Whether its driver was shut out, because there are too many that only deliver."""
+    failure: str = ""
+    """How its delivery died last."""
+    failures: int = 0
+    """How often in a row it died like that."""
 
 
 @dataclass
@@ -154,6 +167,8 @@ class Dispatcher:
     """For so many seconds the next experiment waits for a driver that only delivers, and that it
     may have after that; 0: no driver is used again."""
     clock: Callable[[], float] = time.monotonic
+    find_mlflow_problem: Callable[[], str | None] = lambda: None
+    """Says why MLflow takes nothing now; None: it answers."""
     launcher: Launcher | None = None
     options: DriverOptions | None = None
     """What every driver is told; None before `start`."""
@@ -162,6 +177,8 @@ class Dispatcher:
     _in_care: dict[str, _Care] = field(default_factory=dict)
     _room: tuple[float, tuple[ResourcesConfig, int], Room] | None = None
     """Until when there is room for which trials, as it was last seen."""
+    _mlflow: tuple[float, str | None] = (0.0, None)
+    """Until when MLflow has which problem, as it was last seen."""
     _wake: threading.Event = field(default_factory=threading.Event)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -175,6 +192,11 @@ class Dispatcher:
     def max_drivers(self) -> int:
         """How many drivers' processes experiments that run may have at once, at most."""
         return self.places.drivers or self.max_experiments
+
+    @property
+    def max_processes(self) -> int:
+        """How many drivers' processes there may be at once, those included that only deliver."""
+        return self.max_drivers + MOST_DELIVERIES
 
     @property
     def driver_experiments(self) -> int:
@@ -246,17 +268,16 @@ class Dispatcher:
         queued = self._list_next(unfinished)
         ids = {each.id for each in unfinished} | set(queued)
         self._in_care = {id: care for id, care in self._in_care.items() if id in ids}
-        delivering = running = 0
+        running = free_soon = 0
         for each in unfinished:
             care = self._in_care.setdefault(each.id, _Care())
-            care.is_over = each.is_over
-            if each.is_over:
-                delivering += 1
-            else:
+            care.is_over, care.is_told = each.is_over, each.is_told
+            if not each.is_over:
                 running += 1
-            may_start = not each.is_over or delivering <= MOST_DELIVERIES
-            self._try(self._look_after, each.id, care, may_start)
-            running += each.is_over and self._will_be_free_soon(care)
+                care.over_since, care.is_leaving = None, False
+            self._try(self._look_after, each.id, care)
+            free_soon += each.is_over and self._will_be_free_soon(care)
+        running += max(free_soon, self._bound_deliveries())
         for id in queued:
             if running >= self.max_experiments:
                 break
@@ -295,7 +316,7 @@ class Dispatcher:
             self._wake.wait(self.interval)
             self._wake.clear()
 
-    def _try(self, act: Callable[..., None], id: str, care: _Care, *arguments: bool) -> bool:
+    def _try(self, act: Callable[[str, _Care], None], id: str, care: _Care) -> bool:
         """Do something for one experiment unless it pauses after an error; return whether it did.
 
         An error is logged when it is new, and kept as this experiment's problem.
@@ -303,13 +324,11 @@ class Dispatcher:
         if care.problem is not None and self.clock() < care.not_before:
             return False
         with logs.about(id):
-            return self._try_at_once(act, id, care, *arguments)
+            return self._try_at_once(act, id, care)
 
-    def _try_at_once(
-        self, act: Callable[..., None], id: str, care: _Care, *arguments: bool
-    ) -> bool:
+    def _try_at_once(self, act: Callable[[str, _Care], None], id: str, care: _Care) -> bool:
         try:
-            act(id, care, *arguments)
+            act(id, care)
         except (SQLAlchemyError, LauncherAwayError):  # concerns every experiment
             raise
         except Exception as error:
@@ -326,7 +345,7 @@ class Dispatcher:
                 care.problem, care.pause = None, FIRST_PAUSE
         return True
 
-    def _look_after(self, id: str, care: _Care, may_start: bool) -> None:
+    def _look_after(self, id: str, care: _Care) -> None:
         assert self.launcher is not None
         if care.is_new:
             care.driver = self.launcher.find(id)
@@ -335,16 +354,58 @@ class Dispatcher:
                 logger.info("driver found again experiment=%s", id)
         if care.driver is not None and not self._has_gone(id, care, care.driver):
             return
-        if may_start and self.clock() >= care.not_before and self._has_room(id, care):
+        if self.clock() >= care.not_before and self._has_room(id, care):
             self._start(id, care)
 
     def _has_room(self, id: str, care: _Care, first: Iterable[str] = ()) -> bool:
         """Return whether an experiment may have a driver now, after those that come first."""
-        if self.places.drivers is None or care.is_over:
+        if care.is_over:
+            return self._may_deliver(id, care)
+        if self.places.drivers is None:
             return True
         before = [self._in_care[each] for each in first]
         starting = sum(each.driver is None and not each.is_over for each in before)
         return self.places.has_room(self._list_seats(), starting, shares=self._may_share(id, care))
+
+    def _may_deliver(self, id: str, care: _Care) -> bool:
+        """Return whether an experiment that is over may have a driver now."""
+        if len(self._find_deliveries()) >= MOST_DELIVERIES:
+            return False
+        if self.clock() >= self._mlflow[0]:
+            self._mlflow = self.clock() + MLFLOW_SECONDS, self.find_mlflow_problem()
+        problem = self._mlflow[1]
+        if problem is not None and not care.is_told:
+            self.record.hold_delivery(id, f"MLflow cannot be used: {problem}")
+        return problem is None
+
+    def _find_deliveries(self) -> list[list[Seat]]:
+        """Return the processes that only deliver, each as the experiments that have it."""
+        aboard: defaultdict[str, list[Seat]] = defaultdict(list)
+        for seat in self._list_seats():
+            aboard[seat.process].append(seat)
+        return [seats for seats in aboard.values() if all(seat.is_over for seat in seats)]
+
+    def _bound_deliveries(self) -> int:
+        """Return how many processes too many there are that only deliver.
+
+        The newest of them are told to end, unless they have just begun to deliver. What they leave
+        is delivered later. Until they have ended, there is so much less room for the queue.
+        """
+
+        def find_age(seats: list[Seat]) -> tuple[bool, float]:
+            cares = [self._in_care[seat.experiment] for seat in seats]
+            began = max(each.over_since or 0.0 for each in cares)
+            return any(each.is_leaving for each in cares), began
+
+        too_many = sorted(self._find_deliveries(), key=find_age)[MOST_DELIVERIES:]
+        for seats in too_many:
+            is_leaving, began = find_age(seats)
+            if is_leaving or self.clock() < began + DELIVERY_SECONDS:
+                continue
+            for seat in seats:
+                self._in_care[seat.experiment].is_leaving = True
+                self.record.hold_delivery(seat.experiment, "others are delivered first")
+        return len(too_many)
 
     def _may_share(self, id: str, care: _Care) -> bool:
         """Return whether an experiment may have a driver together with others."""
@@ -393,10 +454,10 @@ class Dispatcher:
             care.driver = None
             return False
         if state_now in ENDED:  # all is in MLflow, or MLflow is away
-            care.driver = None
+            care.driver, care.is_leaving = None, False
             self._pause(care, at_least=DELIVERY_PAUSE)
             if state == "died":
-                logger.warning("delivery died experiment=%s error=%s", id, driver.error)
+                self._tell_death(id, care, driver.error or "for a reason that is not known")
             return True
         if is_superseded(driver.error):  # another service had the lead meanwhile
             logger.info("driver ended, it has a successor experiment=%s", id)
@@ -427,6 +488,17 @@ class Dispatcher:
         else:
             care.not_before, care.pause = 0.0, FIRST_PAUSE
         return True
+
+    def _tell_death(self, id: str, care: _Care, error: str) -> None:
+        """Say on an experiment that is over how its delivery died; log the same error once."""
+        words = error.strip().rpartition("\n")[2]
+        care.failures = care.failures + 1 if words == care.failure else 1
+        told = words if words == care.failure else error
+        logger.warning("delivery died experiment=%s times=%d error=%s", id, care.failures, told)
+        care.failure = words
+        self.record.hold_delivery(
+            id, f"its delivery died {care.failures} times in a row, and is tried again: {words}"
+        )
 
     def _count_trained(self, id: str) -> int:
         """Return how many steps an experiment's unfinished trials have committed; 0: not known."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Final, Unpack, cast
 from uuid import uuid4
 
@@ -31,7 +32,7 @@ from eigensweep.service.record.tables import (
 from eigensweep.service.record.usage import count_use
 from eigensweep.service.record.walks import choose, is_in, walk
 from eigensweep.workers.shared.ledger import error_of_undone
-from eigensweep.workers.shared.messages import ConfigJson, Json
+from eigensweep.workers.shared.messages import ConfigJson, Json, Notice
 from eigensweep.workers.shared.states import (
     ENDED,
     EXPERIMENT_MOVES,
@@ -114,10 +115,20 @@ def move_experiment(
     if kind is None:
         raise WrongMoveError("experiment", experiment.state, following)
     experiment.state = following
+    if following in ENDED or following in ("queued", "paused"):
+        experiment.notices = None
     if following in ENDED or following == "paused":
         experiment.left_at = time.time()
-        experiment.notices = None
     emit(session, experiment, f"experiment.{kind}", **data)
+
+
+def tell(session: Rows, experiment: Experiment, notices: Sequence[Notice]) -> None:
+    """Replace the notices of an experiment, with an event if they are others than before."""
+    told = [notice.to_dict() for notice in notices] or None
+    if told != experiment.notices:
+        experiment.notices = told
+        reason = "; ".join(notice.words for notice in notices) or None
+        emit(session, experiment, "experiment.notice", reason=remove_nul(reason))
 
 
 def move_trial(trial: Trial, following: TrialState) -> str:

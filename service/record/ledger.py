@@ -16,17 +16,16 @@ from eigensweep.service.record import database
 from eigensweep.service.record.journal import (
     budget_of,
     close_attempt,
-    emit,
     emit_trial,
     end_experiment,
     finish_trial,
     interrupt_trial,
     move_experiment,
     move_trial,
-    remove_nul,
     reopen_trial,
     replace_non_finite,
     spent_seconds,
+    tell,
 )
 from eigensweep.service.record.rows import Rows, RowSession, read_first
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
@@ -55,6 +54,7 @@ from eigensweep.workers.shared.messages import (
 from eigensweep.workers.shared.results import cut_seeds
 from eigensweep.workers.shared.states import (
     DRIVEN,
+    ENDED,
     EXPERIMENT_MOVES,
     INSTRUCTIVE,
     OUTCOMES,
@@ -381,6 +381,8 @@ class RecordLedger:
         def work(session: Session, experiment: Experiment) -> None:
             holder = experiment if number is None else self._trial(session, number)
             holder.tracked = True
+            if number is None:
+                experiment.notices = None
 
         self._write(work)
 
@@ -464,13 +466,10 @@ class RecordLedger:
         return database.read(self.database_url, work, self.patience)
 
     def tell(self, notices: Sequence[Notice]) -> None:
-        told = [notice.to_dict() for notice in notices] or None
-
         def work(session: Session, experiment: Experiment) -> None:
-            if experiment.state in DRIVEN and told != experiment.notices:
-                experiment.notices = told
-                reason = "; ".join(notice.words for notice in notices) or None
-                emit(session, experiment, "experiment.notice", reason=remove_nul(reason))
+            is_of_delivery = all(notice.kind == "delivery" for notice in notices)
+            if experiment.state in DRIVEN or (experiment.state in ENDED and is_of_delivery):
+                tell(session, experiment, notices)
 
         self._write(work)
 

@@ -17,7 +17,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.control import lock
 from eigensweep.service.record.errors import IdempotencyKeyReusedError
-from eigensweep.service.record.journal import emit, end_experiment, move_experiment
+from eigensweep.service.record.journal import emit, end_experiment, move_experiment, tell
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.queue_order import list_queue
@@ -35,7 +35,7 @@ from eigensweep.service.record.tables import (
 )
 from eigensweep.service.record.together import Together
 from eigensweep.workers.shared import traces
-from eigensweep.workers.shared.messages import SpecJson
+from eigensweep.workers.shared.messages import Notice, SpecJson
 from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS
 
 MOST_LOOKED_AT = 100
@@ -61,6 +61,8 @@ class Unfinished:
     id: str
     is_over: bool
     """Whether it has ended, and its driver only has to bring MLflow up to date."""
+    is_told: bool = False
+    """Whether its notices say why something of it waits."""
 
 
 class Record(Reopening, Removal, Retention):
@@ -137,7 +139,7 @@ class Record(Reopening, Removal, Retention):
     def list_unfinished(self) -> list[Unfinished]:
         """Return the experiments that have or need a driver and are not queued, oldest first."""
         query = (
-            select(Experiment.id, Experiment.state)
+            select(Experiment.id, Experiment.state, Experiment.notices.is_not(None))
             .where(
                 or_(
                     Experiment.state.in_(DRIVEN),
@@ -147,7 +149,7 @@ class Record(Reopening, Removal, Retention):
             .order_by(Experiment.created_at, Experiment.id)
         )
         rows = database.read(self.url, lambda session: session.execute(query).all())
-        return [Unfinished(id, state in ENDED) for id, state in rows]
+        return [Unfinished(id, state in ENDED, is_told) for id, state, is_told in rows]
 
     def list_queued(self, limit: int) -> list[str]:
         """Return the ids at the head of the queue, the next one first."""
@@ -229,6 +231,22 @@ class Record(Reopening, Removal, Retention):
             return experiment.deaths
 
         return database.write(self.url, work)
+
+    def hold_delivery(self, id: str, why: str) -> None:
+        """Say on an experiment that is over why MLflow does not hold it yet; shut its driver out.
+
+        A driver that still delivers it ends within seconds, and what it delivered counts. Nothing
+        happens to an experiment that is delivered, taken up again or removed by now.
+        """
+
+        def work(session: Session) -> None:
+            experiment = session.get(Experiment, id, with_for_update=True)
+            if experiment is None or experiment.state not in ENDED or experiment.tracked:
+                return
+            experiment.generation += 1
+            tell(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
+
+        database.write(self.url, work)
 
     def give_up(self, id: str, error: str) -> None:
         """End an experiment as failed; writes of its drivers are refused from now on."""

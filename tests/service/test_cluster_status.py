@@ -45,7 +45,7 @@ def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
             {"pid": None, "memory_bytes": 400 * 10**6, "experiments": [use["experiment"]]}
         ],
         "memory_bytes": 400 * 10**6,
-        "kept_bytes": 800 * 10**6,
+        "kept_bytes": 1600 * 10**6,
     }
     ledger.ask_for(Want(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
     assert client.get("/v1/cluster").json()["drivers"]["memory_bytes"] == 352 * 10**6
@@ -75,7 +75,7 @@ def test_where_drivers_are_shared_and_memory_is_short_it_says_so(client, ledger,
     dispatcher.max_experiments = 2
     client.post("/v1/experiments", json=spec(name="later"))
     found = client.get("/v1/cluster").json()
-    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (2, 400 * 10**6)
+    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (2, 3 * 400 * 10**6)
     (wait,) = found["waiting"]
     assert wait["why"].endswith(
         "half of the machine's memory holds 1 drivers of 400 MB (EIGENSWEEP_DRIVER_MB), each for "
@@ -118,7 +118,7 @@ def test_where_memory_holds_fewer_drivers_than_wanted_it_says_so(client, ledger,
     dispatcher.max_experiments = count_drivers(2, 400 * 10**6, 10**9)
     client.post("/v1/experiments", json=spec(name="later"))
     found = client.get("/v1/cluster").json()
-    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (1, 400 * 10**6)
+    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (1, 3 * 400 * 10**6)
     (wait,) = found["waiting"]
     assert wait["why"].endswith(
         "That setting is 2, but half of the machine's memory holds 1 drivers of 400 MB "

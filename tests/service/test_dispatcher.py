@@ -19,6 +19,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import (
     LEAST_INTERVAL,
     LONGEST_PAUSE,
+    MLFLOW_SECONDS,
     MOST_DEATHS,
     ROOM_SECONDS,
     Dispatcher,
@@ -28,7 +29,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.ledger import SupersededError
+from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 from eigensweep.workers.shared.shortages import NODE_DEATH, SUPERSEDED, explain_shortage
 
@@ -295,6 +296,109 @@ class TestDispatcher:
         assert ids(launcher) == [running, running]
         assert record.row(running).deaths == 0
         assert record.row(waiting).state == "queued"
+
+
+class TestDeliveries:
+    """Experiments that are over, and that MLflow does not hold yet."""
+
+    @pytest.fixture
+    def clock(self, dispatcher: Dispatcher) -> Clock:
+        dispatcher.clock = Clock()
+        return dispatcher.clock
+
+    def let_drivers_see(self, launcher: Any, delivers: bool = False) -> int:
+        """Let each driver do as a real one; return how many there were.
+
+        Its search ends at once, and it ends when MLflow has taken all, or when it is shut out.
+        """
+        living = [driver for driver in launcher.launched if driver.now == "running"]
+        for driver in living:
+            try:
+                driver.ledger.end("completed")
+                if delivers:
+                    driver.ledger.set_tracked(None)
+                    driver.now = "ended"
+            except StaleWriteError:
+                driver.now = "ended"
+        return len(living)
+
+    def test_those_that_wait_for_mlflow_keep_few_drivers(
+        self, dispatcher, launcher, record, post, clock
+    ):
+        posted, most = [post() for _ in range(6)], 0
+        for _ in range(200):
+            dispatcher.tick()
+            most = max(most, self.let_drivers_see(launcher))
+            clock.seconds += 1.0
+        assert {record.row(id).state for id in posted} == {"completed"}
+        assert most <= dispatcher.max_processes == 4
+        notices = [record.row(id).notices for id in posted]
+        told = "not delivered yet: others are delivered first"
+        assert [{"kind": "delivery", "words": told}] in [
+            [{k: n[k] for k in ("kind", "words")} for n in each or ()] for each in notices
+        ]
+        for _ in range(800):
+            dispatcher.tick()
+            self.let_drivers_see(launcher, delivers=True)
+            clock.seconds += 1.0
+        rows = [record.row(id) for id in posted]
+        assert all(row.tracked and row.notices is None for row in rows)
+
+    def test_while_mlflow_is_away_none_is_begun_and_each_says_why(
+        self, dispatcher, launcher, record, post, clock
+    ):
+        id = post()
+        RecordLedger(record.url, id, record.claim(id).generation).end("completed")
+        dispatcher.find_mlflow_problem = lambda: "no answer (it timed out)"
+        for _ in range(20):
+            dispatcher.tick()
+            clock.seconds += 1.0
+        assert launcher.launched == []
+        (notice,) = record.row(id).notices
+        told = "not delivered yet: MLflow cannot be used: no answer (it timed out)"
+        assert (notice["kind"], notice["words"]) == ("delivery", told)
+        dispatcher.find_mlflow_problem = lambda: None
+        clock.seconds += MLFLOW_SECONDS
+        dispatcher.tick()
+        self.let_drivers_see(launcher, delivers=True)
+        assert (record.row(id).tracked, record.row(id).notices) == (True, None)
+
+    def test_one_that_cannot_be_delivered_leaves_the_others_their_turn(
+        self, dispatcher, launcher, record, post, clock
+    ):
+        posted = [post() for _ in range(6)]
+        for id in posted:
+            RecordLedger(record.url, id, record.claim(id).generation).end("completed")
+        for _ in range(100):
+            dispatcher.tick()
+            for driver in launcher.launched:
+                if driver.now == "running" and driver.ledger.experiment_id in posted[:4]:
+                    driver.now = "died"
+            self.let_drivers_see(launcher, delivers=True)
+            clock.seconds += 1.0
+        assert [record.row(id).tracked for id in posted] == [False] * 4 + [True] * 2
+
+    def test_one_that_dies_again_and_again_is_told_and_logged_whole_once(
+        self, dispatcher, launcher, record, post, clock, caplog
+    ):
+        id = post()
+        RecordLedger(record.url, id, record.claim(id).generation).end("completed")
+        begun = []
+        for _ in range(200):
+            dispatcher.tick()
+            if len(launcher.launched) > len(begun):
+                begun.append(clock.seconds)
+                launcher.launched[-1].now = "died"
+                launcher.launched[-1].error = "Traceback:\n  File x\nValueError: no number\n"
+            clock.seconds += 1.0
+        assert len(begun) > 3
+        (notice,) = record.row(id).notices
+        assert f"died {len(begun)} times in a row" in notice["words"]
+        assert notice["words"].endswith("ValueError: no number")
+        assert caplog.text.count("File x") == 1
+        pauses = [after - before for before, after in pairwise(begun)]
+        assert pauses == sorted(pauses)
+        assert pauses[-1] > 2 * pauses[0]
 
 
 class Clock:

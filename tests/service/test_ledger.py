@@ -370,6 +370,33 @@ class TestRecordLedger:
         ledger.tell([low])
         assert record.row(ledger.experiment_id).notices is None, "it has no driver any more"
 
+    def test_why_it_is_not_delivered_is_told_after_its_end_and_until_it_is(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        ledger.end("completed")
+        away = Notice("delivery", "not delivered yet: MLflow does not answer")
+        ledger.tell([away])
+        assert record.row(ledger.experiment_id).notices == [away.to_dict()]
+        ledger.set_tracked(None)
+        assert record.row(ledger.experiment_id).notices is None
+
+    def test_a_delivery_that_is_held_is_told_and_its_driver_shut_out(self, record, spec):
+        ledger = post_and_claim(record, spec())
+        id = ledger.experiment_id
+        record.hold_delivery(id, "it runs yet")
+        assert ledger.intent() == "run"
+        ledger.end("completed")
+        record.hold_delivery(id, "others are first")
+        with pytest.raises(StaleWriteError):
+            ledger.set_tracked(None)
+        assert [n["words"] for n in record.row(id).notices] == [
+            "not delivered yet: others are first"
+        ]
+        record.delete(id)
+        record.hold_delivery(id, "it is being deleted")
+        record.remove(id)
+        record.hold_delivery(id, "it is gone")
+        assert record.list_deleting() == []
+
     def test_a_cancellation_that_was_accepted_at_the_end_is_what_is_recorded(self, record, spec):
         ledger = post_and_claim(record, spec())
         record.cancel(ledger.experiment_id)

@@ -15,12 +15,13 @@ import pytest
 from file_ledger import FileLedger
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, Store, open_store
 from eigensweep.workers.shared.ledger import Earlier, TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Source, Takeover
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.tracking import tracker as tracking
-from eigensweep.workers.tracking.mlflow_runs import AwayError, Content
+from eigensweep.workers.tracking.mlflow_runs import AwayError, Content, RefusedError, _ask
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
 from eigensweep.workers.tracking.view import make_view
@@ -60,6 +61,7 @@ class RunsInMemory:
         return run
 
     project_id = "1"
+    refused: ClassVar[dict[str, str]] = {}
 
     def list_seeds(self, number: int) -> dict[int, str]:
         begun = (run.split("-") for run in self.names)
@@ -320,6 +322,82 @@ class TestCurves:
         assert list(runs.contents) == ["history.png"]
         assert ("run-None-None", "report/report.md") not in runs.texts, "it was sent again"
         assert ledger.read("tracked") is True
+
+
+class TestTrouble:
+    """What a driver does whose experiment is over and cannot be delivered."""
+
+    ENDED = make_entry(state="completed", result=Result(value=0.1, step=15))
+
+    @pytest.fixture
+    def driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentDriver:
+        """A driver that has nothing left to do but to wait."""
+        monkeypatch.setattr(tracking, "LOOK_SECONDS", 0.01)
+        made = object.__new__(ExperimentDriver)
+        made.experiment, made.ledger = "e1", record_trial(tmp_path, self.ENDED)
+        return made
+
+    def deliver(self, driver: ExperimentDriver, folder: Path) -> Any:
+        """Let the driver wait for a delivery; return what the ledger tells."""
+        tracker = make_tracker(folder, ledger=driver.ledger)
+        tracker.see(self.ENDED)
+        tracker.close("completed", None, self.ENDED)
+        tracker.start()
+        driver._wait_for_delivery(tracker)
+        return driver.ledger.read("tracked"), driver.ledger.read("notices")
+
+    def test_it_ends_and_says_why_while_mlflow_is_away(self, tmp_path, runs, driver, monkeypatch):
+        monkeypatch.setattr(tracking, "AWAY_SECONDS", 0.2)
+        monkeypatch.setattr(runs, "send", fail_with(AwayError("no route to it")))
+        tracked, (notice,) = self.deliver(driver, tmp_path)
+        assert tracked is not True
+        assert notice["kind"] == "delivery"
+        assert notice["words"].startswith("not delivered yet: MLflow does not answer since ")
+        assert notice["words"].endswith(" UTC: no route to it")
+
+    def test_it_waits_for_an_mlflow_that_is_away_for_a_moment(self, tmp_path, runs, driver):
+        runs.sends_until_away = 0
+        assert self.deliver(driver, tmp_path) == (True, [])
+
+    def test_what_mlflow_refuses_is_told(self, tmp_path, runs, driver, monkeypatch):
+        monkeypatch.setattr(runs, "send", fail_with(RefusedError("the run was deleted")))
+        tracked, (notice,) = self.deliver(driver, tmp_path)
+        assert tracked is True
+        assert notice["words"].startswith("MLflow refuses ")
+        assert notice["words"].endswith("the run was deleted")
+
+    def test_it_ends_in_peace_when_another_driver_delivers(self, tmp_path, runs, driver):
+        driver.ledger.generation -= 1
+        tracked, notices = self.deliver(driver, tmp_path)
+        assert (tracked is not True, notices) == (True, [])
+
+
+def fail_with(error: Exception) -> Any:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+class NoCredentialsError(Exception):
+    """As the library of S3 names it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PermissionError(13, "Permission denied", "/etc/x"), RefusedError),
+        (NotADirectoryError(20, "Not a directory"), RefusedError),
+        (NoCredentialsError("Unable to locate credentials"), RefusedError),
+        (ConnectionResetError(104, "reset"), AwayError),
+        (OSError(28, "No space left on device"), AwayError),
+        (TimeoutError("it takes long"), AwayError),
+        (ZeroDivisionError("a bug"), ZeroDivisionError),
+    ],
+)
+def test_what_passes_by_itself_is_tried_again_and_the_rest_is_refused(error, kind):
+    with pytest.raises(kind):
+        _ask(fail_with(error))
 
 
 class TestManyTrials:

@@ -53,7 +53,7 @@ from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.fair_shares import Want
-from eigensweep.workers.shared.ledger import Ledger, TrialEntry
+from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
     DriverOptions,
@@ -430,7 +430,25 @@ class ExperimentDriver:
         if self.options.loads_ahead:
             load_ahead()  # for the next experiment: the places of the last trials are free
         if self.tracker is not None:
-            self.tracker.wait(self.ledger.intent)
+            self._wait_for_delivery(self.tracker)
+
+    def _wait_for_delivery(self, tracker: Tracker) -> None:
+        """Return when MLflow holds everything, or while it is away: a later driver goes on then."""
+
+        def look() -> None:
+            self.ledger.intent()
+            trouble = tracker.find_trouble()
+            if trouble is not None:
+                self.ledger.tell([trouble])
+                tracker.abandon()
+
+        try:
+            tracker.wait(look)
+            refusal = tracker.find_refusal()
+            if refusal is not None:
+                self.ledger.tell([refusal])
+        except StaleWriteError as error:
+            logger.info("it is delivered later experiment=%s: %s", self.experiment, error)
 
 
 def take_over(store: Store, experiment: str, entry: TrialEntry) -> None:

@@ -293,7 +293,10 @@ class Ledger(Protocol):
         """Return the experiment's own MLflow run, once known."""
 
     def set_tracked(self, number: int | None) -> None:
-        """Record that MLflow holds all of a trial (or, number None, all of the experiment)."""
+        """Record that MLflow holds all of a trial (or, number None, all of the experiment).
+
+        Notices of an experiment are forgotten with that.
+        """
 
     def set_delivered(
         self, runs: Mapping[int, str], project_id: str, whole: Collection[int]
@@ -328,9 +331,10 @@ class Ledger(Protocol):
         """
 
     def tell(self, notices: Sequence[Notice]) -> None:
-        """Replace what people are told about why the experiment comes on slowly.
+        """Replace what people are told about why the experiment comes on, or is delivered, slowly.
 
-        It is forgotten when the experiment is paused or over.
+        It is forgotten when the experiment is paused or over; then only notices of its delivery
+        are taken.
         """
 
     def pause(self) -> bool:

@@ -169,14 +169,15 @@ class Source(Flat):
     """Its MLflow run, if it is known."""
 
 
-NoticeKind = Literal["disk", "memory", "node", "nodes", "share"]
-"""What a notice is about: a disk that is nearly full, a node without memory, a node that is left
-out, so many of them that everything waits, or a fair share."""
+NoticeKind = Literal["delivery", "disk", "memory", "node", "nodes", "share"]
+"""What a notice is about: MLflow, which is away or refuses something, a disk that is nearly full, a
+node without memory, a node that is left out, so many of them that everything waits, or a fair
+share."""
 
 
 @dataclass(frozen=True)
 class Notice(Flat):
-    """Why an experiment that runs comes on more slowly than it could."""
+    """Why an experiment comes on more slowly than it could, or is not in MLflow yet."""
 
     kind: NoticeKind
     words: str

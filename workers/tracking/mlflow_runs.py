@@ -70,6 +70,12 @@ TRANSIENT = frozenset(
 )
 """Errors of MLflow that may pass: it is starting or busy, or a proxy or a key is being renewed."""
 
+FORBIDDEN = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of a folder of artifacts that do not pass by themselves; a full disk may."""
+
+NO_KEYS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
+"""Errors of the libraries of S3 and Google Cloud Storage, which need not be installed."""
+
 
 class AwayError(RuntimeError):
     """MLflow does not answer, or not now."""
@@ -127,6 +133,8 @@ class Runs:
         self._params: dict[str, Mapping[str, str]] = {}
         self._sure = False
         self._finding = threading.Lock()
+        self.refused: dict[str, str] = {}
+        """Artifacts that were not taken, by their names, and why."""
 
     def artifacts(self) -> str:
         """Return where the artifacts of the experiment's runs are kept."""
@@ -226,7 +234,7 @@ class Runs:
     def keep_view(self, view: str) -> None:
         """Keep how MLflow's page shows the runs, for links that end in the experiment's id."""
         name = f"{VIEW}{self._experiment}"
-        _keep_if_possible(
+        self._keep_if_possible(
             lambda: self._client.set_experiment_tag(self.project_id, name, view), name
         )
 
@@ -258,16 +266,26 @@ class Runs:
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:
         """Keep a text as an artifact."""
-        _keep_if_possible(lambda: self._client.log_text(run_id, text, name), name)
+        self._keep_if_possible(lambda: self._client.log_text(run_id, text, name), name)
 
     def keep_file(self, run_id: str, path: Path, folder: str) -> None:
         """Keep a file as an artifact."""
-        _keep_if_possible(lambda: self._client.log_artifact(run_id, str(path), folder), path.name)
+        self._keep_if_possible(
+            lambda: self._client.log_artifact(run_id, str(path), folder), path.name
+        )
 
     def keep_all(self, run_id: str, paths: Iterable[Path], folder: str) -> None:
         """Keep files as artifacts; unlike `keep_file` this raises where one is refused."""
         for path in paths:
             _ask(partial(self._client.log_artifact, run_id, str(path), folder))
+
+    def _keep_if_possible(self, request: Callable[[], None], name: str) -> None:
+        """Send an artifact; if it is refused, go on, as the curves matter more."""
+        try:
+            _ask(request)
+        except RefusedError as error:
+            logger.warning("artifact not kept name=%s error=%s", name, error)
+            self.refused[name] = str(error)
 
     def _make(self, key: tuple[int | None, int | None], tags: Mapping[str, str], name: str) -> str:
         """Make the run of a trial and a seed, which is not there; return its id."""
@@ -379,13 +397,11 @@ def _ask(request: Callable[[], T]) -> T:
     except MlflowException as error:
         kind = AwayError if error.error_code in TRANSIENT else RefusedError
         raise kind(str(error)) from error
+    except FORBIDDEN as error:
+        raise RefusedError(str(error)) from error
     except OSError as error:  # which the errors of `requests` are
         raise AwayError(str(error)) from error
-
-
-def _keep_if_possible(request: Callable[[], None], name: str) -> None:
-    """Send an artifact; if the artifact store refuses it, go on, as the curves matter more."""
-    try:
-        _ask(request)
-    except RefusedError as error:
-        logger.warning("artifact not kept name=%s error=%s", name, error)
+    except Exception as error:
+        if NO_KEYS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+            raise
+        raise RefusedError(f"no keys for where artifacts are kept: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,7 +26,14 @@ from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, open_store, replicate_key
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
-from eigensweep.workers.shared.messages import OBJECTIVE, Measures, Metrics, Result, Source
+from eigensweep.workers.shared.messages import (
+    OBJECTIVE,
+    Measures,
+    Metrics,
+    Notice,
+    Result,
+    Source,
+)
 from eigensweep.workers.shared.states import ExperimentEnd
 from eigensweep.workers.tracking.batched_runs import open_runs
 from eigensweep.workers.tracking.mlflow_runs import (
@@ -57,6 +65,12 @@ LOOK_SECONDS = 5.0
 
 LONGEST_PAUSE = 30.0
 """Pause between two tries while MLflow is away."""
+
+AWAY_SECONDS = 10.0
+"""After so many seconds without an answer, what is over is no longer waited for in this driver."""
+
+LONGEST_WORDS: Final = 300
+"""Characters of an error that a notice tells."""
 
 REPORT: Final = "report"
 """Folder of an experiment's report among the artifacts of its run."""
@@ -138,6 +152,15 @@ class _End:
     """What `draw` made, once it did."""
 
 
+@dataclass(frozen=True)
+class _Trouble:
+    """Why nothing can be delivered now."""
+
+    since: float
+    """By `time.monotonic`: the beginning of the first pass that failed."""
+    words: str
+
+
 class Tracker:
     """Delivers trials to MLflow as they change, until `close` and then until all is delivered."""
 
@@ -152,6 +175,9 @@ class Tracker:
         self._passes = 0
         self._end: _End | None = None
         self._failure: BaseException | None = None
+        self._trouble: _Trouble | None = None
+        self._refused: dict[str, str] = {}
+        """What MLflow will never take, and why."""
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
         self._closed = threading.Event()
@@ -214,6 +240,29 @@ class Tracker:
         if self._failure is not None:
             raise self._failure
 
+    def find_trouble(self) -> Notice | None:
+        """Return why nothing could be delivered for `AWAY_SECONDS`; None: something was."""
+        trouble = self._trouble
+        if trouble is None or time.monotonic() < trouble.since + AWAY_SECONDS:
+            return None
+        return Notice("delivery", f"not delivered yet: {trouble.words}")
+
+    def find_refusal(self) -> Notice | None:
+        """Return what MLflow will never take, and why; None: it has refused nothing."""
+        refused = self._refused | (self._runs.refused if self._runs else {})
+        if not refused:
+            return None
+        why = _shorten(next(iter(refused.values())))
+        return Notice("delivery", f"MLflow refuses {', '.join(refused)}, and lacks that: {why}")
+
+    def _note_trouble(self, error: Exception, began: float) -> None:
+        """Keep why a pass failed that began so many seconds ago, unless the last one failed too."""
+        if self._trouble is None:
+            who = "MLflow does" if isinstance(error, AwayError) else "checkpoints do"
+            since = time.strftime("%H:%M", time.gmtime(time.time() - (time.monotonic() - began)))
+            words = f"{who} not answer since {since} UTC: {_shorten(str(error))}"
+            self._trouble = _Trouble(began, words)
+
     def _deliver_all(self) -> None:
         with logs.about(self._subject.id):
             self._work()
@@ -223,15 +272,16 @@ class Tracker:
         pause = PASS_SECONDS
         try:
             while not self._over.is_set():
-                is_awaited = self._is_awaited
+                is_awaited, began = self._is_awaited, time.monotonic()
                 try:
                     if self._pass():
                         break
-                    pause = PASS_SECONDS
+                    pause, self._trouble = PASS_SECONDS, None
                     if is_awaited:
                         self._caught_up.set()
                 except (AwayError, StorageError) as error:
                     pause = min(2 * pause, LONGEST_PAUSE)
+                    self._note_trouble(error, began)
                     logger.warning("not tracked yet, trying again in %.0f s: %s", pause, error)
                 self._wake.wait(pause)
                 self._wake.clear()
@@ -256,6 +306,7 @@ class Tracker:
             self._end_experiment(runs, parent, end)
         except RefusedError as error:
             logger.error("MLflow refuses the experiment, given up: %s", error)
+            self._refused["the experiment"] = str(error)
             if end is None:
                 return False
         self._ledger.set_tracked(None)
@@ -322,6 +373,7 @@ class Tracker:
             if isinstance(problem, RefusedError):
                 with logs.about(self._subject.id, entry.number):
                     logger.error("MLflow refuses trial %d, given up: %s", entry.number, problem)
+                self._refused.setdefault("some trials", f"trial {entry.number}: {problem}")
             elif problem is None:
                 taken.append(entry)
             if isinstance(problem, RefusedError) or (not problem and entry.is_over):
@@ -570,6 +622,11 @@ def _ratio(result: Measures) -> float | None:
     if result.value is None or not result.baseline:
         return None
     return result.value / result.baseline
+
+
+def _shorten(words: str) -> str:
+    """Return the first line of an error, as far as a notice tells it."""
+    return words.strip().partition("\n")[0][:LONGEST_WORDS]
 
 
 def _average(points: list[CurvePoint]) -> CurvePoint:

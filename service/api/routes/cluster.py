@@ -115,8 +115,8 @@ class DriversNow(Answer):
         "one that has not said it yet, what is kept for it"
     )
     kept_bytes: int = Field(
-        description="How much main memory is kept for as many drivers as may run at once: "
-        "`EIGENSWEEP_DRIVER_MB` for each"
+        description="How much main memory is kept for as many drivers as may run at once, those "
+        "included that only deliver to MLflow: `EIGENSWEEP_DRIVER_MB` for each"
     )
 
 
@@ -174,7 +174,7 @@ def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> Drivers
         at_most=service.dispatcher.max_experiments,
         processes=processes,
         memory_bytes=sum(each.memory_bytes for each in processes),
-        kept_bytes=service.dispatcher.max_drivers * kept,
+        kept_bytes=service.dispatcher.max_processes * kept,
     )
 
 

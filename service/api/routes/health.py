@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
-import httpx2
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,9 +17,6 @@ from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.disk_space import explain_low, measure_free
 
 router = APIRouter(tags=["health"])
-
-PATIENCE_SECONDS = 3.0
-"""How long MLflow may take to answer."""
 
 
 class Alive(Answer):
@@ -81,14 +77,8 @@ def _database(service: Service) -> Check:
 def _mlflow(service: Service) -> Check:
     if service.mlflow is None:
         return Check(ready=True, detail="")
-    uri, url = service.mlflow.uri, service.mlflow.pages
-    try:
-        answer = httpx2.get(f"{uri.rstrip('/')}/health", timeout=PATIENCE_SECONDS, trust_env=False)
-    except httpx2.HTTPError as error:
-        return Check(ready=False, detail=f"no answer ({error})", url=url)
-    if answer.is_success:
-        return Check(ready=True, detail="", url=url)
-    return Check(ready=False, detail=f"it answers {answer.status_code}", url=url)
+    problem = service.mlflow.find_problem()
+    return Check(ready=problem is None, detail=problem or "", url=service.mlflow.pages)
 
 
 def _launcher(service: Service) -> Check:
