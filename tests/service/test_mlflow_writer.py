@@ -140,6 +140,34 @@ def test_a_trial_whose_run_a_person_deleted_gets_another(client, connect):
     assert client.get_run(again).info.lifecycle_stage == "active"
 
 
+@pytest.mark.parametrize("number", ["x", "0", "1", ""])
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_run_with_forged_tags_is_none_of_an_experiments_runs(client, connect, number, is_deleted):
+    experiment = f"victim {number} {is_deleted}"
+    runs = connect(experiment)
+    write_trial(runs, 0)
+    assert runs.flush() == {}
+    tags = {"eigensweep.experiment": experiment, "eigensweep.trial": number}
+    forged = client.create_run(runs.project_id, start_time=1, tags=tags).info.run_id
+    if is_deleted:
+        client.delete_run(forged)
+    later = connect(experiment)
+    found = [write_trial(later, 0), write_trial(later, 1)]
+    assert later.flush() == {}
+    assert forged not in found
+    assert found[0] == write_trial(runs, 0)
+    assert client.get_run(forged).data.metrics == {}
+    assert {client.get_run(run).info.status for run in found} == {"FINISHED"}
+
+
+def test_elsewhere_tags_that_are_no_numbers_are_left_alone(server, client):
+    runs = Runs(server.url, "a project", "elsewhere")
+    run = write_trial(runs, 0)
+    tags = {"eigensweep.experiment": "elsewhere", "eigensweep.replicate": "x"}
+    client.create_run(runs.project_id, tags=tags)
+    assert Runs(server.url, "a project", "elsewhere").get(0, None, "", {}) == run
+
+
 def test_a_text_stays_in_its_runs_folder(server, connect):
     runs = connect("texts")
     run = runs.get(0, None, "a trial", {})

@@ -25,12 +25,16 @@ PROXIED: Final = "mlflow-artifacts:"
 NAMES: Final = uuid.UUID("8ca1d0a4-5b0b-4a3f-9c63-1b5f8f0e2d57")
 """What the ids of runs are made under."""
 
+MOST_DELETED: Final = 100
+"""How often a run may be deleted and made again, at most."""
+
 
 class BatchedRuns(Runs):
     """The runs of one experiment, written in batches: nothing is sent before `flush`.
 
     A run's id follows from experiment, trial and seed. So a request whose answer was lost, and one
-    that arrives after its driver's death, write what the next one writes.
+    that arrives after its driver's death, write what the next one writes. A run with the tags of
+    the experiment and another id is none of its runs: anybody may have written them.
     """
 
     at_once = 1
@@ -82,13 +86,18 @@ class BatchedRuns(Runs):
         self._write_of(run_id).texts[name] = text
 
     def _make(self, key: tuple[int | None, int | None], tags: Mapping[str, str], name: str) -> str:
-        number, seed = key
-        deleted = self._deleted.get(key, 0)
-        words = f"{self._experiment}/{number}/{seed}/{deleted}"
-        run_id, now = uuid.uuid5(NAMES, words).hex, int(time.time() * 1000)
+        run_id, now = self._name(key, self._deleted.get(key, 0)), int(time.time() * 1000)
         self._waiting[run_id] = RunWrite(run_id, name[:LONGEST_NAME], now, dict(tags))
         self._know(key, run_id, now)
         return run_id
+
+    def _name(self, key: tuple[int | None, int | None], deleted: int) -> str:
+        """Return the id of a run, of which people have deleted so many before."""
+        number, seed = key
+        return uuid.uuid5(NAMES, f"{self._experiment}/{number}/{seed}/{deleted}").hex
+
+    def _is_own(self, key: tuple[int | None, int | None], run_id: str) -> bool:
+        return any(run_id == self._name(key, deleted) for deleted in range(MOST_DELETED))
 
     def _write_of(self, run_id: str) -> RunWrite:
         if run_id not in self._waiting:

@@ -359,18 +359,32 @@ class Runs:
                 _ask(partial(self._client.set_experiment_tag, found.experiment_id, name, value))
         return found.experiment_id
 
+    def _is_own(self, key: tuple[int | None, int | None], run_id: str) -> bool:
+        """Return whether a run with the tags of the experiment is one of its runs."""
+        return True
+
     def _remember(self, run: Run) -> None:
-        tags = run.data.tags
-        number, seed = tags.get(TRIAL), tags.get(SEED)
-        key = (None if number is None else int(number), None if seed is None else int(seed))
+        key = _read_key(run.data.tags)
+        if key is None or not self._is_own(key, run.info.run_id):
+            logger.warning("left alone, it only has the tags of a run run=%s", run.info.run_id)
+            return
         if run.info.lifecycle_stage == "deleted":
             self._deleted[key] += 1
             return
         self._know(key, run.info.run_id, run.info.start_time)
-        if number is None:
+        if key[0] is None:
             self._params[run.info.run_id] = run.data.params
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             self._over.add(run.info.run_id)
+
+
+def _read_key(tags: Mapping[str, str]) -> tuple[int | None, int | None] | None:
+    """Return the trial and the seed that the tags of a run name; None: that is no number."""
+    number, seed = tags.get(TRIAL), tags.get(SEED)
+    try:
+        return (None if number is None else int(number), None if seed is None else int(seed))
+    except ValueError:
+        return None
 
 
 def flatten(tree: Mapping[str, Any], path: str = "") -> Json:
