@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from eigensweep.workers.cluster.ray_cluster import DriverHandle as DriverHandle
     from eigensweep.workers.cluster.ray_cluster import RayCluster as RayCluster
     from eigensweep.workers.driver.experiment import run_experiment as run_experiment
+    from eigensweep.workers.engine.notebook import TrialResult as TrialResult
+    from eigensweep.workers.engine.notebook import train as train
     from eigensweep.workers.shared.checkpoints import CurvePoint as CurvePoint
     from eigensweep.workers.shared.checkpoints import Snapshot as Snapshot
     from eigensweep.workers.shared.checkpoints import StaleAttemptError as StaleAttemptError
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from eigensweep.workers.shared.messages import ReplicateResult as ReplicateResult
     from eigensweep.workers.shared.messages import Result as Result
     from eigensweep.workers.shared.results import summarise as summarise
-    from eigensweep.workers.trial.replicates import TrialResult as TrialResult
-    from eigensweep.workers.trial.replicates import train as train
     from eigensweep.workers.trial.training import Training as Training
 
 _HOME = {
@@ -50,8 +50,8 @@ _HOME = {
     "Ledger": "shared.ledger",
     "StaleWriteError": "shared.ledger",
     "TrialEntry": "shared.ledger",
-    "TrialResult": "trial.replicates",
-    "train": "trial.replicates",
+    "TrialResult": "engine.notebook",
+    "train": "engine.notebook",
     "summarise": "shared.results",
     "Training": "trial.training",
 }

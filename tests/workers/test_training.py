@@ -17,11 +17,11 @@ from toys import Line, Lines, Text, TextConfig, reload, to_exact, train_toy, tri
 
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
+from eigensweep.workers.engine.notebook import train
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import Measures, ParameterCount, ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.trial.evaluation import carry_into, evaluate
-from eigensweep.workers.trial.replicates import train
 from eigensweep.workers.trial.selection import selected_weights
 from eigensweep.workers.trial.training import Training
 

@@ -43,7 +43,7 @@ from eigensweep.workers.shared.messages import (
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.trial.corpora import find_data_root
 from eigensweep.workers.trial.selection import ReportedTests
-from eigensweep.workers.trial.training import Training
+from eigensweep.workers.trial.training import Training, set_up_thread
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class Attempt:
             StorageError: if the store cannot be used.
             CorpusMissingError: if the corpus is neither here nor in the store.
         """
+        self._cpus = order.resources["CPU"]
+        set_up_thread(self._cpus)
         config = TrialConfig.from_dict(order.config)
         store, place = open_store(order.storage), (order.storage, order.experiment)
         data_root = find_data_root(order, config, store)
@@ -97,7 +99,6 @@ class Attempt:
         self.rungs = order.rungs
         self.reported = order.reported
         """Step of the last rung that the ledger has heard of."""
-        self._threads = max(1, int(order.resources["CPU"]))
 
     @property
     def rung(self) -> int:
@@ -114,7 +115,7 @@ class Attempt:
 
         A rung that lies before the checkpoint is answered from the curve, without training.
         """
-        torch.set_num_threads(self._threads)
+        set_up_thread(self._cpus)
         try:
             self.train(self.rung)
         except NoLongerWanted:

@@ -50,6 +50,16 @@ class Evaluation:
     """The spectra of the recurrent matrix, where they are kept."""
 
 
+def set_up_thread(cpus: float) -> None:
+    """Let PyTorch compute in this thread as in any training that has so many cores.
+
+    The last digits of a product of matrices, a sum or a decomposition depend on the number of
+    threads that share it. So whoever trains calls this first, before a network gets its weights.
+    """
+    torch.set_num_threads(max(1, int(cpus)))
+    torch.set_flush_denormal(True)  # without it vanishing gradients cost several times as much
+
+
 class Training:
     """One replicate of a trial: a model, a task, its optimizers, and how far they have come.
 
@@ -125,7 +135,7 @@ class Training:
         `commit` is called where a checkpoint is worth having: after each evaluation, at the end,
         and when `checkpoint_seconds` have passed since the last one.
         """
-        torch.set_flush_denormal(True)  # without it vanishing gradients cost several times as much
+        torch.set_flush_denormal(True)  # this thread may be another one
         keep_freed_memory()
         end = self.steps if until is None else min(until, self.steps)
         self._started = committed = time.perf_counter()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.workers.engine.replicates import gains_by_lanes
 from eigensweep.workers.shared import spectrum_files
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.shared.states import Outcome
-from eigensweep.workers.trial.training import Training
+from eigensweep.workers.trial.training import Training, set_up_thread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,6 +105,7 @@ def train(
     *,
     data_root: Path | str | None = None,
     device: str | None = None,
+    cpus: float = 1.0,
     on_point: Callable[[int, CurvePoint], None] | None = None,
     folder: Path | str | None = None,
     progress: bool | None = None,
@@ -114,67 +117,115 @@ def train(
     the curve. `device` is a GPU by default, if there is one. `progress` shows a bar for each seed,
     by default on a terminal and in a notebook.
 
+    On one machine the numbers are those of a trial of the service with the same `resources.cpus`,
+    to the last digit. With more `cpus` large networks train faster, and the last digits differ.
+
     Raises:
         SpecError: if a field is wrong, with its place, what came, and what exists.
         ValueError: if fields contradict one another, with what is allowed.
     """
     config = config.resolve() if isinstance(config, TrialConfig) else read_trial(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    store = Store(folder) if folder else None
-    results: list[ReplicateResult] = []
-    curves: dict[int, list[CurvePoint]] = {}
-    with _make_bars(progress) as bars:
-        for seed in config.seeds:
-            training = Training(config, seed, data_root=data_root, device=device)
-            curves[seed] = _train_replicate(training, store, on_point, bars)
-            results.append(training.result())
+    store, threads = Store(folder) if folder else None, torch.get_num_threads()
+    set_up_thread(cpus)
+    try:
+        with _make_bars(progress) as bars:
+            replicates = [
+                _Replicate(
+                    Training(config, seed, data_root=data_root, device=device),
+                    store,
+                    on_point,
+                    bars,
+                )
+                for seed in config.seeds
+            ]
+            if gains_by_lanes(config, device):
+                _train_side_by_side(replicates)
+            else:
+                for replicate in replicates:
+                    replicate.train()
+    finally:
+        torch.set_num_threads(threads)
+    results = [replicate.training.result() for replicate in replicates]
+    curves = {replicate.training.seed: replicate.curve for replicate in replicates}
     return TrialResult(config, summarise(results), curves)
 
 
-def _train_replicate(
-    training: Training,
-    store: Store | None,
-    on_point: Callable[[int, CurvePoint], None] | None,
-    bars: Progress,
-) -> list[CurvePoint]:
-    """Train to the end, from the newest checkpoint in the store on, and return the whole curve."""
-    key = f"{training.config.content_hash()}/{training.seed}"
-    attempt = 0
-    curve: list[CurvePoint] = []
-    bar = bars.add_task(f"seed {training.seed}", total=training.steps, value="")
-    committed = time.monotonic()
-    if store is not None:
-        attempt = store.attempt(key) + 1
-        store.begin(key, attempt)
-        if snapshot := store.newest(key):
-            training.load_state_dict(snapshot.state)
-            curve += snapshot.points
+class _Replicate:
+    """One training, with its checkpoints, its curve and its bar."""
 
-    def commit() -> None:
-        nonlocal committed
-        committed = time.monotonic()
-        points = training.drain()
-        spectra = training.drain_spectra()
+    def __init__(
+        self,
+        training: Training,
+        store: Store | None,
+        on_point: Callable[[int, CurvePoint], None] | None,
+        bars: Progress,
+    ) -> None:
+        """Go on from the newest checkpoint in the store, if there is one."""
+        self.training, self.curve = training, list[CurvePoint]()
+        self._store, self._on_point, self._bars = store, on_point, bars
+        self._bar = bars.add_task(f"seed {training.seed}", total=training.steps, value="")
+        self._key, self._attempt = f"{training.config.content_hash()}/{training.seed}", 0
+        self._committed = time.monotonic()
         if store is not None:
+            self._attempt = store.attempt(self._key) + 1
+            store.begin(self._key, self._attempt)
+            if snapshot := store.newest(self._key):
+                training.load_state_dict(snapshot.state)
+                self.curve += snapshot.points
+
+    def train(self) -> None:
+        """Train to the end."""
+        self.training.run(commit=self.glance, checkpoint_seconds=GLANCE_SECONDS)
+        self.commit()
+
+    def commit(self, update: Callable[[], None] | None = None) -> None:
+        """Keep what is new; `update` makes the training's tensors current."""
+        training, store = self.training, self._store
+        self._committed = time.monotonic()
+        points, spectra = training.drain(), training.drain_spectra()
+        if store is not None:
+            if update is not None:
+                update()
             for step, content in spectra:
-                spectrum_files.write(store, key, attempt, step, content)
-            store.commit(key, attempt, training.step, training.state_dict(), points)
+                spectrum_files.write(store, self._key, self._attempt, step, content)
+            store.commit(self._key, self._attempt, training.step, training.state_dict(), points)
         for point in points:
-            curve.append(point)
-            if on_point is not None:
-                on_point(training.seed, point)
+            self.curve.append(point)
+            if self._on_point is not None:
+                self._on_point(training.seed, point)
 
-    def glance() -> None:
-        best = training.selection.best
+    def glance(self, update: Callable[[], None] | None = None) -> None:
+        """Move the bar, and commit if it is time for that."""
+        best = self.training.selection.best
         words = "" if best is None else f"best {best.value:.4g}"
-        bars.update(bar, completed=training.step, value=words)
-        is_evaluated = training.step % training.evaluate_every == 0
-        if is_evaluated or time.monotonic() - committed >= COMMIT_SECONDS:
-            commit()
+        self._bars.update(self._bar, completed=self.training.step, value=words)
+        is_evaluated = self.training.step % self.training.evaluate_every == 0
+        if is_evaluated or time.monotonic() - self._committed >= COMMIT_SECONDS:
+            self.commit(update)
 
-    training.run(commit=glance, checkpoint_seconds=GLANCE_SECONDS)
-    commit()
-    return curve
+
+def _train_side_by_side(replicates: Sequence[_Replicate]) -> None:
+    """Train all replicates to the end, as lanes of one group."""
+    from eigensweep.workers.engine.group import Group  # loads what most configs never need
+
+    behind = [each for each in replicates if not each.training.is_finished]
+    if behind:
+        group = Group(behind[0].training, len(replicates))
+        try:
+            for each in behind:
+                group.join(each.training)
+            while behind:
+                group.advance(GLANCE_SECONDS)
+                for each in list(behind):
+                    if each.training.is_finished:
+                        group.leave(each.training)
+                        behind.remove(each)
+                    each.glance(partial(group.update, each.training) if each in behind else None)
+        finally:
+            group.close()
+    for each in replicates:
+        each.commit()
 
 
 def _make_bars(show: bool | None) -> Progress:
