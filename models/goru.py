@@ -54,8 +54,9 @@ class GORUConfig(EUNNConfig):
 
 
 class GORU(EUNNModel):
-    """The equations above, with the rows of U and b in the order r, z, candidate.
+    """GORU: a gated recurrence whose candidate rotates the state (Jing et al. 2017).
 
+    The rows of U and b are in the order r, z, candidate.
     W is orthogonal, a product of real rotations; modReLU is sign(u) · max(|u| + 0.001 + b, 0).
     """
 

@@ -37,7 +37,10 @@ class GRUConfig(GatedConfig):
 
 
 class GRU(GatedNetwork):
-    """The equations above, stacked as rows of U, R and b in the order r, z, h̃."""
+    """GRU with one bias for each row (Cho et al. 2014).
+
+    Gates and candidate are rows of U, R and b in the order r, z, h̃.
+    """
 
     Config = GRUConfig
     config: GRUConfig

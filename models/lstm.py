@@ -52,7 +52,10 @@ class LSTMConfig(GatedConfig):
 
 
 class LSTM(GatedNetwork):
-    """The equations above, the four gates stacked as rows of U, R and b in the order i, f, o, g."""
+    """LSTM with a forget gate and one bias for each gate (Hochreiter & Schmidhuber 1997).
+
+    The four gates are rows of U, R and b in the order i, f, o, g.
+    """
 
     Config = LSTMConfig
     config: LSTMConfig

@@ -197,7 +197,8 @@ class TrialSummary(TrialHead):
     step: int
     steps: int
     metrics: dict[str, float | None] = Field(
-        description="Validation metrics at the best step; before the end, of the newest report"
+        description="Validation metrics at the best step; before the end, of the newest report, "
+        "with the best value so far as `objective`"
     )
     test: dict[str, float | None] = Field(description="Test metrics at the best step")
     statistics: dict[str, SummaryNow] = Field(
@@ -528,10 +529,5 @@ def to_datetime_if_known(seconds: float | None) -> datetime | None:
 
 
 def _name_as_at_the_end(reported: Metrics) -> Metrics:
-    """Return the validation metrics of a report under the names that a result has for them."""
-    valid = "valid/"
-    return {
-        name.removeprefix(valid): value
-        for name, value in reported.items()
-        if name.startswith(valid)
-    }
+    """Return what a report says under the names that a result has; `objective` is the best."""
+    return {name.removeprefix("valid/"): value for name, value in reported.items()}

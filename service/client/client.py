@@ -5,6 +5,7 @@ Use: `Client("http://127.0.0.1:8642").submit("quickstart", seed=7).wait().trials
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,20 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from eigensweep.service.client.analyses import Analysis
-from eigensweep.service.client.connection import Connection, JsonObject
+from eigensweep.service.client.connection import Connection, JsonObject, RefusedError
 from eigensweep.service.client.events import Event
 from eigensweep.service.client.experiments import Experiment
 from eigensweep.service.client.reproductions import Reproduction
-from eigensweep.service.client.spec_file import looks_like_a_file, read, with_settings
+from eigensweep.service.client.spec_file import (
+    InputError,
+    looks_like_a_file,
+    read,
+    with_settings,
+)
+
+IS_ID = re.compile("[0-9a-z]{13}")
+NEWEST = 200
+"""Experiments among which the beginning of an id is looked for."""
 
 SpecSource = Mapping[str, Any] | str | Path
 """A spec as a dict, the path of a YAML or JSON file, or the name of a preset."""
@@ -56,9 +66,39 @@ class Client(Connection):
             return with_settings(read(source), settings)
         return with_settings(self.get(f"/v1/presets/{quote(source)}")["spec"], settings)
 
-    def experiment(self, experiment_id: str) -> Experiment:
-        """Return an experiment that was posted before."""
-        return Experiment.load(self, experiment_id)
+    def experiment(self, name: str) -> Experiment:
+        """Return an experiment that was posted before: see `find_id` for what names it."""
+        try:
+            return Experiment.load(self, name)
+        except RefusedError as refusal:
+            id = self.find_id(name) if refusal.status == 404 else name
+            if id == name:
+                raise
+        return Experiment.load(self, id)
+
+    def find_id(self, name: str) -> str:
+        """Return the id of the experiment that somebody means.
+
+        `name` is an id, the beginning of one, the experiment's name, or `last` for the newest one.
+        A name that nothing is found for comes back as it is; the service refuses it.
+
+        Raises:
+            InputError: if more than one experiment may be meant.
+        """
+        if IS_ID.fullmatch(name):
+            return name
+        if name == "last":
+            found = self.experiments(1)
+        else:
+            found = [each for each in self.experiments(NEWEST) if each["id"].startswith(name)]
+            found += [each for each in self.experiments(name=name) if each["name"] == name]
+        ids = list(dict.fromkeys(each["id"] for each in found))
+        if len(ids) > 1:
+            raise InputError(
+                f"'{name}' may be {', '.join(ids[:5])}{' and others' if ids[5:] else ''}: "
+                "give more of the id"
+            )
+        return str(ids[0]) if ids else name
 
     def fork(self, experiment_id: str, **settings: Any) -> Experiment:
         """Post the spec of an experiment again, with the fields in `settings` replaced.

@@ -34,6 +34,10 @@ COLUMNS = (
 )
 
 
+NUMBERS = ("value", "sd", "low", "high", "test", "test_sd", "test_low", "test_high", "baseline")
+"""Columns of a frame that are numbers also where all of them are missing."""
+
+
 class TrialTable(list[JsonObject]):
     """One dict for each trial, best first; prints as a table. `to_pandas()` makes a DataFrame.
 
@@ -57,7 +61,9 @@ class TrialTable(list[JsonObject]):
         """
         import pandas as pd  # type: ignore[import-untyped]
 
-        return pd.DataFrame(map(_flatten, self)).set_index("trial")
+        frame = pd.DataFrame(map(_flatten, self)).set_index("trial")
+        numbers = [column for column in NUMBERS if column in frame]
+        return frame.astype(dict.fromkeys(numbers, "float64"))
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -52,8 +52,19 @@ Settings = Annotated[
         "arms.lstm.optimizer.lr=0.01, search.space.optimizer.lr=[0.1,0.01].",
     ),
 ]
-Id = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="An experiment's id.")]
-Ids = Annotated[list[str], typer.Argument(metavar="EXPERIMENT...", help="Ids of experiments.")]
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="An experiment: its id or the beginning of one, its name, or 'last'.",
+    ),
+]
+Ids = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="EXPERIMENT...", help="Experiments: ids or beginnings of them, names, or 'last'."
+    ),
+]
 Limit = Annotated[int, typer.Option(min=1, help="The largest number of rows.")]
 CatalogueName = Annotated[str | None, typer.Argument(help="The name of one, to show it in full.")]
 
@@ -220,7 +231,7 @@ def list_experiments(
         if as_json:
             _print_json(found)
             return
-        heads = ("id", "name", "project", "state", "trials", "best", "created")
+        heads = ("id", "name", "project", "owner", "state", "trials", "best", "created")
         terminal.show_rows(heads, map(summaries.make_list_row, found), terminal.console())
 
 
@@ -228,7 +239,8 @@ def list_experiments(
 def show(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Show one experiment: state, progress, best trial, links."""
     with connect(url, as_json) as client:
-        _print(client.experiment(experiment).content, summaries.format_experiment, as_json)
+        content = client.experiment(experiment).content
+        _print(content, lambda found: summaries.format_experiment(found, client.url), as_json)
 
 
 @app.command()
@@ -253,7 +265,7 @@ def trials(
             found.export(out)
             return
         if number is not None:
-            _print(found.trial(number), summaries.format_yaml, as_json)
+            _print(found.trial(number), summaries.format_trial, as_json)
         elif as_json:
             _print_json(found.listing(sort="value"))
         else:
@@ -303,7 +315,8 @@ def _watch(experiment: Experiment, as_json: bool) -> None:
             screen = terminal.console()
             terminal.follow(experiment, screen)
             terminal.show_trials(experiment.trials, screen)
-            typer.echo(summaries.format_experiment(experiment.content))
+            words = summaries.format_experiment(experiment.content, experiment.connection.url)
+            typer.echo(words)
     except KeyboardInterrupt:
         typer.echo(
             f"{experiment.id} continues; watch it with: eigensweep watch {experiment.id}", err=True
@@ -420,6 +433,7 @@ def delete(
 def _act(action: str, ids: list[str], url: str | None, as_json: bool) -> None:
     """Do something to each experiment; fail if one of them was refused."""
     with connect(url, as_json) as client:
+        ids = [client.find_id(each) for each in ids]
         found = client.act(action, *ids, confirm=action == "delete")
         if as_json:
             _print_json(found)
@@ -633,8 +647,10 @@ def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> N
         if as_json:
             _print_json(content)
         elif name is None:
-            rows = [(item["name"], item["summary"]) for item in content["items"]]
-            terminal.show_rows(("name", "what it is"), rows, terminal.console())
+            heads, rows = summaries.make_catalogue_rows(kind, content["items"])
+            terminal.show_rows(heads, rows, terminal.console())
+            if kind == "presets":
+                typer.echo("`eigensweep presets NAME` prints one in full, with its remarks")
         else:
             typer.echo(summaries.format_catalogue_entry(kind, content))
 

@@ -92,7 +92,7 @@ def run(client: Client, screen: Console) -> int:
     screen.print()
     terminal.show_trials(experiment.trials, screen)
     screen.print()
-    screen.print(summaries.format_experiment(experiment.content), markup=False)
+    screen.print(summaries.format_experiment(experiment.content, client.url), markup=False)
     screen.print(f"API         {client.url}/docs")
     screen.print(f"{time.monotonic() - started:.0f} seconds from the POST to the last trial's end")
     return 0 if _beats_the_baseline(experiment, screen) else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -20,13 +21,14 @@ def format_yaml(content: Any) -> str:
     return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)).rstrip()
 
 
-def format_experiment(experiment: JsonObject) -> str:
-    """Return an experiment in a few lines."""
+def format_experiment(experiment: JsonObject, address: str) -> str:
+    """Return an experiment in a few lines; `address` is the service's."""
     metric = experiment.get("metric") or {}
     best, baseline = experiment.get("best"), experiment.get("baseline")
     rows = [
         ("experiment", f"{experiment['id']} {experiment['name']}"),
         ("project", experiment["project"]),
+        *([("owner", experiment["owner"])] if experiment.get("owner") else []),
         ("state", f"{experiment['state']}{_place_in_queue(experiment)}"),
         ("progress", count_trials(experiment["progress"])),
     ]
@@ -48,9 +50,45 @@ def format_experiment(experiment: JsonObject) -> str:
     rows += [("notice", notice["words"]) for notice in experiment.get("notices", ())]
     if experiment.get("error"):
         rows.append(("error", str(experiment["error"]).strip().splitlines()[-1]))
-    if link := (experiment.get("links") or {}).get("mlflow"):
+    links = experiment.get("links") or {}
+    if path := links.get("page"):
+        rows.append(("page", f"{address.rstrip('/')}{path}"))
+    if link := links.get("mlflow"):
         rows.append(("MLflow", link))
     return "\n".join(f"{head:<12}{words}" for head, words in rows)
+
+
+def format_trial(trial: JsonObject) -> str:
+    """Return a trial in a few lines: state, settings, scores, attempts, and why it failed."""
+    steps = f"step {trial['step']} of {trial['steps']}"
+    rows = [
+        ("trial", f"{trial['number']} of arm {trial['arm']}"),
+        ("state", f"{trial['state']}, {steps}, attempt {trial['attempt']}"),
+        ("settings", format_cell("settings", trial["params"])),
+    ]
+    if trial["parameters"] is not None:
+        rows.append(("parameters", format_cell("parameters", trial["parameters"]["free"])))
+    if trial["seconds"] is not None:
+        rows.append(("trained for", format_duration(trial["seconds"])))
+    statistics = trial["statistics"]
+    for split, metrics in (("valid", trial["metrics"]), ("test", trial["test"])):
+        for name, value in metrics.items():
+            found = statistics.get(f"{split}/{name}") or {}
+            spread = ""
+            if (found.get("n") or 1) > 1:
+                spread = f" [{_format_interval(found)}], {found['n']} seeds"
+            rows.append((f"{split}/{name}", f"{format_cell('value', value)}{spread}"))
+    for each in trial["attempts"]:
+        where = " ".join(str(each[key]) for key in ("node", "pid", "device") if each.get(key))
+        ended = f"; it ended: {each['reason']}" if each.get("reason") else ""
+        rows.append((f"attempt {each['attempt']}", f"{each['started_at'][:19]} {where}{ended}"))
+    if link := trial["links"]["mlflow"]:
+        rows.append(("MLflow", link))
+    width = max(len(head) for head, _ in rows) + 2
+    lines = [f"{head:<{width}}{words}" for head, words in rows]
+    if trial["error"]:
+        lines += ["", str(trial["error"]).strip()]
+    return "\n".join([*lines, "", "--json has its whole configuration, its reports and its result"])
 
 
 def format_queue(experiment: JsonObject) -> str:
@@ -73,6 +111,7 @@ def make_list_row(experiment: JsonObject) -> Sequence[Any]:
         experiment["id"],
         experiment["name"],
         experiment["project"],
+        experiment.get("owner"),
         f"{experiment['state']}{_place_in_queue(experiment)}",
         f"{ended}/{'?' if progress.get('total') is None else progress['total']}",
         None if best is None else format_value(best["value"]),
@@ -218,6 +257,26 @@ def _format_sizes(arm: JsonObject) -> str:
 
 def _format_axes(arm: JsonObject) -> str:
     return "; ".join(f"{axis['path']}: {axis['values']}" for axis in arm["axes"]) or "nothing"
+
+
+def make_catalogue_rows(
+    kind: str, items: Sequence[JsonObject]
+) -> tuple[Sequence[str], list[Sequence[Any]]]:
+    """Return heads and rows of a list of models, tasks, presets or kinds of analyses."""
+    if kind == "presets":
+        return ("name", "what it is"), [(each["name"], _first_words(each)) for each in items]
+    if kind == "models":
+        papers = [(each["source"] or "").partition(";")[0] for each in items]
+        return ("name", "what it computes", "source"), [
+            (each["name"], each["summary"], paper)
+            for each, paper in zip(items, papers, strict=True)
+        ]
+    return ("name", "what it is"), [(each["name"], each["summary"]) for each in items]
+
+
+def _first_words(item: JsonObject, most: int = 100) -> str:
+    """Return the first sentence of a summary, cut after so many letters."""
+    return shorten(str(item["summary"]).partition(". ")[0].rstrip("."), most, placeholder=" ...")
 
 
 def format_catalogue_entry(kind: str, content: JsonObject) -> str:

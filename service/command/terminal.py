@@ -31,6 +31,7 @@ DROPPED_FIRST = (
     "baseline",
     "created",
     "project",
+    "owner",
     "seconds",
     "parameters",
     "mlflow",

@@ -256,9 +256,10 @@ def test_a_failed_trial_shows_its_error(cli: Cli, spec: str) -> None:
     assert "RuntimeError: a bug" in submitted.stdout
     id = json.loads(cli("list", "--json", "--name", "buggy").stdout)[0]["id"]
 
-    shown = yaml.safe_load(cli("trials", id, "0").stdout)
+    shown = cli("trials", id, "0").stdout
 
-    assert shown["error"].endswith("RuntimeError: a bug")
+    assert "RuntimeError: a bug" in shown
+    assert "failed, step" in shown
     last = cli("trials", id).stdout.splitlines()[-1]
     assert last.split()[:5] == ["-", "2", "scornn", "lr=10", "failed"]
 
@@ -269,8 +270,36 @@ def test_list_and_show_agree(cli: Cli, spec: str) -> None:
     (row,) = cli("list", "--project", "stories").stdout.splitlines()[1:]
     shown = cli("show", row.split()[0]).stdout
 
-    assert row.split()[1:5] == ["agreed", "stories", "completed", "4/4"]
+    assert row.split()[1:6] == ["agreed", "stories", "operator", "completed", "4/4"]
     assert "4 trials: 4 completed" in shown
+    assert f"/experiments/{row.split()[0]}" in shown
+
+
+def test_an_experiment_is_named_by_the_beginning_of_its_id_its_name_or_last(
+    cli: Cli, spec: str
+) -> None:
+    id = json.loads(cli("submit", spec, "--set", "name=called so", "--json").stdout)["id"]
+    for name in (id[:-1], "called so", "last"):
+        assert json.loads(cli("show", name, "--json").stdout)["id"] == id
+    cli("submit", spec, "--set", "name=called so")
+    twice = cli("show", "called so")
+    assert twice.exit_code == 2
+    assert f"{id}: give more of the id" in twice.stderr
+    assert "there is no experiment 'nobody'" in cli("show", "nobody").stderr
+
+
+def test_a_trial_is_shown_in_a_few_lines(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--follow", "--json").stdout.splitlines()[-1])["id"]
+    lines = cli("trials", id, "1").stdout.splitlines()
+    assert lines[0].split() == ["trial", "1", "of", "arm", "lstm"]
+    assert "lr=0.01" in lines[2]
+    assert any(line.startswith("valid/") for line in lines)
+    assert len(lines) < 25
+
+
+def test_presets_are_listed_with_a_line_each_and_models_with_their_source(cli: Cli) -> None:
+    assert max(map(len, cli("presets").stdout.splitlines())) < 150
+    assert "Hochreiter & Schmidhuber 1997" in cli("models").stdout
 
 
 def test_a_preview_posts_nothing(cli: Cli, spec: str) -> None:
@@ -459,6 +488,7 @@ def test_trials_become_a_frame_with_a_column_for_each_parameter(scripted_service
     assert best is not None
     assert frame.loc[best["number"], "optimizer.lr"] == 0.01
     assert list(frame["rank"]) == [1, 2, 3, 4, 5, 6]
+    assert {str(frame[name].dtype) for name in ("sd", "low", "high")} == {"float64"}
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

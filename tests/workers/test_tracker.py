@@ -487,7 +487,7 @@ class TestFirstClick:
         tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
         tracker.see(entry)
         tracker._pass()
-        assert runs.names["run-4-None"] == "lstm optimizer=adam lr=0.01 forget_bias=1"
+        assert runs.names["run-4-None"] == "4 lstm optimizer=adam lr=0.01 forget_bias=1"
         own = {"model.name": "lstm", "model.hidden_size": 6}
         assert runs.params["run-4-None"] == own | params
         constants = runs.params["run-None-None"]

@@ -59,10 +59,13 @@ class Subject:
     def _labels(self) -> Mapping[str, str]:
         return shorten_paths(self.all_axes)
 
-    def name_trial(self, arm: str, params: Params) -> str:
-        """Return the name of a trial's run: its arm and what the search chose."""
+    def name_trial(self, number: int, arm: str, params: Params) -> str:
+        """Return the name of a trial's run: its number, its arm, and what the search chose.
+
+        MLflow's lists show the beginning of a name, so the number comes first.
+        """
         chosen = (f"{self._labels.get(p, p)}={format_value(v)}" for p, v in params.items())
-        return " ".join([arm, *chosen])
+        return " ".join([str(number), arm, *chosen])
 
 
 def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subject:

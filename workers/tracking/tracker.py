@@ -484,10 +484,13 @@ class Tracker:
             return [_Line(run_id, first)]
         lines = [_Line(run_id, None)]
         for seed in range(first, first + count):
-            name = f"{self._subject.name_trial(entry.arm, entry.params)} seed={seed}"
+            name = f"{self._name(entry)} seed={seed}"
             tags = {**self._subject.tags, "eigensweep.seed": str(seed)}
             lines.append(_Line(runs.get(entry.number, seed, name, tags, run_id), seed))
         return lines
+
+    def _name(self, entry: TrialEntry) -> str:
+        return self._subject.name_trial(entry.number, entry.arm, entry.params)
 
     def _trial_run(self, runs: Runs, parent: str, entry: TrialEntry) -> str:
         tags = {
@@ -496,7 +499,7 @@ class Tracker:
             "eigensweep.hash": entry.config_hash,
             "eigensweep.seed": str(entry.config["seed"]),
         }
-        name = self._subject.name_trial(entry.arm, entry.params)
+        name = self._name(entry)
         run_id = runs.get(entry.number, None, name, tags, parent)
         runs.keep_text(run_id, json.dumps(entry.config), "config.json")
         return run_id

@@ -58,7 +58,7 @@ from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
 from eigensweep.workers.reports.markdown import cost_words, remarks_of
 from eigensweep.workers.reports.page import make_tables
-from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.shared.messages import OBJECTIVE, Json
 from eigensweep.workers.shared.states import (
     ACTIONS,
     ENDED,
@@ -392,12 +392,11 @@ def show_form(
 
 
 def _find_ahead(metric: Metric, shown: Sequence[TrialSummary]) -> TrialSummary | None:
-    """Return the trial whose newest report is best, of those shown that still train."""
-    training = [each for each in shown if each.metrics.get(metric.name) is not None]
-    training = [each for each in training if each.value is None]
+    """Return the trial that is ahead of those shown that still train."""
+    training = [each for each in shown if each.value is None and OBJECTIVE in each.metrics]
     return min(
         training,
-        key=lambda each: sign(metric.better) * (each.metrics[metric.name] or 0),
+        key=lambda each: sign(metric.better) * (each.metrics[OBJECTIVE] or 0),
         default=None,
     )
 
