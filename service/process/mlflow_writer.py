@@ -40,8 +40,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eigensweep.workers.shared.messages import Json
-from eigensweep.workers.tracking.batched_runs import PROXIED
-from eigensweep.workers.tracking.run_writes import PATH, RunWrite
+from eigensweep.workers.tracking.run_writes import PATH, PROXIED, RunWrite, is_kept_by_server
 
 NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 """Paths of texts: nothing that leads out of a run's folder."""
@@ -143,7 +142,7 @@ class Writer:
 
     def _keep_texts(self, location: str, write: RunWrite) -> None:
         for name, text in write.texts.items():
-            if not location.startswith(PROXIED) or not NAME.fullmatch(name):
+            if not is_kept_by_server(location) or not NAME.fullmatch(name):
                 raise MlflowException(f"no text can be kept at {name}", INVALID_PARAMETER_VALUE)
             check_id(write.run_id)
             below = location.removeprefix(PROXIED).lstrip("/")

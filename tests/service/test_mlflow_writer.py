@@ -18,7 +18,7 @@ from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.workers.shared.checkpoints import CurvePoint
 from eigensweep.workers.tracking import run_writes
 from eigensweep.workers.tracking.batched_runs import BatchedRuns, open_runs
-from eigensweep.workers.tracking.mlflow_runs import AwayError, Content, Runs
+from eigensweep.workers.tracking.mlflow_runs import AwayError, Content, RefusedError, Runs
 from eigensweep.workers.tracking.run_writes import PATH, RunWrite, next_request
 
 POINTS = [
@@ -158,6 +158,24 @@ def test_a_run_with_forged_tags_is_none_of_an_experiments_runs(client, connect, 
     assert found[0] == write_trial(runs, 0)
     assert client.get_run(forged).data.metrics == {}
     assert {client.get_run(run).info.status for run in found} == {"FINISHED"}
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_a_driver_writes_no_file_where_a_project_says(server, client, connect, tmp_path, where):
+    place = f"file://{tmp_path}/evil" if where == "folder" else "s3://a-bucket-of-somebody/x"
+    client.create_experiment(f"planted {where}", artifact_location=place)
+    (tmp_path / "best.pt").write_bytes(b"weights")
+    runs = open_runs(server.url, f"planted {where}", f"planted {where}")
+    assert isinstance(runs, BatchedRuns)
+    run = write_trial(runs, 0)
+    assert runs.flush() == {}
+    runs.keep_file(run, tmp_path / "best.pt", "best")
+    with pytest.raises(RefusedError, match="elsewhere than in MLflow's own folder"):
+        Runs(server.url, "analyses", "an analysis").keep_all(run, [tmp_path / "best.pt"], "x")
+    assert not (tmp_path / "evil").exists()
+    assert runs.refused.keys() == {"config.json", "best.pt"}
+    assert "another project" in runs.refused["best.pt"]
+    assert client.get_run(run).data.metrics == {"valid/loss": 0.25, "rate": 0.1}
 
 
 def test_elsewhere_tags_that_are_no_numbers_are_left_alone(server, client):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from eigensweep.workers.tracking.mlflow_runs import (
+    ELSEWHERE,
     ERROR,
     LONGEST_NAME,
     LONGEST_PARAM,
@@ -18,10 +19,8 @@ from eigensweep.workers.tracking.mlflow_runs import (
     RefusedError,
     Runs,
 )
-from eigensweep.workers.tracking.run_writes import PATH, RunWrite, next_request
+from eigensweep.workers.tracking.run_writes import PATH, RunWrite, is_kept_by_server, next_request
 
-PROXIED: Final = "mlflow-artifacts:"
-"""How the place of artifacts begins that the server itself keeps."""
 NAMES: Final = uuid.UUID("8ca1d0a4-5b0b-4a3f-9c63-1b5f8f0e2d57")
 """What the ids of runs are made under."""
 
@@ -83,6 +82,9 @@ class BatchedRuns(Runs):
         write.status, write.end_time = status, int(time.time() * 1000)
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:
+        if not is_kept_by_server(self.artifacts()):
+            self.refused[name] = ELSEWHERE
+            return
         self._write_of(run_id).texts[name] = text
 
     def _make(self, key: tuple[int | None, int | None], tags: Mapping[str, str], name: str) -> str:
@@ -119,12 +121,6 @@ def open_runs(uri: str, project: str, experiment: str) -> Runs:
 
     Raises:
         AwayError: if MLflow does not answer.
-        RefusedError: if it has no place for the project.
     """
     runs = Runs(uri, project, experiment)
-    if not uri.startswith("http") or not runs.artifacts().startswith(PROXIED):
-        return runs
-    answer = runs._post(PATH, {"project": None, "runs": []})
-    if answer.status >= 500:
-        raise AwayError(f"MLflow answers with status {answer.status}")
-    return BatchedRuns(uri, project, experiment) if answer.status == 200 else runs
+    return BatchedRuns(uri, project, experiment) if runs.is_ours() else runs

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from eigensweep.workers.shared.checkpoints import CurvePoint
 from eigensweep.workers.shared.messages import Json
+from eigensweep.workers.tracking.run_writes import PATH, is_kept_by_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -49,6 +50,12 @@ VIEW = "mlflow.sharedViewState."
 """What begins the name of the tag that says how MLflow's page shows an experiment's runs."""
 
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG, LONGEST_NAME = 1000, 100, 500, 5000, 250
+
+ELSEWHERE = (
+    "its project keeps artifacts elsewhere than in MLflow's own folder, and drivers do not write "
+    "there; another project keeps them"
+)
+"""Why artifacts are not sent to a server of ours."""
 
 TRANSIENT = frozenset(
     {
@@ -124,6 +131,8 @@ class Runs:
         self._client = load_client()(tracking_uri=uri)
         self._uri, self._project, self._experiment = uri, project, experiment
         self._project_id: str | None = None
+        self._place: str | None = None
+        self._is_ours: bool | None = None
         self._known: dict[tuple[int | None, int | None], str] = {}
         self._seeds: dict[int, dict[int, str]] = {}
         """The runs of replicates by trial and seed, which `_known` has, too."""
@@ -138,10 +147,26 @@ class Runs:
 
     def artifacts(self) -> str:
         """Return where the artifacts of the experiment's runs are kept."""
-        if self._project_id is None:
-            self._project_id = self._project_by_name()
-        project = self._project_id
-        return _ask(lambda: self._client.get_experiment(project)).artifact_location
+        if self._place is None:
+            if self._project_id is None:
+                self._project_id = self._project_by_name()
+            project = self._project_id
+            self._place = _ask(lambda: self._client.get_experiment(project)).artifact_location
+        return self._place
+
+    def is_ours(self) -> bool:
+        """Return whether the server is one of ours, which takes many runs in one request.
+
+        Raises:
+            AwayError: if it does not answer.
+        """
+        if self._is_ours is None:
+            is_server = self._uri.startswith("http")
+            answer = self._post(PATH, {"project": None, "runs": []}) if is_server else None
+            if answer is not None and answer.status >= 500:
+                raise AwayError(f"MLflow answers with status {answer.status}")
+            self._is_ours = answer is not None and answer.status == 200
+        return self._is_ours
 
     def flush(self) -> dict[str, str]:
         """Send what is waiting: nothing, since each request is sent at once."""
@@ -266,18 +291,31 @@ class Runs:
 
     def keep_text(self, run_id: str, text: str, name: str) -> None:
         """Keep a text as an artifact."""
-        self._keep_if_possible(lambda: self._client.log_text(run_id, text, name), name)
+        self._keep_if_possible(
+            lambda: self._put(run_id, lambda: self._client.log_text(run_id, text, name)), name
+        )
 
     def keep_file(self, run_id: str, path: Path, folder: str) -> None:
         """Keep a file as an artifact."""
-        self._keep_if_possible(
-            lambda: self._client.log_artifact(run_id, str(path), folder), path.name
-        )
+        self._keep_if_possible(lambda: self.keep_all(run_id, [path], folder), path.name)
 
     def keep_all(self, run_id: str, paths: Iterable[Path], folder: str) -> None:
         """Keep files as artifacts; unlike `keep_file` this raises where one is refused."""
         for path in paths:
-            _ask(partial(self._client.log_artifact, run_id, str(path), folder))
+            self._put(run_id, partial(self._client.log_artifact, run_id, str(path), folder))
+
+    def _put(self, run_id: str, send: Callable[[], None]) -> None:
+        """Send an artifact.
+
+        Raises:
+            RefusedError: also if the server is ours and does not keep the run's artifacts itself:
+                MLflow's client would write them to their place, with the rights of this process.
+        """
+        if self.is_ours():
+            place = _ask(partial(self._client.get_run, run_id)).info.artifact_uri
+            if not is_kept_by_server(place):
+                raise RefusedError(ELSEWHERE)
+        _ask(send)
 
     def _keep_if_possible(self, request: Callable[[], None], name: str) -> None:
         """Send an artifact; if it is refused, go on, as the curves matter more."""

@@ -17,6 +17,8 @@ PATH: Final = "/api/2.0/eigensweep/runs"
 
 It answers `{"refused": {run id: why}}`. A project of None asks only whether it is known.
 """
+PROXIED: Final = "mlflow-artifacts:/"
+"""How the place of artifacts begins that a server keeps itself."""
 MOST_RUNS: Final = 100
 """Runs in one request."""
 MOST_POINTS: Final = 10_000
@@ -24,6 +26,15 @@ MOST_POINTS: Final = 10_000
 
 Point = tuple[str, float, int, int]
 """A metric's name, value, time in milliseconds and step."""
+
+
+def is_kept_by_server(place: str) -> bool:
+    """Return whether a server keeps the artifacts of a place itself, and no client of it does.
+
+    >>> [is_kept_by_server(p) for p in ("mlflow-artifacts:/7", "mlflow-artifacts://host/7", "/etc")]
+    [True, False, False]
+    """
+    return place.startswith(PROXIED) and not place.startswith(f"{PROXIED}/")
 
 
 @dataclass
