@@ -25,7 +25,7 @@ from sqlalchemy import make_url
 from eigensweep.service.webhook_rules import check_url
 from eigensweep.workers.shared.checkpoints import Keep, is_url
 from eigensweep.workers.shared.logs import LogFormat
-from eigensweep.workers.shared.object_store import LIBRARIES
+from eigensweep.workers.shared.object_store import KEYS, LIBRARIES
 
 PATIENCE_SECONDS: Final = 3.0
 """How long MLflow may take to answer."""
@@ -59,11 +59,6 @@ def _check_storage(given: object) -> str:
 
 
 STORES: Final = "a folder, s3://bucket/prefix or gs://bucket/prefix"
-KEYS: Final = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile or the machine's role",
-    "gs": "name a key's file in GOOGLE_APPLICATION_CREDENTIALS, or use the machine's role",
-}
-"""By scheme of an object store: where its keys come from."""
 
 Storage = Annotated[str, BeforeValidator(_check_storage)]
 

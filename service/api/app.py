@@ -44,6 +44,7 @@ from eigensweep.service.api.routes import (
 )
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.sessions import Sessions
+from eigensweep.service.api.store_probe import StoreProbe
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
@@ -118,6 +119,7 @@ def create_app(
         audit=Audit(record.url, settings.audit_entries),
         mlflow=mlflow,
         disk_use=DiskUse(settings),
+        store=StoreProbe(settings.storage_folder),
     )
     app.state.metrics = metrics.make_registry(app.state.service, read_version())
     if mlflow is not None and mlflow.token is not None:

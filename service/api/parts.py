@@ -12,6 +12,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.schemas import Views
+from eigensweep.service.api.store_probe import StoreProbe
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
@@ -74,6 +75,7 @@ class Service:
     mlflow: Mlflow | None
     """None: it has no MLflow."""
     disk_use: DiskUse
+    store: StoreProbe
     deletions: threading.Event = field(default_factory=threading.Event)
     """Set it when an experiment is to be removed: what removes them then looks at once."""
     prunings: threading.Event = field(default_factory=threading.Event)

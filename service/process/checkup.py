@@ -6,11 +6,13 @@ files: a test file that is removed at once, and the compiled steps that the firs
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +33,10 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.private_folders import UnsafeFolderError, require_private
-from eigensweep.service.settings import KEYS, Settings
+from eigensweep.service.settings import Settings
 from eigensweep.variables import describe_unknown, find_unknown
 from eigensweep.workers.shared.checkpoints import is_url
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.durable_files import StorageError, StoreKeysError
 
 State = Literal["ok", "warning", "problem"]
 
@@ -49,6 +51,8 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 PASSING_FILE_SYSTEMS: Final = frozenset(("tmpfs", "ramfs"))
 """What is there is gone after the next start of the machine."""
+NODES_SECONDS: Final = 150.0
+"""How long the nodes of a cluster may take to try the store."""
 PIN: Final = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 
 
@@ -341,7 +345,8 @@ def _look_at_object_store(url: str) -> Finding:
     try:
         problem = ObjectStore(url).try_out()
     except StorageError as error:
-        advice = f"see that the bucket exists, and {KEYS[url.partition('://')[0]]}"
+        has_keys = not isinstance(error, StoreKeysError)
+        advice = "see that it runs, and that the bucket exists" if has_keys else "bring keys there"
         return Finding("problem", "storage", str(error), advice)
     if problem is not None:
         return Finding("problem", "storage", problem, "use an object store that can do this")
@@ -475,6 +480,33 @@ def check_outer_parts(patient: Patient) -> Iterator[Finding]:
                 yield Finding("problem", "ray", words, advice)
                 return
         yield ok("ray", f"{settings.ray_address} listens")
+        yield from _look_from_nodes(settings.ray_address, settings.storage_folder)
+
+
+def _look_from_nodes(address: str, storage: str) -> Iterator[Finding]:
+    """Yield which nodes of a cluster cannot use the store, as a process of Ray's there sees it."""
+    command = [sys.executable, "-m", "eigensweep.workers.cluster.store_trial"]
+    try:
+        done = subprocess.run(
+            [*command, "--address", address, "--storage", storage],
+            capture_output=True,
+            text=True,
+            timeout=NODES_SECONDS,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:
+        told = getattr(error, "stderr", None) or str(error)
+        words = f"no node was asked: {str(told).strip().splitlines()[-1]}"
+        advice = "mend that, and call this again: trials need the store on every node"
+        yield Finding("problem", "storage from the nodes", words, advice)
+        return
+    found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+    for node, problem in found.items():
+        if problem is not None:
+            advice = "mend it on that node; its trials go elsewhere or wait until then"
+            yield Finding("problem", f"storage from {node}", problem, advice)
+    if not any(found.values()):
+        yield ok("storage from the nodes", f"{len(found)} nodes can use {storage}")
 
 
 def check_corpora(patient: Patient) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from eigensweep.workers.shared.shortages import (
     is_node_death,
     is_shared_death,
     is_shortage,
+    is_store_away,
     is_superseded,
 )
 from eigensweep.workers.shared.states import DRIVEN, ENDED
@@ -464,7 +465,8 @@ class Dispatcher:
             care.driver = None
             self._pause(care)
             return True
-        if is_shortage(driver.error):  # not the experiment's fault, so it is never given up for it
+        # Not the experiment's fault, so it is never given up for it.
+        if is_shortage(driver.error) or is_store_away(driver.error):
             logger.warning("driver died experiment=%s %s", id, driver.error)
             care.driver = None
             self._pause(care)

@@ -23,7 +23,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.record.retention import DAY
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Keep, Store, trial_key
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
@@ -122,6 +122,9 @@ class Pruner:
             try:
                 self.tick()
                 pause = max(1.0, self._due_at - self.clock())
+            except StoreAwayError as error:
+                logger.warning("checkpoints cannot be removed now, trying again: %s", error)
+                pause = PAUSE
             except (SQLAlchemyError, StorageError):
                 logger.exception("checkpoints cannot be removed now, trying again")
                 pause = PAUSE

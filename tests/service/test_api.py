@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import event
 from starlette.testclient import TestClient
+from waiting import wait_until
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms
@@ -19,6 +21,7 @@ from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api import examples as examples_shown
+from eigensweep.service.api import store_probe
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.comparison import Comparison
 from eigensweep.service.api.paging import encode
@@ -35,6 +38,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.shared.durable_files import StoreAwayError
 from eigensweep.workers.shared.messages import (
     Notice,
     ParameterCount,
@@ -589,6 +593,31 @@ class TestReading:
         answer = client.get("/readyz")
         assert answer.status_code == 503
         assert "has 1 MB free" in answer.json()["checks"]["disk"]["detail"]
+
+    def test_a_store_that_fails_or_hangs_makes_it_unready_with_words_and_soon(
+        self, client, monkeypatch
+    ):
+        monkeypatch.setattr(store_probe, "FRESH_SECONDS", 0.0)
+        monkeypatch.setattr(store_probe, "PATIENCE_SECONDS", 0.2)
+        store = client.app.state.service.store._store
+        assert client.get("/readyz").json()["checks"]["store"]["ready"]
+        back = threading.Event()
+
+        def fail(folder: str) -> list[str]:
+            raise StoreAwayError("cannot list s3://lab/x: connection refused")
+
+        def hang(folder: str) -> list[str]:
+            back.wait(60)
+            return []
+
+        for act, words in ((fail, "connection refused"), (hang, "has not answered since 2")):
+            monkeypatch.setattr(store, "file_names", act)
+            client.get("/readyz")  # what the look before this one has found may be told yet
+            answer = client.get("/readyz")
+            assert answer.status_code == 503
+            assert words in answer.json()["checks"]["store"]["detail"]
+        back.set()
+        wait_until(lambda: client.get("/readyz").status_code == 200, lambda: "not ready")
 
     def test_what_an_experiment_waits_for_stands_in_lists_and_on_its_page(
         self, client, record, spec

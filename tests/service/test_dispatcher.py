@@ -201,8 +201,15 @@ class TestDispatcher:
         dispatcher.tick()
         assert record.row(id).state == "failed", "no step was committed any more"
 
-    def test_drivers_that_find_no_memory_are_started_again_however_often(
-        self, record, launcher, post
+    @pytest.mark.parametrize(
+        "error",
+        [
+            explain_shortage("the node is low on memory"),
+            "Traceback ...\nStoreAwayError: cannot list s3://lab/x: connection refused",
+        ],
+    )
+    def test_drivers_that_find_no_memory_or_store_are_started_again_however_often(
+        self, record, launcher, post, error
     ):
         now = [0.0]
         dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
@@ -210,7 +217,7 @@ class TestDispatcher:
         dispatcher.tick()
         for _ in range(2 * MOST_DEATHS):
             launcher.launched[-1].now = "died"
-            launcher.launched[-1].error = explain_shortage("the node is low on memory")
+            launcher.launched[-1].error = error
             before = len(launcher.launched)
             dispatcher.tick()
             while len(launcher.launched) == before:

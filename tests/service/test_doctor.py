@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
@@ -287,6 +288,27 @@ class TestNetwork:
             "mlflow": "problem",
             "ray": "problem",
         }
+
+    @pytest.mark.parametrize(
+        ("nodes", "states"),
+        [
+            ({"a (12)": None, "b (34)": None}, {"storage from the nodes": "ok"}),
+            ({"a (12)": None, "b (34)": "no keys"}, {"storage from b (34)": "problem"}),
+            (None, {"storage from the nodes": "problem"}),
+        ],
+    )
+    def test_a_node_that_cannot_use_the_store_is_named(self, patient, monkeypatch, nodes, states):
+        def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+            assert command[command.index("--storage") + 1] == "s3://lab/x"
+            if nodes is None:
+                raise subprocess.CalledProcessError(1, command, stderr="Ray cannot be used")
+            return subprocess.CompletedProcess(command, 0, stdout=json.dumps(nodes))
+
+        monkeypatch.setattr(subprocess, "run", run)
+        with socket.create_server(("127.0.0.1", 0)) as head:
+            address = f"127.0.0.1:{head.getsockname()[1]}"
+            found = [*checkup.check_outer_parts(patient(ray_address=address, storage="s3://lab/x"))]
+        assert {each.what: each.state for each in found} == {"ray": "ok"} | states
 
     @pytest.mark.parametrize(("ahead", "state"), [(0, "ok"), (20, "warning"), (-3600, "problem")])
     def test_a_clock_that_differs_is_named(self, monkeypatch, patient, ahead, state):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 import boto3
@@ -14,12 +14,35 @@ from s3fs import S3FileSystem
 SECRET = "a-key-that-no-log-shows"
 
 
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
 @contextmanager
 def serve(bucket: str = "lab") -> Iterator[str]:
     """Serve one empty bucket; yield its URL. Processes that start meanwhile find it, too."""
+    with serve_with_outages(bucket) as (url, _):
+        yield url
+
+
+@contextmanager
+def serve_with_outages(
+    bucket: str = "lab",
+) -> Iterator[tuple[str, Callable[[], AbstractContextManager[None]]]]:
+    """Do the same; yield also what ends the server for a while, which then has all it had."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+
+    @contextmanager
+    def outage() -> Iterator[None]:
+        nonlocal server
+        server.stop()
+        try:
+            yield
+        finally:
+            server = ThreadedMotoServer(ip_address=host, port=port, verbose=False)
+            server.start()
+
     access = {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "me",
@@ -31,7 +54,7 @@ def serve(bucket: str = "lab") -> Iterator[str]:
     try:
         with patch.dict(os.environ, access):
             boto3.client("s3").create_bucket(Bucket=bucket)
-            yield f"s3://{bucket}"
+            yield f"s3://{bucket}", outage
     finally:
         server.stop()
         S3FileSystem.clear_instance_cache()

@@ -20,6 +20,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.nonce import LOOK_SECONDS, LeftNonce, find_lack
 from eigensweep.workers.driver.searcher import LIVE, Recorder
+from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.engine.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared import nonces
 from eigensweep.workers.shared.checkpoints import Store
@@ -92,8 +93,8 @@ class TestAnAttempt:
 class TestTheDriver:
     def test_leaves_one_file_for_all_trials_and_removes_that_of_an_earlier_driver(self, tmp_path):
         store, clock = Store(tmp_path), Clock()
-        earlier = LeftNonce(store, "e1", PARTS, clock).keep()
-        left = LeftNonce(store, "e1", PARTS, clock)
+        earlier = LeftNonce(store, "e1", PARTS, StoreWatch("e1", clock), clock).keep()
+        left = LeftNonce(store, "e1", PARTS, StoreWatch("e1", clock), clock)
         assert left.keep() == (nonce := left.keep())
         assert nonces.read(store, "e1", nonce) == PARTS
         with pytest.raises(StoreAwayError):
@@ -101,7 +102,7 @@ class TestTheDriver:
 
     def test_leaves_another_where_somebody_removed_it(self, tmp_path):
         store, clock = Store(tmp_path), Clock()
-        left = LeftNonce(store, "e1", PARTS, clock)
+        left = LeftNonce(store, "e1", PARTS, StoreWatch("e1", clock), clock)
         first = left.keep()
         shutil.rmtree(tmp_path / "e1")
         clock.now += LOOK_SECONDS
@@ -111,13 +112,15 @@ class TestTheDriver:
     def test_waits_with_words_while_the_store_cannot_be_written(self, tmp_path):
         (tmp_path / "e1").write_text("a file in the place of the folder")
         clock = Clock()
-        left = LeftNonce(Store(tmp_path), "e1", PARTS, clock)
+        watch = StoreWatch("e1", clock)
+        left = LeftNonce(Store(tmp_path), "e1", PARTS, watch, clock)
         assert left.keep() is None
-        assert "new trials wait: cannot read" in left.notice.words
+        assert "could not be used since" in watch.notice.words
+        assert "cannot read" in watch.notice.words
         (tmp_path / "e1").unlink()
         clock.now += LOOK_SECONDS
         assert left.keep() is not None
-        assert left.notice is None
+        assert watch.notice is None
 
     def test_finds_what_an_attempt_says_it_committed(self, tmp_path):
         order = order_in(tmp_path)

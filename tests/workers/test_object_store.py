@@ -30,6 +30,7 @@ from eigensweep.workers.driver import stopping
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.stopping import StopReason
+from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.shared import nonces, object_store, spectrum_files
 from eigensweep.workers.shared.checkpoints import (
     BEST,
@@ -445,7 +446,7 @@ def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
     driver.must_stop()
     assert Attempt(second, "cpu").advance().lost_by == "pause"
     ledger.want("run")
-    StopReason("e1", ledger, url)()  # the next driver's
+    StopReason("e1", ledger, url, StoreWatch("e1"))()  # the next driver's
     assert Attempt(replace(second, attempt=2), "cpu").advance().step == 5
     assert not driver._own_folder().is_relative_to(Path.cwd())
     driver._scratch.cleanup()
@@ -476,3 +477,36 @@ def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_pa
         finally:
             cluster.stop()
     assert not (Path.cwd() / "lab").exists(), "nothing is written into the working folder"
+
+
+@pytest.mark.slow
+def test_an_outage_ends_neither_who_trains_nor_who_starts_meanwhile(tmp_path, monkeypatch):
+    """Real processes: the server ends in mid-sweep, a driver starts, and the server is back."""
+    from experiments import Launched
+
+    from eigensweep.workers.cluster.ray_cluster import RayCluster
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    rates = {"space": {"optimizer.lr": [0.1 / n for n in range(1, 13)]}}
+    content = spec(rates, training={"steps": 200, "evaluate_every": 50})
+    with s3.serve_with_outages() as (bucket, outage):
+        cluster = RayCluster.start(num_cpus=2)
+        try:
+            sweeps = [Launched(cluster, tmp_path, id, content, storage=bucket) for id in "ab"]
+            drivers = [sweeps[0].launch()]
+            sweeps[0].until(lambda: any(t.state == "completed" for t in sweeps[0].trials()))
+            with outage():
+                drivers.append(sweeps[1].launch())
+                for e in sweeps:
+                    (notice,) = e.until(
+                        lambda e=e: [n for n in e.ledger.read("notices") if n["kind"] == "store"]
+                    )
+                    assert "has not answered since" in notice["words"]
+                assert [driver.state() for driver in drivers] == ["running"] * 2
+                assert any(not trial.is_over for trial in sweeps[0].trials())
+            for e, driver in zip(sweeps, drivers, strict=True):
+                e.finish(driver)
+                assert [trial.state for trial in e.trials()] == ["completed"] * 12
+                assert [n for n in e.ledger.read("notices") if n["kind"] == "store"] == []
+        finally:
+            cluster.stop()

@@ -107,8 +107,26 @@ def test_a_new_attempt_is_waited_for_anew():
 def test_a_store_that_cannot_be_read_stalls_nobody():
     scene = Scene(limit=100)
     scene.wait(10)
-    scene.progress = StorageError("cannot read head.json")
+    before, scene.progress = scene.progress, StorageError("cannot read head.json")
     assert not scene.wait(1000)
+    scene.progress = before
+    assert not scene.wait(90), "nor for the time in which it could not commit"
+    assert len(scene.wait(40)) == 1
+
+
+def test_a_store_that_hangs_stalls_nobody():
+    scene = Scene(limit=100)
+    scene.wait(10)
+
+    def hang(entry: TrialEntry) -> tuple[Progress, ...]:
+        scene.watch._read = scene.read
+        scene.clock.now += 1000
+        return scene.read(entry)
+
+    scene.watch._read = hang
+    assert not scene.wait(1)
+    assert not scene.wait(90)
+    assert len(scene.wait(40)) == 1
 
 
 def test_each_commit_of_any_replicate_is_progress(tmp_path):

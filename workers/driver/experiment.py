@@ -43,6 +43,7 @@ from eigensweep.workers.driver.schedulers import Past, make_scheduler
 from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
+from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.study import Study, close_storage, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.trial_processes import load_ahead
@@ -51,7 +52,6 @@ from eigensweep.workers.engine.shares import Share, share_of
 from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
-from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
@@ -137,7 +137,10 @@ class ExperimentDriver:
         )
         limit = spec.limits.wall_seconds
         deadline = None if limit is None else time.monotonic() + limit - standing.spent_seconds
-        self.why_stop = StopReason(experiment, ledger, options.storage, limit, deadline)
+        self._watch = StoreWatch(experiment)
+        self.why_stop = StopReason(
+            experiment, ledger, options.storage, self._watch, limit, deadline
+        )
         lanes = spec.resources.lanes
         lanes = 1 if lanes == "auto" else lanes
         self.share = share_of(reserve_memory(spec), spec.replicates, lanes)
@@ -158,7 +161,7 @@ class ExperimentDriver:
         self._corpora = (
             SharedCorpora(store, options.data_root, experiment) if options.shares_corpora else None
         )
-        self._nonce = LeftNonce(store, experiment, own_parts())
+        self._nonce = LeftNonce(store, experiment, own_parts(), self._watch)
         self._told: list[Notice] | None = None
         """The notices that the ledger has; None: those of an earlier driver."""
         self._in_lanes: set[int] = set()
@@ -210,8 +213,11 @@ class ExperimentDriver:
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers.
 
-        Their processes are still there.
+        Their processes are still there. Nobody can tell while the store does not answer.
         """
+        if self._watch.notice is not None:
+            self._stalls.be_blind()
+            return frozenset()
         stalled = self._stalls.look(
             lambda: (e for e in self.sweep.training if e.number not in self._in_lanes)
         )
@@ -224,19 +230,18 @@ class ExperimentDriver:
     def find_lack(self, order: Order, report: Report) -> str | None:
         """Return what the store lacks of what a report says is committed; None: nothing.
 
-        Where the driver cannot read the store, it says so in the log and believes the report.
+        Where the driver cannot read the store, it believes the report.
         """
-        try:
+        lack = None
+        with self._watch.asking():
             lack = find_lack(self._store, order, report)
-        except StorageError as error:
-            logger.warning("cannot see what trial %d has committed: %s", order.number, error)
-            return None
         host = "unknown" if report.place is None else report.place.node
         return lack and f"node {host}: {lack}"
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
         if self.why_stop() is None and self.sweep.has_work():
+            self._wait_for_store()
             self._wait_for_room()
         if self.must_stop():
             return
@@ -273,7 +278,7 @@ class ExperimentDriver:
 
     def _tell(self) -> None:
         """Let the ledger know why the experiment comes on slowly, if that has changed."""
-        low, crowded, away = self._disks.notice(), self._fair.notice(), self._nonce.notice
+        low, crowded, away = self._disks.notice(), self._fair.notice(), self._watch.notice
         notices = [*filter(None, (low, crowded, away)), *self.sweep.notices()]
         if notices != self._told:
             if low and low not in (self._told or ()):
@@ -297,6 +302,11 @@ class ExperimentDriver:
             return True
         self.sweep.cancel("cancelled on request")
         return False
+
+    def _wait_for_store(self) -> None:
+        """Wait until the store answers, or there is a reason to stop: Tune is not begun before."""
+        while self._nonce.keep() is None and not self.must_stop():
+            time.sleep(1)
 
     def _wait_for_room(self) -> None:
         """Wait until a node has room for a trial, `room_seconds` are over, or a reason to stop.

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.shared import nonces
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
-from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
-from eigensweep.workers.shared.messages import Notice, Order, Report
+from eigensweep.workers.shared.messages import Order, Report
 
 logger = logging.getLogger(__name__)
 
@@ -26,34 +26,30 @@ class LeftNonce:
         store: Store,
         experiment: str,
         parts: Mapping[str, str],
+        watch: StoreWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Leave nothing yet; `parts` are those of the driver's code."""
         self._store, self._experiment, self._parts = store, experiment, parts
+        self._watch = watch
         self._clock, self._look_at = clock, clock()
         self._nonce: str | None = None
-        self.notice: Notice | None = None
-        """Why no trial may begin now; None: nothing is known against it."""
 
     def keep(self) -> str | None:
-        """Return the name of what is in the store; None: it cannot be written now."""
-        if self._clock() >= self._look_at:
-            self._look_at = self._clock() + LOOK_SECONDS
-            try:
+        """Return the name of what is in the store; None: the store cannot be used now."""
+        is_away = self._watch.notice is not None
+        if self._watch.may_ask and (is_away or self._clock() >= self._look_at):
+            with self._watch.asking():
                 self._nonce = self._leave()
-                self.notice = None
-            except StorageError as error:
-                self._nonce = None
-                self.notice = Notice("disk", f"new trials wait: {error}. It is tried again")
-                logger.warning("%s experiment=%s", self.notice.words, self._experiment)
-        return self._nonce
+            self._look_at = self._clock() + LOOK_SECONDS
+        return None if self._watch.notice is not None else self._nonce
 
     def _leave(self) -> str:
         if self._nonce is not None:
             try:
                 nonces.read(self._store, self._experiment, self._nonce)
                 return self._nonce
-            except StoreAwayError:
+            except nonces.NoNonceError:
                 logger.warning("the store was emptied experiment=%s", self._experiment)
         return nonces.leave(self._store, self._experiment, self._parts)
 

@@ -60,6 +60,7 @@ class StallWatch:
         self._checkpoint_seconds = checkpoint_seconds
         self._watched: dict[int, _Watched] = {}
         self._look_at = clock()
+        self._blind_since: float | None = None
         self._pause = min(patience_with(stall_seconds) / LOOKS, MOST_SECONDS_BETWEEN_LOOKS)
 
     def look(self, running: Callable[[], Iterable[TrialEntry]]) -> list[Stall]:
@@ -71,13 +72,32 @@ class StallWatch:
         if now < self._look_at:
             return []
         self._look_at = now + self._pause
+        if self._blind_since is not None:
+            self._forgive(now - self._blind_since)
+            self._blind_since = None
         entries = {entry.number: entry for entry in running()}
         self._watched = {n: w for n, w in self._watched.items() if n in entries}
         try:
-            return [s for entry in entries.values() if (s := self._look_at_trial(entry, now))]
+            found = [s for entry in entries.values() if (s := self._look_at_trial(entry, now))]
         except StorageError as error:
             logger.warning("cannot see whether trials come on: %s", error)
+            self.be_blind()
             return []
+        if (took := self._clock() - now) > self._pause:  # the store hung, and for the trials, too
+            self._forgive(took)
+        return found
+
+    def be_blind(self) -> None:
+        """Count no time from now on until the next look that sees something.
+
+        While the driver cannot read the store, trials cannot write to it, and are not stalled.
+        """
+        if self._blind_since is None:
+            self._blind_since = self._clock()
+
+    def _forgive(self, seconds: float) -> None:
+        for watched in self._watched.values():
+            watched.changed_at += seconds
 
     def _look_at_trial(self, entry: TrialEntry, now: float) -> Stall | None:
         progress = self._read(entry)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from eigensweep.workers.shared.checkpoints import cancel_mark, pause_mark
+from eigensweep.workers.driver.store_watch import StoreWatch
+from eigensweep.workers.shared.checkpoints import Mark, cancel_mark, pause_mark
 from eigensweep.workers.shared.ledger import PAUSED, Ledger
 
 ASK_SECONDS = 1.0
 """The ledger is asked at most this often."""
+
+MARK_SECONDS = 60.0
+"""Marks are made sure of this often, although nothing has changed: an earlier driver that was cut
+off may have left another one."""
 
 
 class StopReason:
     """Tells why an experiment should stop. The first reason stays, and its trials see a mark.
 
     Only after a pause another reason may come: that the experiment is cancelled. Marks of an
-    earlier stop, after which the experiment was taken up again, are removed.
+    earlier stop, after which the experiment was taken up again, are removed. While the store does
+    not answer, marks are as they are, and the reason is told all the same.
     """
 
     def __init__(
@@ -24,23 +30,34 @@ class StopReason:
         experiment: str,
         ledger: Ledger,
         storage: str,
+        store: StoreWatch,
         wall_seconds: float | None = None,
         deadline: float | None = None,
     ) -> None:
         """Take the limit `wall_seconds`, and the `time.monotonic()` at which it is over."""
+        self._store = store
         self._ledger, self._wall_seconds, self._deadline = ledger, wall_seconds, deadline
         self._cancel_mark = cancel_mark(storage, experiment)
         self._pause_mark = pause_mark(storage, experiment)
         self._reason: str | None = None
+        self.is_marked = False
+        """Whether the marks in the store are those of the reason."""
+        self._marked_at = float("-inf")
         self._asked_at = float("-inf")
 
     def __call__(self) -> str | None:
         """Return the reason in words, None if the experiment should go on."""
-        is_final = self._reason is not None and not self.is_pause
-        if not is_final and time.monotonic() - self._asked_at >= ASK_SECONDS:
-            self._asked_at = time.monotonic()
-            self._reason = self._find() or self._reason
-            self._mark()
+        if time.monotonic() - self._asked_at < ASK_SECONDS:
+            return self._reason
+        self._asked_at, before = time.monotonic(), self._reason
+        if before is None or self.is_pause:
+            self._reason = self._find() or before
+        if self._reason != before or self._asked_at >= self._marked_at + MARK_SECONDS:
+            self.is_marked = False
+        if not self.is_marked and self._store.may_ask:
+            with self._store.asking():
+                self._mark()
+                self.is_marked, self._marked_at = True, self._asked_at
         return self._reason
 
     @property
@@ -50,13 +67,14 @@ class StopReason:
 
     def _mark(self) -> None:
         """Leave the mark that belongs to the reason, and no other one."""
-        right = self._pause_mark if self.is_pause else self._cancel_mark
+        right: Mark | None = None
         if self._reason is not None:
+            right = self._pause_mark if self.is_pause else self._cancel_mark
             if isinstance(right, Path):
                 right.parent.mkdir(parents=True, exist_ok=True)
             right.touch()
         for mark in (self._cancel_mark, self._pause_mark):
-            if self._reason is None or mark != right:
+            if mark != right:
                 mark.unlink(missing_ok=True)
 
     def _find(self) -> str | None:

@@ -39,6 +39,10 @@ class StoreAwayError(StorageError):
     """The store does not answer here, or another one is in its place. No trial is to blame."""
 
 
+class StoreKeysError(StoreAwayError):
+    """The store lets this process in no more, or it has no keys: an administrator mends that."""
+
+
 @contextmanager
 def hold_lock(folder: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of a folder, which is made if need be; wait so many seconds for it.

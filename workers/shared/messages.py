@@ -169,10 +169,10 @@ class Source(Flat):
     """Its MLflow run, if it is known."""
 
 
-NoticeKind = Literal["delivery", "disk", "memory", "node", "nodes", "share"]
+NoticeKind = Literal["delivery", "disk", "memory", "node", "nodes", "share", "store"]
 """What a notice is about: MLflow, which is away or refuses something, a disk that is nearly full, a
-node without memory, a node that is left out, so many of them that everything waits, or a fair
-share."""
+node without memory, a node that is left out, so many of them that everything waits, a fair share,
+or the store of checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ from eigensweep.workers.shared.durable_files import StoreAwayError
 PREFIX = "nonce-"
 
 
+class NoNonceError(StoreAwayError):
+    """The store answers, and does not hold what the driver left there."""
+
+
 def leave(store: Store, experiment: str, parts: Mapping[str, str]) -> str:
     """Leave a new file with the parts of the driver's code, and none of an earlier driver.
 
@@ -41,14 +45,14 @@ def read(store: Store, experiment: str, nonce: str) -> dict[str, str]:
     """Return the parts of the driver's code.
 
     Raises:
-        StoreAwayError: if there is no such file, so the store is not the driver's.
+        NoNonceError: if there is no such file, so the store is not the driver's.
         StorageError: if it cannot be read.
     """
     path = _file(experiment, nonce)
     try:
         parts: dict[str, str] = json.loads(store.read_file(path))
     except FileNotFoundError:
-        raise StoreAwayError(
+        raise NoNonceError(
             f"{store.place} is not the store of the driver here: {path} is missing, which the "
             "driver left there. Mount the same folder at this path on every node, or set "
             "EIGENSWEEP_STORAGE to one that is shared"

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import re
 import secrets
 import time
@@ -51,7 +52,12 @@ from eigensweep.workers.shared.checkpoints import (
     extend,
     pack,
 )
-from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError, write_whole
+from eigensweep.workers.shared.durable_files import (
+    StorageError,
+    StoreAwayError,
+    StoreKeysError,
+    write_whole,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +75,26 @@ LIBRARIES: Final = {
     "gs": _Library("gcsfs.core", "GCSFileSystem", "gcs"),  # the module's own: plain JSON requests
 }
 """By scheme: those whose `pipe_file` can be told that the object must not exist yet."""
+
+KEYS: Final = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile or the machine's role",
+    "gs": "name a key's file in GOOGLE_APPLICATION_CREDENTIALS, or use the machine's role",
+}
+"""By scheme of an object store: where its keys come from."""
+
+KEY_ERRORS: Final = frozenset(
+    {
+        *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
+        *("ProfileNotFound", "TokenRetrievalError", "UnauthorizedSSOTokenError"),
+        *("DefaultCredentialsError", "RefreshError"),
+    }
+)
+"""Names of errors of botocore and Google's library that say: there are no keys here."""
+
+KEY_CODES: Final = frozenset(
+    {"AuthorizationHeaderMalformed", "InvalidToken", "TokenRefreshRequired", "401", "403"}
+)
+"""What an object store answers whom it lets in no more, beside what becomes a PermissionError."""
 
 MOST_TRIES: Final = 50
 """How often a change begins again because others change the same key."""
@@ -473,8 +499,18 @@ class ObjectStore(Store):
 
     def _give_up(self, act: str, path: Path, error: Exception) -> NoReturn:
         """Raise that an act failed: whatever the reason, no trial is to blame."""
-        reason = f"{type(error).__name__}: {error}"
-        raise StoreAwayError(f"cannot {act} {self._words(path)}: {reason}") from error
+        words = f"cannot {act} {self._words(path)}: {type(error).__name__}: {error}"
+        if not _lacks_keys(error):
+            raise StoreAwayError(words) from error
+        # An administrator may bring keys at any time; the library would go on without them.
+        if (files := self.__dict__.pop("_files", None)) is not None:
+            type(files).clear_instance_cache()
+        scheme, _, where = self.url.partition("://")
+        raise StoreKeysError(
+            f"{words.rstrip('.')}. Node {platform.node()} has no keys that open "
+            f"{scheme}://{where.partition('/')[0]}: {KEYS[scheme]}, on this node and on every "
+            "other one. Ray's processes there see variables that were set before Ray started"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -547,14 +583,30 @@ def _names_of(head: _ObjectHead) -> list[str]:
     return [*(c.file for c in head.checkpoints), *(p.file for p in head.parts)]
 
 
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _lacks_keys(error: Exception) -> bool:
+    """Tell whether there are no keys here, or the object store does not accept them."""
+    for each in _causes(error):
+        code = str(getattr(each, "code", ""))
+        if isinstance(response := getattr(each, "response", None), dict):
+            code = str(response.get("Error", {}).get("Code", ""))
+        is_refused = isinstance(each, PermissionError) or str(each).startswith("Forbidden:")
+        if is_refused or code in KEY_CODES or type(each).__name__ in KEY_ERRORS:
+            return True
+    return False
+
+
 def _is_conflict(error: Exception) -> bool:
     """Tell whether a put was refused because the object exists, or is being made at this moment."""
-    cause: BaseException | None = error
-    while cause is not None:
-        response = getattr(cause, "response", None)
+    for each in _causes(error):
+        response = getattr(each, "response", None)
         if isinstance(response, dict):
             code = str(response.get("Error", {}).get("Code", ""))
             if code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
                 return True
-        cause = cause.__cause__ or cause.__context__
     return False

@@ -1,11 +1,14 @@
 """Words for a process that ended through no fault of its own.
 
-Its node was full, or died; or a driver found that another one has its experiment by now.
+Its node was full, or died; the store did not answer; or a driver found that another one has its
+experiment by now.
 """
 
 from __future__ import annotations
 
 import re
+
+from eigensweep.workers.shared.durable_files import StoreAwayError, StoreKeysError
 
 SHORTAGE = "the node had no memory left, and Ray ended the process"
 """First words of the account; they are known again in what another process tells."""
@@ -40,6 +43,12 @@ def explain_shortage(account: str) -> str:
 def is_shortage(words: str | None) -> bool:
     """Tell whether a process was ended because its node had no memory left."""
     return words is not None and SHORTAGE in words
+
+
+def is_store_away(words: str | None) -> bool:
+    """Tell whether a process ended because the store did not answer, by its traceback."""
+    kinds = (StoreAwayError.__name__, StoreKeysError.__name__)
+    return words is not None and any(kind in words for kind in kinds)
 
 
 def is_shared_death(words: str | None) -> bool:

@@ -52,7 +52,7 @@ async def healthz() -> Alive:
     responses={503: {"model": Readiness, "description": "Something is not ready, see `checks`"}},
 )
 def readyz(service: TheService, request: Request, response: Response) -> Readiness:
-    """Check database, MLflow, launcher of drivers, packages, disks; 503 if one is not ready.
+    """Check database, MLflow, launcher of drivers, packages, disks, store; 503 if one is not ready.
 
     A package that cannot be loaded is named, and does not make the service unready. Who sends no
     token is told what is not ready, and no details.
@@ -104,10 +104,16 @@ def _disk(service: Service) -> Check:
     return Check(ready=True, detail="")
 
 
+def _store(service: Service) -> Check:
+    problem = service.store.find_problem()
+    return Check(ready=problem is None, detail=problem or "")
+
+
 CHECKS: dict[str, Callable[[Service], Check]] = {
     "database": _database,
     "mlflow": _mlflow,
     "launcher": _launcher,
     "packages": _packages,
     "disk": _disk,
+    "store": _store,
 }

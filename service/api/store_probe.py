@@ -1,0 +1,58 @@
+"""Whether the store answers, looked at beside the requests. Runs in the service's process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from eigensweep.workers.shared.checkpoints import Store, open_store
+from eigensweep.workers.shared.durable_files import StorageError
+
+FRESH_SECONDS: Final = 10.0
+"""Seconds for which what was seen is told again."""
+PATIENCE_SECONDS: Final = 2.0
+"""How long a request waits for the store. It may not answer for minutes, and a folder that another
+machine shares may hang for ever."""
+
+
+class StoreProbe:
+    """Looks whether the store answers, in a thread of its own, one look at a time."""
+
+    def __init__(self, place: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store: Store = open_store(place)
+        self._clock = clock
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._fresh_until = float("-inf")
+        self._found: str | None = None
+        self._since: float | None = None
+        """Unix time of the first look of those that found something, or are still waited for."""
+
+    def find_problem(self) -> str | None:
+        """Return why the store cannot be used, and since when; None: it answers."""
+        with self._turn:
+            is_looking = self._thread is not None and self._thread.is_alive()
+            if not is_looking and self._clock() >= self._fresh_until:
+                self._thread = threading.Thread(target=self._look, name="store", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if thread is not None:
+            thread.join(PATIENCE_SECONDS)
+        is_late = thread is not None and thread.is_alive()
+        found = self._found or (f"no answer from {self._store.place} yet" if is_late else None)
+        if found is None:
+            self._since = None
+            return None
+        self._since = self._since or time.time()
+        moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(self._since))
+        return f"the store has not answered since {moment}: {found}. Drivers and trials wait for it"
+
+    def _look(self) -> None:
+        try:
+            self._store.file_names(".probe")  # nothing is called so
+            self._found = None
+        except StorageError as error:
+            self._found = str(error)
+        self._fresh_until = self._clock() + FRESH_SECONDS

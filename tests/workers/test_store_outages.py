@@ -1,0 +1,231 @@
+"""An object store that does not answer for a while, or lets nobody in: all wait, nothing ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import s3
+from engines import Clock
+from file_ledger import FileLedger
+from s3fs import S3FileSystem
+from sweeps import spec
+
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver import stopping, store_watch
+from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.driver.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
+from eigensweep.workers.engine.runner import LOST, REPORT, Runner
+from eigensweep.workers.shared.checkpoints import open_store, pause_mark
+from eigensweep.workers.shared.durable_files import (
+    StorageError,
+    StoreAwayError,
+    StoreKeysError,
+    disk_failure,
+)
+from eigensweep.workers.shared.messages import DriverOptions, Report
+from eigensweep.workers.shared.object_store import ObjectStore
+from eigensweep.workers.shared.shortages import is_store_away
+
+Outage = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, Outage]]:
+    with s3.serve_with_outages() as found:
+        yield found
+
+
+@pytest.fixture
+def url(served: tuple[str, Outage], tmp_path: Path) -> str:
+    return f"{served[0]}/{tmp_path.name}"
+
+
+@pytest.fixture
+def outage(served: tuple[str, Outage]) -> Outage:
+    return served[1]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> FileLedger:
+    return FileLedger(tmp_path / "ledger.json")
+
+
+@pytest.fixture
+def driver(url: str, tmp_path: Path, ledger: FileLedger, monkeypatch: Any) -> ExperimentDriver:
+    """Return a driver whose looks have no pauses between them."""
+    monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(store_watch, "FIRST_PAUSE", 0.0)
+    options = DriverOptions(storage=url, optuna=str(tmp_path / "optuna"))
+    content = ExperimentSpec.model_validate(spec({"space": {"optimizer.lr": [1e-2, 1e-3]}}))
+    driver = ExperimentDriver("e1", content, ledger, options)
+    monkeypatch.setattr(driver, "_concurrency", lambda: 2)
+    return driver
+
+
+def tell(driver: ExperimentDriver, ledger: FileLedger) -> list[dict[str, Any]]:
+    """Let the driver look around; return the notices that the ledger has then."""
+    assert not driver.must_stop()
+    return [each for each in ledger.read("notices") if each["kind"] == "store"]
+
+
+class TestADriver:
+    def test_waits_and_says_since_when_and_goes_on(self, driver, ledger, outage):
+        with outage():
+            assert driver.next_order() is None
+            (notice,) = tell(driver, ledger)
+            assert "the store has not answered since 2" in notice["words"]
+            assert "go on by themselves" in notice["words"]
+            assert driver.end_stalled() == set()
+            assert driver.next_order() is None
+            assert tell(driver, ledger) == [notice], "the same words, so one event"
+        order = driver.next_order()
+        assert order is not None
+        assert tell(driver, ledger) == []
+
+    def test_that_starts_meanwhile_begins_when_the_store_is_back(
+        self, driver, ledger, outage, monkeypatch
+    ):
+        looks = []
+        with ExitStack() as stack:
+            stack.enter_context(outage())
+
+            def look(seconds: float) -> None:
+                looks.append(tell(driver, ledger))
+                if len(looks) == 3:
+                    stack.close()
+
+            clock = SimpleNamespace(sleep=look, monotonic=time.monotonic)
+            monkeypatch.setattr("eigensweep.workers.driver.experiment.time", clock)
+            driver._wait_for_store()
+        assert [bool(notices) for notices in looks] == [True] * 3
+        assert driver.next_order() is not None
+
+    def test_leaves_its_marks_when_the_store_is_back(self, driver, ledger, outage, url):
+        order = driver.next_order()
+        driver.sweep.begin(order.number, order.attempt)
+        with outage():
+            ledger.want("pause")
+            assert not driver.must_stop(), "its trials may commit and leave yet"
+        assert not pause_mark(url, "e1").exists()
+        driver.must_stop()
+        ObjectStore(url).read_file("e1/paused")
+
+    def test_can_be_cancelled_meanwhile(self, driver, ledger, outage):
+        with outage():
+            assert driver.next_order() is None
+            ledger.want("cancel")
+            assert driver.must_stop()
+        assert driver.sweep.is_over
+
+    def test_that_died_of_it_all_the_same_is_known_by_its_traceback(self, url, outage):
+        with outage(), pytest.raises(StoreAwayError) as error:
+            open_store(url).read_file("e1/x")
+        words = "".join(traceback.format_exception(error.value))
+        assert is_store_away(words)
+        assert not is_store_away("ValueError: a bug")
+
+
+class TestATrial:
+    def test_that_was_begun_before_is_lost_by_the_store_and_goes_on_from_its_last_commit(
+        self, driver, outage
+    ):
+        order = driver.next_order()
+        runner = Runner(order.to_dict())
+        assert json.loads(runner.train()[REPORT])["step"] == 5
+        with outage():
+            told = runner.train()
+        report = Report.from_dict(json.loads(told[REPORT]))
+        assert (told[LOST], report.lost_by, report.outcome) == (True, "disk", None)
+        again = Runner(replace(order, attempt=2, reported=5).to_dict())
+        assert json.loads(again.train()[REPORT])["step"] == 10
+
+
+class TestMissingKeys:
+    @pytest.fixture
+    def no_keys(self, monkeypatch, tmp_path):
+        """Return a function that takes the keys away from this process."""
+
+        def take() -> None:
+            for name in s3.KEYS:
+                monkeypatch.delenv(name)
+            for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+                monkeypatch.setenv(name, str(tmp_path / "none"))
+            monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            S3FileSystem.clear_instance_cache()
+
+        yield take
+        S3FileSystem.clear_instance_cache()
+
+    def test_are_no_outage_and_are_asked_for_by_name_and_node(
+        self, driver, ledger, no_keys, monkeypatch
+    ):
+        keys = {name: os.environ[name] for name in s3.KEYS}
+        no_keys()
+        assert driver.next_order() is None
+        (notice,) = tell(driver, ledger)
+        assert "the store has refused the driver since" in notice["words"]
+        for words in (platform.node(), "s3://lab", "AWS_ACCESS_KEY_ID", "before Ray started"):
+            assert words in notice["words"]
+        for name, value in keys.items():  # an administrator brings them
+            monkeypatch.setenv(name, value)
+        assert driver.next_order() is not None
+        assert tell(driver, ledger) == []
+
+    @pytest.mark.parametrize(
+        "refusal",
+        [PermissionError("Access Denied"), OSError("Forbidden: https://storage/b/lab\nno right")],
+    )
+    def test_that_are_wrong_are_told_alike(self, url, monkeypatch, refusal):
+        store = ObjectStore(url)
+
+        def refuse(*given: Any, **named: Any) -> None:
+            raise refusal
+
+        monkeypatch.setattr(store._files, "cat_file", refuse)
+        with pytest.raises(StoreKeysError, match="has no keys that open s3://lab") as error:
+            store.read_file("e1/x")
+        assert disk_failure(error.value) is error.value
+
+
+class TestTheWatch:
+    def test_asks_less_and_less_often_and_at_once_when_the_store_is_back(self):
+        clock = Clock()
+        watch, pauses = StoreWatch("e1", clock), []
+        for _ in range(8):
+            with watch.asking():
+                raise StoreAwayError("cannot read it")
+            pauses.append(0.0)
+            while not watch.may_ask:
+                clock.now += 1.0
+                pauses[-1] += 1.0
+        assert (pauses[0], pauses[-1]) == (FIRST_PAUSE, LONGEST_PAUSE)
+        with watch.asking():
+            pass
+        assert watch.may_ask
+        assert watch.notice is None
+
+    def test_tells_what_is_new_and_not_the_same_in_other_words(self):
+        watch, seen = StoreWatch("e1", Clock()), []
+        faults = [StoreAwayError("1"), StoreAwayError("2"), StoreKeysError("3"), StorageError("4")]
+        for fault in faults:
+            with watch.asking():
+                raise fault
+            seen.append(watch.notice)
+        assert seen[0] is seen[1]
+        assert [
+            word
+            for each in seen[1:]
+            for word in ("answered", "refused", "be used")
+            if word in each.words.partition(" since")[0]
+        ] == ["answered", "refused", "be used"]
