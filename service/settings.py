@@ -192,9 +192,12 @@ class Settings(BaseSettings):
     """
     optuna_url: str | None = None
     """URL of a database for Optuna's studies; None: journal files in the home folder."""
-    max_experiments: int = Field(default=2, ge=1)
+    max_experiments: int | None = Field(default=None, ge=1)
     """How many experiments run at once, as far as memory holds their drivers; the others wait in
-    the queue."""
+    the queue. A user none of whose experiments runs gets one beyond that, as far as memory holds.
+
+    None: 2, and on a running Ray cluster half as many as memory holds drivers.
+    """
     driver_experiments: int = Field(default=1, ge=1)
     """How many small experiments one driver may have at once.
 
@@ -203,7 +206,8 @@ class Settings(BaseSettings):
     """
     driver_mb: float = Field(default=400, gt=0)
     """Megabytes that are kept for each driver on the service's machine, and that trials on a Ray
-    which the service starts do not get. Drivers take half of the machine's memory at most."""
+    which the service starts do not get. Drivers take half of the machine's memory at most, and a
+    quarter on a Ray which the service starts, unless EIGENSWEEP_MAX_EXPERIMENTS wants more."""
     warm_drivers: int = Field(default=1, ge=0)
     """Drivers that are kept for the next experiment.
 

@@ -31,6 +31,8 @@ class Queue(Protocol):
     """Why no experiment can be started now; None: experiments can be started."""
     max_experiments: int
     """How many experiments run at once."""
+    max_of_all: int
+    """How many may run at once where each user has one; fewer than these count as so many."""
 
     @property
     def max_drivers(self) -> int:

@@ -219,7 +219,7 @@ def _build(
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.deletions import Deleter
-    from eigensweep.service.queue.dispatcher import Dispatcher
+    from eigensweep.service.queue.dispatcher import MOST_DELIVERIES, Dispatcher
     from eigensweep.service.queue.driver_places import DriverPlaces
     from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.queue.retention import Pruner, Schedule
@@ -230,12 +230,15 @@ def _build(
     migrate(settings.database)
     record = Record(settings.database, settings.webhook_urls)
     patience = HANDOVER_SECONDS if settings.warm_drivers > 0 else 0.0
-    most = count_drivers(settings.max_experiments, settings.driver_bytes, find_memory())
-    shared = settings.driver_experiments
+    shared, wanted = settings.driver_experiments, settings.max_experiments
+    cpus = (settings.cpus or os.cpu_count() or 1) if settings.ray_address is None else None
+    room = count_drivers(wanted, settings.driver_bytes, find_memory(), MOST_DELIVERIES, cpus)
+    most = room.drivers * shared
     dispatcher = Dispatcher(
         record,
-        min(settings.max_experiments, most * shared),
-        DriverPlaces(shared, most if shared > 1 else None),
+        room.experiments if wanted is None else min(wanted, most),
+        most,
+        DriverPlaces(shared, room.drivers if shared > 1 else None),
         patience=patience,
         find_mlflow_problem=mlflow.find_problem,
     )

@@ -150,6 +150,9 @@ class _Care:
 class Dispatcher:
     """Gives every experiment that needs one a driver, at most `max_experiments` running at once.
 
+    Beyond these each user may have one, up to `max_of_all`: so nobody waits for the end of what
+    others have begun.
+
     Small experiments may share a driver's process. If that dies, each of them goes on in a driver
     of its own: so the one that ended it ends no other one again, and its deaths are its own.
 
@@ -160,6 +163,9 @@ class Dispatcher:
 
     record: Record
     max_experiments: int = 2
+    max_of_all: int = 0
+    """How many may run at once where each user has one; less than `max_experiments` counts as so
+    many."""
     places: DriverPlaces = field(default_factory=DriverPlaces)
     """How many experiments share a driver, and how many drivers there may be."""
     interval: float = 0.5
@@ -192,7 +198,7 @@ class Dispatcher:
     @property
     def max_drivers(self) -> int:
         """How many drivers' processes experiments that run may have at once, at most."""
-        return self.places.drivers or self.max_experiments
+        return self.places.drivers or max(self.max_experiments, self.max_of_all)
 
     @property
     def max_processes(self) -> int:
@@ -266,8 +272,8 @@ class Dispatcher:
             self.problem = self.launcher.problem
             return
         unfinished = self.record.list_unfinished()
-        queued = self._list_next(unfinished)
-        ids = {each.id for each in unfinished} | set(queued)
+        newcomers, queued = self._list_next(unfinished)
+        ids = {each.id for each in unfinished} | set(newcomers) | set(queued)
         self._in_care = {id: care for id, care in self._in_care.items() if id in ids}
         running = free_soon = 0
         for each in unfinished:
@@ -279,8 +285,9 @@ class Dispatcher:
             self._try(self._look_after, each.id, care)
             free_soon += each.is_over and self._will_be_free_soon(care)
         running += max(free_soon, self._bound_deliveries())
-        for id in queued:
-            if running >= self.max_experiments:
+        for id in dict.fromkeys([*newcomers, *queued]):
+            most = self.max_of_all if id in newcomers else self.max_experiments
+            if running >= most:
                 break
             care = self._in_care.setdefault(id, _Care(is_new=False))
             if not self._has_room(id, care, [each.id for each in unfinished]):
@@ -290,17 +297,20 @@ class Dispatcher:
         everything_fails = failing and len(failing) == len(self._in_care)
         self.problem = next(iter(failing.values())) if everything_fails else None
 
-    def _list_next(self, unfinished: Sequence[Unfinished]) -> list[str]:
-        """Return the head of the queue; nothing where none of it can start and none was tried.
+    def _list_next(self, unfinished: Sequence[Unfinished]) -> tuple[list[str], list[str]]:
+        """Return the newcomers and the head of the queue, as far as there is room for one of them.
 
         To put a long queue in order takes time, and each of many posts has it looked at.
         """
-        driven = {each.id for each in unfinished}
-        is_full = sum(not each.is_over for each in unfinished) >= self.max_experiments
-        if is_full and self._in_care.keys() <= driven:
-            return []
+        running = sum(not each.is_over for each in unfinished)
         # More than there is room for: one that cannot be started lets the next ones pass.
-        return self.record.list_queued(self.max_experiments + len(self._in_care))
+        tried = len(self._in_care)
+        newcomers: list[str] = []
+        if running < self.max_of_all:
+            newcomers = self.record.list_newcomers(self.max_of_all + tried)
+        if running >= self.max_experiments and self._in_care.keys() <= {e.id for e in unfinished}:
+            return newcomers, []
+        return newcomers, self.record.list_queued(self.max_experiments + tried)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

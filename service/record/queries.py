@@ -164,7 +164,8 @@ class Queries:
             best = session.scalars(_BEST, {"ids": [id]}).first()
             history = None if best is None else _add_history(session, best)
             counts = count_states(session, [id])[id]
-            place = _find_places(session, [row]).get(id)
+            is_queued = row.state == "queued"
+            place = find_place(session.connection(), row) if is_queued else None
             return ExperimentRecord(row, counts, history, place)
 
         return database.read(self.url, work)

@@ -1,6 +1,7 @@
-"""The order of the queue: by priority, then in turns between users, then first come.
+"""The order of the queue: newcomers first, then by priority, in turns between users, and by age.
 
-A user's next experiment has its turn after as many of every other user's, and those that run count.
+A newcomer is the first experiment in the queue of a user none of whose experiments runs. Of all
+others, a user's next one has its turn after as many of every other user's; those that run count.
 So who posts a hundred experiments does not make others wait for all of them. Runs in the service's
 process.
 """
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Subquery,
     and_,
     bindparam,
+    case,
     func,
     or_,
     select,
@@ -32,6 +34,16 @@ from eigensweep.workers.shared.states import DRIVEN
 def list_queue(session: Session, limit: int) -> list[str]:
     """Return the ids at the head of the queue, the next one first."""
     return list(session.scalars(_HEAD, {"most": limit}))
+
+
+def list_newcomers(session: Session, limit: int) -> list[str]:
+    """Return the next experiment of each user none of whose experiments runs, in the queue's order.
+
+    The queue is put in order only if there is one.
+    """
+    if session.scalars(_ANY_NEWCOMER).first() is None:
+        return []
+    return list(session.scalars(_NEWCOMERS, {"most": limit}))
 
 
 def find_places(session: Session, ids: Sequence[str]) -> dict[str, int]:
@@ -53,12 +65,10 @@ def find_place(connection: Connection, row: Experiment) -> int | None:
         is_queued = is_queued or found["itself"] > 0
     if not is_queued:
         return None
-    own = owners[row.owner]
+    own = owners.pop(row.owner)
     turn = own.turns_before + own.older + 1
-    return 1 + sum(
-        own.higher + own.older if owner == row.owner else counts.count_before(turn)
-        for owner, counts in owners.items()
-    )
+    before = (counts.count_before(turn) for counts in owners.values())
+    return 1 + own.higher + own.older + sum(before)
 
 
 @dataclass
@@ -66,6 +76,7 @@ class _Counts:
     """Experiments of one user: those that run, and those in the queue beside a certain one."""
 
     running: int = 0
+    queued: int = 0
     higher: int = 0
     """Queued with a higher priority than that one."""
     same: int = 0
@@ -81,6 +92,7 @@ class _Counts:
     def add(self, counted: dict[str, int]) -> None:
         """Add what was counted in one state."""
         self.running += counted["running"]
+        self.queued += counted["queued"]
         self.higher += counted["higher"]
         self.same += counted["same"]
         self.older += counted["older"]
@@ -89,10 +101,13 @@ class _Counts:
         """Return how many come before another user's experiment that has this turn."""
         turns = turn - self.turns_before  # so many of `same` have this turn or an earlier one
         earlier = min(max(turns - 1, 0), self.same)
-        return self.higher + earlier + (0 < turns <= self.older)
+        before = self.higher + earlier + (0 < turns <= self.older)
+        newcomers = int(self.queued > 0 and not self.running)
+        # The user's own newcomer is before all of the user's other ones.
+        return min(before, newcomers) if turn == 1 else max(before, newcomers)
 
 
-def _count() -> Select[str, int, int, int, int, int]:
+def _count() -> Select[str, int, int, int, int, int, int]:
     """Return a query for the numbers of `_Counts`, by state and owner, from one index."""
     priority: BindParameter[int] = bindparam("priority")
     created_at: BindParameter[float] = bindparam("created_at")
@@ -108,6 +123,7 @@ def _count() -> Select[str, int, int, int, int, int]:
         select(
             Experiment.owner,
             func.count().filter(is_driven).label("running"),
+            func.count().filter(is_queued).label("queued"),
             func.count().filter(is_queued, Experiment.priority > priority).label("higher"),
             func.count().filter(is_same).label("same"),
             func.count().filter(is_same, is_older).label("older"),
@@ -119,7 +135,7 @@ def _count() -> Select[str, int, int, int, int, int]:
 
 
 def _order() -> Subquery:
-    """Return a row for each queued experiment: `id`, and its `place` from 1."""
+    """Return a row for each queued experiment: `id`, its `place` from 1, and `is_newcomer`."""
     by_priority = Experiment.priority.desc()
     by_age = Experiment.created_at, Experiment.id
     running = (
@@ -142,15 +158,34 @@ def _order() -> Subquery:
         .where(Experiment.state == "queued")
         .subquery()
     )
-    order = turns.c.priority.desc(), turns.c.turn, turns.c.created_at, turns.c.id
+    is_newcomer = case((turns.c.turn == 1, 1), else_=0)
+    order = (
+        is_newcomer.desc(),
+        turns.c.priority.desc(),
+        turns.c.turn,
+        turns.c.created_at,
+        turns.c.id,
+    )
     place = func.row_number().over(order_by=list(order)).label("place")
-    return select(turns.c.id, place).subquery()
+    return select(turns.c.id, place, is_newcomer.label("is_newcomer")).subquery()
 
 
 # Made once: to put such a query together costs more than to ask it.
 _COUNTS = _count()
 _QUEUE = _order()
 _HEAD = select(_QUEUE.c.id).order_by(_QUEUE.c.place).limit(bindparam("most"))
+_NEWCOMERS = (
+    select(_QUEUE.c.id)
+    .where(_QUEUE.c.is_newcomer == 1)
+    .order_by(_QUEUE.c.place)
+    .limit(bindparam("most"))
+)
+_BUSY = select(Experiment.owner).where(Experiment.state.in_(sorted(DRIVEN)))
+_ANY_NEWCOMER = (
+    select(Experiment.owner)
+    .where(Experiment.state == "queued", Experiment.owner.not_in(_BUSY))
+    .limit(1)
+)
 _PLACES = select(_QUEUE.c.id, _QUEUE.c.place).where(
     _QUEUE.c.id.in_(bindparam("ids", expanding=True))
 )

@@ -20,7 +20,7 @@ from eigensweep.service.record.errors import IdempotencyKeyReusedError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment, tell
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
-from eigensweep.service.record.queue_order import list_queue
+from eigensweep.service.record.queue_order import list_newcomers, list_queue
 from eigensweep.service.record.removal import Removal
 from eigensweep.service.record.reopening import Reopening
 from eigensweep.service.record.retention import Retention
@@ -154,6 +154,10 @@ class Record(Reopening, Removal, Retention):
     def list_queued(self, limit: int) -> list[str]:
         """Return the ids at the head of the queue, the next one first."""
         return database.read(self.url, lambda session: list_queue(session, limit))
+
+    def list_newcomers(self, limit: int) -> list[str]:
+        """Return the next experiments of the users none of whose experiments runs."""
+        return database.read(self.url, lambda session: list_newcomers(session, limit))
 
     def claim(self, id: str) -> Claim | None:
         """Return the right to drive an experiment, None if it needs no driver.

@@ -16,8 +16,14 @@ from eigensweep.service.process.driver_room import count_drivers
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.queue.driver_places import DriverPlaces
 from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.nodes import read_nodes
 from eigensweep.workers.shared.fair_shares import Want
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(home=tmp_path, data_root=tmp_path, max_experiments=2)
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def test_lanes_in_use_are_counted_by_engine(client, ledger):
     assert (engine["pid"], engine["lanes"], engine["used"], engine["trials"]) == (7, 8, 2, 1)
 
 
-def test_what_waits_says_why(client, ledger, spec, settings):
+def test_what_waits_says_why(client, ledger, spec, dispatcher):
     queued = client.post("/v1/experiments", json=spec(name="later", priority=-3)).json()["id"]
     (wait,) = client.get("/v1/cluster").json()["waiting"]
     assert (wait["experiment"], wait["state"], wait["priority"]) == (queued, "queued", -3)
@@ -106,6 +112,9 @@ def test_what_waits_says_why(client, ledger, spec, settings):
         "waits for its turn: of the experiments that are under way at once, at most 2 "
         "(EIGENSWEEP_MAX_EXPERIMENTS), there are 1"
     )
+    dispatcher.max_of_all = 5
+    (wait,) = client.get("/v1/cluster").json()["waiting"]
+    assert wait["why"].endswith("there are 1; beyond these each user may have one, up to 5 in all")
     client.post(f"/v1/experiments/{queued}/pause")
     (wait,) = client.get("/v1/cluster").json()["waiting"]
     assert wait["why"] == "paused; `eigensweep resume` lets it go on"
@@ -115,7 +124,7 @@ def test_what_waits_says_why(client, ledger, spec, settings):
 
 
 def test_where_memory_holds_fewer_drivers_than_wanted_it_says_so(client, ledger, spec, dispatcher):
-    dispatcher.max_experiments = count_drivers(2, 400 * 10**6, 10**9)
+    dispatcher.max_experiments = count_drivers(2, 400 * 10**6, 10**9).experiments
     client.post("/v1/experiments", json=spec(name="later"))
     found = client.get("/v1/cluster").json()
     assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (1, 3 * 400 * 10**6)

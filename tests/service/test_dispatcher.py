@@ -93,6 +93,32 @@ class TestDispatcher:
         dispatcher.tick()
         assert dispatcher.problems == {}
 
+    def test_each_user_gets_one_before_anybody_has_another_as_far_as_there_is_room(
+        self, dispatcher, launcher, record, spec
+    ):
+        dispatcher.max_of_all = 4
+
+        def post(owner: str, priority: int = 0) -> str:
+            parsed = ExperimentSpec.model_validate(spec(priority=priority))
+            return record.add(parsed, owner=owner)[0].id
+
+        anna = [post("anna") for _ in range(3)]
+        dispatcher.tick()
+        assert ids(launcher) == anna[:2]
+        others = [post("ben"), post("cleo", -5)]
+        urgent, last = post("ben", 5), post("dora")
+        dispatcher.tick()
+        assert ids(launcher) == [*anna[:2], urgent, last], "cleo's has a lower priority"
+        launcher.launched[0].ledger.end("completed")
+        launcher.launched[0].ledger.set_tracked(None)
+        dispatcher.tick()
+        assert ids(launcher)[4:] == [others[1]], "anna has one that runs, cleo has none"
+        for driver in launcher.launched[2:]:
+            driver.ledger.end("completed")
+            driver.ledger.set_tracked(None)
+        dispatcher.tick()
+        assert ids(launcher)[5:] == [others[0]]
+
     def test_the_next_is_started_while_the_last_is_still_being_delivered(
         self, dispatcher, launcher, post
     ):

@@ -33,11 +33,19 @@ class TestTheQueue:
         assert record.list_queued(9) == [b[0], a[1], b[1], a[2], a[3]]
         assert record.list_queued(2) == [b[0], a[1]]
 
-    def test_a_priority_comes_before_all_turns(self, post, record):
+    def test_a_priority_comes_before_all_turns_but_not_before_who_has_none_running(
+        self, post, record
+    ):
         a = [post("anna") for _ in range(2)]
-        urgent = post("anna", 5)
+        urgent = [post("anna", 5) for _ in range(2)]
         late, b = post("ben", -5), post("ben")
-        assert record.list_queued(9) == [urgent, b, a[0], a[1], late]
+        assert record.list_queued(9) == [urgent[0], b, urgent[1], *a, late]
+        assert record.list_newcomers(9) == [urgent[0], b]
+        record.claim(b)
+        assert record.list_queued(9) == [urgent[0], urgent[1], *a, late]
+        assert record.list_newcomers(9) == [urgent[0]]
+        record.claim(urgent[0])
+        assert record.list_newcomers(9) == []
         record.prioritize(late, 6)
         assert record.list_queued(9)[0] == late
         kinds = [(event.kind, event.data.get("priority")) for event in record.events(late)]
@@ -83,13 +91,15 @@ class TestAPlaceThatIsCounted:
         chance = random.Random(3)
         people, priorities = ("anna", "ben", "cleo"), (0, 0, 0, 5, -5)
         ids = [post(chance.choice(people), chance.choice(priorities)) for _ in range(40)]
-        driven, paused = ids[::8], ids[1]
+        ids += [post(owner, chance.choice(priorities)) for owner in ("dora", "emil", "dora")]
+        driven, paused = ids[:40:8], ids[1]
         for id in driven:
             record.claim(id)
         record.pause(paused)
         order = record.list_queued(len(ids))
         assert sorted(order) == sorted({*ids} - {*driven, paused})
         assert find_posted_places(record, order) == list(range(1, len(order) + 1))
+        assert [record.experiment(id).place for id in order] == list(range(1, len(order) + 1))
         assert find_posted_places(record, [*driven, paused]) == [None] * 6
 
     def test_of_two_that_came_at_one_moment_the_ids_decide(self, post, record, monkeypatch):

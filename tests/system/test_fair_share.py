@@ -72,3 +72,28 @@ def test_two_experiments_of_two_users_share_four_places_within_a_tenth(service):
     assert busy[second] == pytest.approx(sum(busy.values()) / 2, rel=0.1), (busy, ran)
     assert list_attempts(service, last)[0][0] > end
     service.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_with_the_defaults_sweeps_of_three_users_train_at_once(service):
+    service.env["EIGENSWEEP_CPUS"] = "4"
+    service.start()
+    accounts = Accounts(service.database_url)
+    posted = {}
+    for number, user in enumerate(("anna", "ben", "cleo")):
+        service.token = accounts.create_token(user, "submit", None).token
+        posted[user] = [service.post(make_spec(10 * number + n, 400))["id"] for n in range(2)]
+    first = [ids[0] for ids in posted.values()]
+    wait_until(
+        lambda: all(service.experiment(id)["progress"]["running"] for id in first),
+        lambda: [service.experiment(id)["progress"] for id in first],
+    )
+    assert {service.experiment(id)["state"] for id in first} == {"running"}
+    others = [service.experiment(ids[1]) for ids in posted.values()]
+    assert [(each["state"], each["queue_place"]) for each in others] == [
+        ("queued", 1),
+        ("queued", 2),
+        ("queued", 3),
+    ]
+    service.stop()

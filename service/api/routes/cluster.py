@@ -106,8 +106,8 @@ class DriversNow(Answer):
 
     running: int = Field(description="Experiments that have a driver, or get one now")
     at_most: int = Field(
-        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as the drivers may have that half of "
-        "the machine's memory holds; more wait in the queue"
+        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as the drivers may have that the "
+        "machine's memory holds; more wait in the queue, but for the first of each user"
     )
     processes: list[DriverNow] = Field(description="Each driver once, whoever shares it")
     memory_bytes: int = Field(
@@ -261,7 +261,10 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
             f"waits for its turn: of the experiments that are under way at once, at most {most} "
             f"(EIGENSWEEP_MAX_EXPERIMENTS), there are {driven}"
         )
-        if drivers < wanted:
+        of_all = service.dispatcher.max_of_all
+        if of_all > most:
+            turn += f"; beyond these each user may have one, up to {of_all} in all"
+        if wanted is not None and drivers < wanted:
             turn += (
                 f". That setting is {wanted}, but half of the machine's memory holds {drivers} "
                 f"drivers of {service.settings.driver_mb:g} MB (EIGENSWEEP_DRIVER_MB)"
