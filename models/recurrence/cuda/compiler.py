@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OPTIONS = ("-std=c++17", "--ptxas-options=-v")
+OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
+"""Without `-default-device`, NVRTC before 13.2 takes a generic lambda for the host's."""
 
 
 class CompileError(RuntimeError):

@@ -1,0 +1,100 @@
+"""constraints.txt can be installed on every platform, and `.ci/resolve.py` sees where it cannot."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CI = ROOT / ".ci"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(CI))
+    return importlib.import_module("resolve")
+
+
+@pytest.fixture
+def pins(program: ModuleType) -> dict[str, str]:
+    found: dict[str, str] = program.read_pins((ROOT / "constraints.txt").read_text())
+    return found
+
+
+PLATFORMS = ("Linux x86-64", "Linux aarch64", "macOS arm64")
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_all_pins_fit_each_other(
+    program: ModuleType, pins: dict[str, str], platform: str, python: str
+) -> None:
+    assert program.check_record(platform, python, pins) == []
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_compiler_of_kernels_that_is_not_torch_s_own_is_refused(
+    program: ModuleType, pins: dict[str, str], platform: str
+) -> None:
+    pins["nvidia-cuda-nvrtc"] = "13.5.37"
+
+    found = program.check_record(platform, "3.12", pins)
+
+    if platform == "macOS arm64":
+        assert found == [], "CUDA is of Linux"
+    else:
+        assert any(
+            "needs nvidia-cuda-nvrtc==13.0.88.*, constraints.txt pins 13.5.37" in each
+            for each in found
+        )
+
+
+def test_a_package_that_nothing_pins_is_named(program: ModuleType, pins: dict[str, str]) -> None:
+    del pins["triton"]
+
+    (told,) = program.check_record("Linux aarch64", "3.13", pins)
+
+    assert told == "constraints.txt does not pin triton, which torch==2.13.0 needs"
+
+
+def test_a_version_that_nobody_knows_is_named(program: ModuleType, pins: dict[str, str]) -> None:
+    pins["torch"] = "2.14.0"
+
+    found = program.check_record("Linux x86-64", "3.12", pins)
+
+    assert found == ["torch==2.14.0 is not in .ci/recorded.toml, and 2.13.0 is installed"]
+
+
+def test_pip_s_folders_and_other_indexes_are_kept_from_uv(program: ModuleType) -> None:
+    settings = {
+        "cert": "/etc/ca.pem",
+        "constraint": "/etc/pins.txt",
+        "extra-index-url": "file:///more/simple",
+        "find-links": "/wheels",
+        "index-url": "https://index.example/simple",
+    }
+    environment = {"PATH": "/bin", "PIP_FIND_LINKS": "/wheels", "UV_FIND_LINKS": "/wheels"}
+
+    assert program.set_up(settings, environment) == {
+        "MACOSX_DEPLOYMENT_TARGET": "14.0",
+        "PATH": "/bin",
+        "SSL_CERT_FILE": "/etc/ca.pem",
+        "UV_DEFAULT_INDEX": "https://index.example/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+
+
+def test_an_index_that_does_not_answer_is_told_from_pins_that_do_not_fit(
+    program: ModuleType,
+) -> None:
+    # What uv 0.13 writes.
+    unsatisfiable = "error: No solution found when resolving dependencies\n  cause: Because ..."
+    away = "error: Request failed after 3 retries\n  cause: Failed to fetch: `https://...`"
+
+    assert program.judge(0, "").problem == ""
+    assert program.judge(1, unsatisfiable).is_reached
+    assert program.judge(1, unsatisfiable).problem.startswith("error: No solution found")
+    assert not program.judge(2, away).is_reached
