@@ -18,6 +18,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from eigensweep.own_packages import digest_all, digest_package
+
 logger = logging.getLogger(__name__)
 
 Base = TypeVar("Base")
@@ -54,6 +56,10 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
         self.group = f"eigensweep.{kind}s"
         self._classes = {name: self._check(name, cls) for name, cls in own.items()}
         self._problems: dict[str, tuple[str, str]] = {}
+        self._packages: dict[str, str] = {}
+        """By name, the package that brought the class."""
+        self._codes: dict[str, str] = {}
+        """By name, a digest of that package's files when it was loaded."""
         self._lock, self._has_begun = threading.RLock(), False
 
     @property
@@ -72,6 +78,17 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
         ]
         return "; ".join(reasons) or None
 
+    def code_of(self, name: str, *, now: bool = False) -> str | None:
+        """Return a digest of the files of the installed package that brought a class.
+
+        They are read before the package is loaded; with `now` as they are on the disk by now. None
+        for the project's own classes, and for those that this process has registered itself.
+        """
+        self._load()
+        if now and name in self._packages:
+            return digest_all(digest_package(self._packages[name]))
+        return self._codes.get(name)
+
     def __getitem__(self, name: str) -> type[Base]:
         classes = self._load()
         if name not in classes:
@@ -84,6 +101,8 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
 
     def __setitem__(self, name: str, cls: type[Base]) -> None:
         self._load()[name] = cls
+        self._packages.pop(name, None)
+        self._codes.pop(name, None)
 
     def __delitem__(self, name: str) -> None:
         del self._load()[name]
@@ -115,9 +134,12 @@ class Registry(MutableMapping[str, type[Base]], Generic[Base]):
                 raise ValueError(
                     f"the name '{entry.name}' belongs to {_path(taken)}; choose another name"
                 )
+            package = entry.module.partition(".")[0]
+            code = digest_all(digest_package(package))
             cls = self._check(entry.name, entry.load())
             cls.Config.model_json_schema()  # the API's description of a spec contains it
             self._classes[entry.name] = cls
+            self._packages[entry.name], self._codes[entry.name] = package, code
         except (Exception, SystemExit) as error:  # whatever a foreign module does at its import
             text = f"{entry.name} = {entry.value}{_distribution(entry)}"
             reason = f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from eigensweep.models import MODELS
 from eigensweep.search_spaces.errors import SeveralErrors, SpecError
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.sections import union_of
-from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.tasks import TASKS
 
 
@@ -33,7 +33,8 @@ def read_trial(content: Mapping[str, Any]) -> TrialConfig:
     except ValidationError as error:
         problems = [SpecError(**problem) for problem in list_problems(error, single)]
         raise problems[0] if len(problems) == 1 else SeveralErrors(problems) from error
-    return TrialConfig.from_dict(given.model_dump(mode="json")).resolve()
+    config = TrialConfig.from_dict(given.model_dump(mode="json")).resolve()
+    return config.model_copy(update={"code": find_code(config.task.name, config.model.name)})
 
 
 @cache

@@ -40,6 +40,7 @@ from eigensweep.search_spaces.trial import (
     Strict,
     TrainingConfig,
     TrialConfig,
+    find_code,
 )
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Metric, TaskConfig
@@ -149,6 +150,11 @@ class ExperimentSpec(Strict):
     )
     seed: int = Field(
         0, ge=0, lt=2**30, description="Seed of the first replicate; each further replicate adds 1"
+    )
+    reuse: bool = Field(
+        True,
+        description="Whether results are taken over, and checkpoints gone on from, where the same "
+        "configuration was trained before by the same code. `false` trains everything anew",
     )
     objective: Objectives = Field(
         Objectives(), description="What trials are ranked by, and what that is weighed against"
@@ -298,6 +304,7 @@ class ExperimentSpec(Strict):
                 objective=ObjectiveConfig(metric=self.objective.metric),
                 seed=self.seed,
                 replicates=self.replicates,
+                code=find_code(self.task.name, arm.model.name),
             ).resolve()
         except ValidationError as error:
             first = error.errors()[0]

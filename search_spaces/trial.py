@@ -215,6 +215,16 @@ class ObjectiveConfig(Strict):
     )
 
 
+def find_code(task: str, model: str, *, now: bool = False) -> str | None:
+    """Return a digest of the installed packages that bring a task and a model, by their names.
+
+    It is that of what this process has loaded, with `now` that of the files on the disk. None if
+    both are the project's own.
+    """
+    found = TASKS.code_of(task, now=now), MODELS.code_of(model, now=now)
+    return "+".join(dict.fromkeys(filter(None, found))) or None
+
+
 class TrialConfig(Strict):
     """One configuration, complete: every size absolute, every default filled in."""
 
@@ -229,6 +239,12 @@ class TrialConfig(Strict):
     )
     replicates: int = Field(
         1, ge=1, le=1000, description="Trainings of this configuration, each with its own seed"
+    )
+
+    code: str | None = Field(
+        None,
+        description="Digest of the installed packages that bring the task and the model; null if "
+        "both are Eigensweep's own",
     )
 
     @property
@@ -252,6 +268,13 @@ class TrialConfig(Strict):
         """
         text = json.dumps(self.content_to_hash(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def settings_hash(self) -> str:
+        """Return `content_hash` without the code: what a checkpoint is gone on from by.
+
+        Whoever changes a model of their own and resumes an experiment goes on from its commits.
+        """
+        return self.model_copy(update={"code": None}).content_hash()
 
     def content_to_hash(self) -> dict[str, Any]:
         """Return what `content_hash` covers: settings and the versions of the code they go to."""

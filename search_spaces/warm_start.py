@@ -18,6 +18,7 @@ OTHER_TASK = "learned another task"
 OTHER_METRIC = "were ranked by another metric"
 OTHER_MODEL = "trained a model that no arm has"
 OTHER_BUDGET = "trained another number of steps"
+OTHER_CODE = "were trained by other code of the package that brings the task or the model"
 OUTSIDE = "lie outside of the space, or differ in what it does not vary"
 
 
@@ -48,6 +49,8 @@ def find_point(
         except InvalidPointError:
             continue
         if here.content_hash() != hash:
+            if here.model_copy(update={"code": config.get("code")}).content_hash() == hash:
+                why = OTHER_CODE
             continue
         if here.training.steps == config["training"]["steps"]:
             return point

@@ -90,6 +90,24 @@ def test_threads_that_look_at_once_see_all_packages(install):
     assert seen == [["copying", "echo"]] * 3
 
 
+def test_the_code_of_a_class_is_that_of_its_package_as_it_was_loaded(install):
+    folder = install("echo = lab:Echo", ECHO.format(name="echo"))
+    tasks = registry()
+    loaded = tasks.code_of("echo")
+    assert loaded == tasks.code_of("echo", now=True)
+    (folder / "lab.py").write_text(ECHO.format(name="echo") + "# changed")
+    assert tasks.code_of("echo") == loaded
+    assert tasks.code_of("echo", now=True) == registry().code_of("echo") != loaded
+    assert tasks.code_of("copying") is None
+
+
+def test_a_class_that_a_notebook_puts_in_place_of_a_packages_has_no_code(install):
+    install("echo = lab:Echo", ECHO.format(name="echo"))
+    tasks = registry()
+    tasks["echo"] = tasks["echo"]
+    assert tasks.code_of("echo") is tasks.code_of("echo", now=True) is None
+
+
 @pytest.mark.parametrize(
     ("point", "module", "reason"),
     [

@@ -167,6 +167,7 @@ EXPERIMENT_SUMMARY: Final[Json] = {
 EXPERIMENT: Final[Json] = {
     **EXPERIMENT_SUMMARY,
     "best": TRIAL,
+    "reused_from": [],
     "spec": GRID,
     "links": {
         **_LINKS,

@@ -333,6 +333,10 @@ class ExperimentNow(ExperimentSummary):
     model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT]})
 
     best: TrialNow | None = Field(description="The first in the ranking so far, in full")
+    reused_from: list[str] = Field(
+        description="The experiments whose results the reused trials have: the same configuration, "
+        "seeds and budget, trained by the same code. Of the first 1,000 of these trials"
+    )
     spec: Json = Field(description="The ExperimentSpec as posted, with defaults filled in")
     links: ExperimentLinks
 
@@ -363,6 +367,7 @@ class Views:
                 **self._links(record.experiment), **{name: f"{here}/{name}" for name in actions}
             ),
             best=None if record.best is None else self.trial(record.best),
+            reused_from=list(record.sources),
             error=record.experiment.error,
             spec=record.experiment.spec,
         )

@@ -32,6 +32,9 @@ def format_experiment(experiment: JsonObject, address: str) -> str:
         ("state", f"{experiment['state']}{_place_in_queue(experiment)}"),
         ("progress", count_trials(experiment["progress"])),
     ]
+    if sources := experiment.get("reused_from"):
+        words = f"from {', '.join(sources)}, same code; `reuse: false` trains anew"
+        rows.append(("reused", f"{experiment['progress']['reused']} {words}"))
     if experiment.get("eta_seconds"):
         rows.append(("time left", format_duration(experiment["eta_seconds"])))
     if baseline is not None:

@@ -322,7 +322,8 @@ class RecordLedger:
                 Trial.replicates >= replicates,
                 *conditions,
             )
-            found = session.scalars(same.order_by(first, Trial.replicates).limit(1)).first()
+            rows = session.scalars(same.order_by(first, Trial.replicates))
+            found = next(filter(_is_by_its_code, rows), None)
             if found is None:
                 return None
             source = Source(found.experiment_id, found.number, found.run_id)
@@ -556,6 +557,11 @@ def load_earlier(
         ]
 
     return database.read(url, work, patience)
+
+
+def _is_by_its_code(trial: Trial) -> bool:
+    """Tell whether a trial was trained by the code that its hash names, from beginning to end."""
+    return trial.scores.get("code") == (trial.config or {}).get("code")
 
 
 def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> TrialEntry:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     literal,
     select,
     tuple_,
+    type_coerce,
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer, load_only
 
@@ -46,6 +47,9 @@ from eigensweep.workers.shared.states import ExperimentState
 
 Row = TypeVar("Row", bound=Base)
 T = TypeVar("T")
+
+MOST_SOURCES: Final = 1000
+"""Reused trials that are looked at for the experiments that they come from."""
 
 READ_AT_ONCE: Final = 500
 """Trials that are in memory at a time where all of them are read."""
@@ -128,6 +132,8 @@ class ExperimentRecord:
     best: TrialRecord | None
     place: int | None = None
     """Its place in the queue, from 1; None if it is not queued."""
+    sources: tuple[str, ...] = ()
+    """The experiments that results were taken over from; none in a list."""
 
 
 def count_states(session: Session, ids: Sequence[str]) -> dict[str, dict[str, StateCount]]:
@@ -166,7 +172,8 @@ class Queries:
             counts = count_states(session, [id])[id]
             is_queued = row.state == "queued"
             place = find_place(session.connection(), row) if is_queued else None
-            return ExperimentRecord(row, counts, history, place)
+            sources = _find_sources(session, id) if "reused" in counts else ()
+            return ExperimentRecord(row, counts, history, place, sources)
 
         return database.read(self.url, work)
 
@@ -359,6 +366,14 @@ def _require_experiment(session: Session | Connection, id: str) -> None:
     """Look for an experiment without reading its spec."""
     if session.execute(select(Experiment.id).where(Experiment.id == id)).first() is None:
         raise ExperimentNotFoundError(id)
+
+
+def _find_sources(session: Session, id: str) -> tuple[str, ...]:
+    """Return the experiments whose results the first reused trials of an experiment have."""
+    reused = select(Trial.result).where(Trial.experiment_id == id, Trial.state == "reused")
+    first = reused.order_by(Trial.number).limit(MOST_SOURCES).subquery()
+    source = type_coerce(first.c.result, JSON)["reused_from"]["experiment"].as_string()
+    return tuple(sorted(filter(None, session.scalars(select(source).distinct()))))
 
 
 def _find_places(session: Session, rows: Sequence[Experiment]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Select
 from eigensweep.search_spaces.extension import describe_extension, is_longer
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import find_code
 from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock_row, was_done
 from eigensweep.service.record.errors import NothingToDoError
@@ -140,13 +141,16 @@ def _configure(spec: ExperimentSpec, trial: Trial) -> ConfigJson:
         NothingToDoError: if it is, and the checkpoints are of another version.
     """
     config = spec.trial(Point(trial.arm, trial.params))
+    code = find_code(config.task.name, config.model.name, now=True)  # what a driver would load
+    config = config.model_copy(update={"code": code})
     if (config.training.steps or 0) <= trial.steps:
         return trial.config or {}
     if config.content_hash() != trial.config_hash:
         id = trial.experiment_id
         raise NothingToDoError(
             f"trial {trial.number} of experiment {id} trained with another version of its model, "
-            f"task or trainer, and cannot go on; post it again: eigensweep fork {id}"
+            "task or trainer, or with other code of the package that brings them, and cannot go "
+            f"on; post it again: eigensweep fork {id}"
         )
     content = config.model_dump(mode="json")
     content["replicates"] = max(config.replicates, trial.replicates or 1)

@@ -72,6 +72,33 @@ class TestGoldenHashes:
         assert {spec["task"]["name"] for spec in specs} == set(founding["task"])
 
 
+class TestOwnCode:
+    def config(self) -> TrialConfig:
+        content, _ = GOLDEN["specs"][0]
+        spec = ExperimentSpec.model_validate(content)
+        return spec.trial(spec.space().point(0))
+
+    @pytest.mark.parametrize("kind", ["model", "task"])
+    def test_other_code_of_the_package_gives_another_hash(self, kind, monkeypatch):
+        registry = {"model": MODELS, "task": TASKS}[kind]
+        name, hashes = getattr(self.config(), kind).name, {self.config().content_hash()}
+        for code in ("aaaa", "bbbb"):
+            monkeypatch.setitem(registry._codes, name, code)
+            assert self.config().code == code
+            hashes.add(self.config().content_hash())
+        assert len(hashes) == 3
+
+    def test_one_package_that_brings_both_counts_once(self, monkeypatch):
+        monkeypatch.setitem(MODELS._codes, self.config().model.name, "aaaa")
+        monkeypatch.setitem(TASKS._codes, self.config().task.name, "aaaa")
+        assert self.config().code == "aaaa"
+
+    def test_a_checkpoint_is_gone_on_from_whatever_the_code(self, monkeypatch):
+        known = self.config().settings_hash()
+        monkeypatch.setitem(MODELS._codes, self.config().model.name, "aaaa")
+        assert self.config().settings_hash() == known
+
+
 class Toy(ModelConfig):
     name: Literal["toy"] = "toy"
     hidden_size: int = 3

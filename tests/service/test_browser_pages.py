@@ -21,6 +21,7 @@ from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration
 from eigensweep.service.client.trial_table import TrialTable
+from eigensweep.service.command.summaries import format_experiment
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.messages import Source, Takeover
 from eigensweep.workers.shared.results import summarise
@@ -373,6 +374,20 @@ class TestOverviews:
         again.finish(8, 0, "reused", result)
         found = client.get(f"/v1/experiments/{again.experiment_id}/trials/8/curves").json()["items"]
         assert {curve["seed"] for curve in found} == {0, 1}
+
+    def test_what_was_reused_is_said(self, client, record, ledger, settings):
+        again = play(client, record, Path(settings.storage_folder) / "elsewhere")
+        id, source = again.experiment_id, ledger.experiment_id
+        for number, where in enumerate((source, "1aaaaaaaaaaaa", source), start=8):
+            result = summarise([seed_result(0, 0.1, "completed")])
+            again.open(number, "scornn", {}, {"seed": 0, "replicates": 2}, f"h{number}")
+            again.finish(number, 0, "reused", replace(result, reused_from=Source(where, 0)))
+        found = client.get(f"/v1/experiments/{id}").json()
+        assert found["reused_from"] == ["1aaaaaaaaaaaa", source]
+        words = f"3 from 1aaaaaaaaaaaa, {source}, same code; `reuse: false` trains anew"
+        assert words in format_experiment(found, "http://here")
+        assert "3 reused from 1aaaaaaaaaaaa" in read(client, f"/experiments/{id}")
+        assert client.get(f"/v1/experiments/{source}").json()["reused_from"] == []
 
     def test_a_trial_has_all_its_curves_and_checkpoints(self, client, ledger):
         here = f"/v1/experiments/{ledger.experiment_id}/trials/0"

@@ -170,6 +170,16 @@ class TestEveryLedger:
         ):
             assert ledger.find_finished(*other) is None
 
+    def test_a_result_of_other_code_than_its_hash_names_is_not_found(self, ledger):
+        for number, trained_by in enumerate(["aaaa,bbbb", "bbbb", None, "aaaa"]):
+            ledger.open(number, "scornn", {}, {**CONFIG, "code": "aaaa"}, "abc")
+            ledger.begin(number)
+            assert ledger.find_finished("abc", 3, 1, 100) is None
+            assert ledger.find_shorter("abc", 3, 1, 200) is None
+            ledger.finish(number, 1, "completed", dataclasses.replace(RESULT, code=trained_by))
+        assert ledger.find_finished("abc", 3, 1, 100).source.number == 3
+        assert ledger.find_shorter("abc", 3, 1, 200).source.number == 3
+
     def test_a_longer_budget_finds_the_longest_shorter_one(self, ledger):
         for number, steps in enumerate([20, 60, 100]):
             config = {**CONFIG, "training": {**CONFIG["training"], "steps": steps}}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from eigensweep.models import MODELS
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
@@ -236,6 +237,23 @@ class TestExtend:
         record.retry(grid.id)
         again = grid.ledger.load()[1]
         assert (again.state, again.config["training"]["steps"]) == ("waiting", 300)
+
+    def test_a_longer_budget_is_refused_where_the_own_model_has_changed(
+        self, client, spec, grid, monkeypatch, tmp_path
+    ):
+        package = tmp_path / "own_lab.py"
+        package.write_text("FACTOR = 1.0")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setitem(MODELS._packages, "scornn", "own_lab")
+        monkeypatch.setitem(MODELS._codes, "scornn", MODELS.code_of("scornn", now=True))
+        config = ExperimentSpec.model_validate(spec()).trial(Point("scornn", {}))
+        grid.ledger.open(2, "scornn", {}, config.model_dump(mode="json"), config.content_hash())
+        grid.ledger.finish(2, grid.ledger.begin(2), "completed", Result(value=0.1, step=100))
+        grid.ledger.end("completed")
+        package.write_text("FACTOR = 0.5")
+        answer = self.post(client, grid.id, spec(training={"steps": 300, "evaluate_every": 10}))
+        assert answer.status_code == 409
+        assert "with other code of the package that brings them" in answer.json()["detail"]
 
     def test_what_was_cancelled_goes_on_with_the_spec_as_it_was(self, client, record, spec, grid):
         parsed = ExperimentSpec.model_validate(spec())

@@ -104,3 +104,32 @@ def test_own_models_and_tasks_are_posted_searched_and_trained(
     assert {"damped", "lab_damped"} <= {model["name"] for model in models["items"]}
     assert [one["entry_point"] for one in models["left_out"]] == ["lost = lab:Lost (lab 1.0)"]
     assert "lab_without_this_file" in tasks["left_out"][0]["reason"]
+
+
+@pytest.mark.slow
+def test_a_changed_equation_is_trained_anew(paths: tuple[Path, Path], service: Any) -> None:
+    service.env["PYTHONPATH"] = ":".join(map(str, paths))
+    service.start()
+    spec = {
+        "task": {"name": "copying", "delay": 3, "symbols": 2, "valid_size": 8, "test_size": 8},
+        "model": {"name": "lab_damped", "hidden_size": 4},
+        "training": {"steps": 10, "evaluate_every": 5},
+        "search": {"space": {"model.damping": [0.5, 1.0]}},
+    }
+
+    def run(**fields: Any) -> tuple[str, list[str], list[Any]]:
+        id = service.post({**spec, **fields})["id"]
+        service.wait(id)
+        found = service.get(f"/v1/experiments/{id}")["reused_from"]
+        return id, found, sorted((t["state"], t["value"]) for t in service.trials(id))
+
+    first, sources, trained = run()
+    assert (sources, [state for state, _ in trained]) == ([], ["completed"] * 2)
+    _, sources, again = run()
+    assert (sources, [state for state, _ in again]) == ([first], ["reused"] * 2)
+    assert run(reuse=False)[1:] == ([], trained)
+    module = paths[1] / "lab.py"
+    module.write_text(module.read_text().replace("return self", "return 0.5 * self"))
+    _, sources, changed = run()
+    assert (sources, [state for state, _ in changed]) == ([], ["completed"] * 2)
+    assert changed != trained

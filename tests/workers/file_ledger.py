@@ -197,7 +197,8 @@ class FileLedger:
             if entry.state == "completed" and entry.config_hash == config_hash:
                 config = entry.config
                 enough = config["replicates"] >= replicates
-                if config["seed"] == seed and enough and entry.result:
+                named = entry.result is not None and entry.result.code == config.get("code")
+                if config["seed"] == seed and enough and entry.result and named:
                     source = Source(self.experiment_id, entry.number, entry.run_id)
                     same = config["replicates"] == replicates
                     result = entry.result if same else cut_seeds(entry.result, replicates)

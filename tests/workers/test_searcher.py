@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from orders import make_order
 from sweeps import SCORNN, Bench, at, spec
 
+from eigensweep.models import MODELS
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import places
 from eigensweep.workers.driver.searcher import Recorder
@@ -115,6 +116,35 @@ class TestEveryConfigurationOnce:
         state, error = b.sweep.close()
         assert state == "failed"
         assert "no point of the search is a valid configuration" in error
+
+    def test_nothing_is_taken_over_where_a_spec_wants_it_anew(self, tmp_path):
+        search = {"method": "grid", "space": {"optimizer.lr": [1e-2, 1e-3]}}
+        b = bench(tmp_path, search, reuse=False)
+        known = b.spec.trial(b.spec.space().point(0)).content_hash()
+        b.ledger.know(known, Finished(Source("e0", 7, "run7"), Result(value=0.25, step=20)))
+        job = b.ask()
+        assert (job.entry.params, job.donor) == ({"optimizer.lr": 1e-2}, None)
+
+    def test_trials_that_go_on_with_other_code_are_named(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(MODELS._codes, "scornn", "aaaa")
+        b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2, 1e-3, 1e-4]}})
+        ended, begun = b.ask(), b.ask()
+        for job in (ended, begun):
+            b.sweep.begin(job.entry.number, job.attempt)
+        b.sweep.end(ended.entry.number, "completed", Result(value=1.0, step=20, code="aaaa"))
+        assert b.sweep.notices() == []
+        monkeypatch.setitem(MODELS._codes, "scornn", "bbbb")
+        b.start()
+        (notice,) = b.sweep.notices()
+        assert notice.kind == "code"
+        assert "has changed since trial 1 began" in notice.words
+        assert "reused nowhere" in notice.words
+
+    def test_a_trial_whose_process_had_other_code_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(MODELS._codes, "scornn", "aaaa")
+        b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2]}})
+        b.run(lambda params: Result(value=1.0, step=20, code="aaaa,bbbb"))
+        assert "since trial 0 began" in b.sweep.notices()[0].words
 
     def test_a_result_that_stands_elsewhere_is_taken_over_without_a_trial(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"optimizer.lr": [1e-2, 1e-3]}})

@@ -104,6 +104,20 @@ class TestGoingOn:
         assert (longer.outcome, longer.step) == ("completed", 30)
         assert longer.result().test
 
+    def test_what_has_trained_it_is_in_its_result(self, monkeypatch):
+        config = trial(training={"steps": 10, "evaluate_every": 5})
+        assert Training(config, 0).result().code is None
+        monkeypatch.setitem(MODELS._codes, config.model.name, "aaaa")
+        first = Training(config, 0)
+        first.run(until=5)
+        monkeypatch.setitem(MODELS._codes, config.model.name, "bbbb")
+        second = reload(first, config)
+        second.run()
+        assert (first.result().code, second.result().code) == ("aaaa", "aaaa,bbbb")
+        monkeypatch.setitem(MODELS._codes, config.model.name, "cccc")
+        assert reload(second, config).result().code == "aaaa,bbbb", "it has nothing left to train"
+        assert summarise([second.result(), first.result()]).code == "aaaa,bbbb"
+
     def test_a_checkpoint_of_something_else_is_refused(self):
         state = train_toy(trial(), until=8).state_dict()
         with pytest.raises(ValueError, match="of configuration"):

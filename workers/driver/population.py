@@ -131,7 +131,7 @@ class Round:
         return changed
 
     def _hash(self, params: Params) -> str:
-        return self._spec.trial(Point(self._arm, params)).content_hash()
+        return self._spec.trial(Point(self._arm, params)).settings_hash()
 
 
 def _move(value: Scalar, axis: Parameter, way: int, perturb: float) -> Scalar:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.search_spaces.warm_start import find_point
 from eigensweep.workers.driver.digests import Digests, digest
 from eigensweep.workers.driver.entries import Entries
@@ -76,6 +76,9 @@ NOWHERE = "unknown"
 SILENT_SECONDS = 30.0
 """So long no trial goes to a node that did not answer after the loss of a process. Ray gives up a
 node that is dead within less."""
+
+NAMED = 5
+"""Trials that a notice names; the others are counted."""
 
 MOST_LEFT_OUT = 3
 """Nodes that are left out at once; if more fail, the fault is not theirs, and everything waits."""
@@ -177,6 +180,8 @@ class Sweep:
         """Trials of earlier drivers that the sequence has not come to again."""
         self._has_raced = False
         """Whether a trial of earlier drivers has more seeds than every configuration gets."""
+        self._recoded: set[int] = set()
+        """Trials that train, or trained, with other code than they began with."""
         for source, earlier, point in self._find_earlier():
             study.observe(source, earlier, point)
         study.reconcile(self._take_up(entry) for entry in ledger.walk())
@@ -212,6 +217,9 @@ class Sweep:
             self._has_raced |= has_begun([entry], self.spec.replicates)
             config = TrialConfig.from_dict(entry.config)
             self._identities.add(_identity(config, config.content_hash()))
+            code = find_code(config.task.name, config.model.name)
+            if entry.state in OPEN_TRIALS and entry.attempt and config.code != code:
+                self._recoded.add(entry.number)
         self._put(entry)
         return entry
 
@@ -294,7 +302,8 @@ class Sweep:
                 return None
             entry = self.entries[self._queue.popleft()]
             is_new = entry.attempt == 0 or entry.earlier is not None
-            is_known = self._round is None and self.ledger.knows(entry.config_hash)
+            may_know = self.spec.reuse and self._round is None
+            is_known = may_know and self.ledger.knows(entry.config_hash)
             if is_known and is_new and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
@@ -391,6 +400,8 @@ class Sweep:
         if result is not None:
             result = replace(result, outcome=outcome)
         result = complete_result(entry, outcome, result)
+        if result is not None and outcome != "reused" and result.code != entry.config.get("code"):
+            self._recoded.add(number)
         self.ledger.finish(number, entry.attempt, outcome, result, error, last)
         entry = entry.ended(outcome, result, error)
         self.study.tell(entry)
@@ -575,6 +586,13 @@ class Sweep:
                 "help"
             )
             found.append(Notice("memory", words))
+        if self._recoded:
+            words = (
+                "the package that brings the model or the task has changed since "
+                f"{_list(self._recoded)} began, and its new code goes on with what the old one "
+                "trained. Such results are reused nowhere; `eigensweep fork` trains anew"
+            )
+            found.append(Notice("code", words))
         return found
 
     def _lacks_nodes(self) -> bool:
@@ -798,6 +816,13 @@ class Sweep:
 def _with_report(entry: TrialEntry, told: RungReport) -> TrialEntry:
     reports = {**entry.reports, told.step: told.metrics} if told.metrics else entry.reports
     return replace(entry, reports=reports, place=told.place)
+
+
+def _list(numbers: Set[int]) -> str:
+    """Return some trials in words, the first ones by their numbers."""
+    first = ", ".join(map(str, sorted(numbers)[:NAMED]))
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    return f"trial{'' if len(numbers) == 1 else 's'} {first}{more}"
 
 
 def _key(point: Point) -> int:

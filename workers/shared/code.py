@@ -10,7 +10,6 @@ Importing this loads neither torch nor Ray.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import platform
 import runpy
@@ -21,12 +20,17 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from eigensweep.own_packages import (
+    SUFFIXES,
+    digest_all,
+    digest_files,
+    digest_package,
+    find_package,
+)
 from eigensweep.workers.shared.messages import Code
 
 PACKAGES = ("models", "tasks", "search_spaces", "workers")
 """The packages whose code decides a trial's numbers, beside the modules above them."""
-
-SUFFIXES = (".py", ".cpp", ".h", ".cu", ".yaml")
 
 VERSIONS = ("torch", "numpy", "ray")
 """The distributions whose version decides a trial's numbers, or whether it runs at all."""
@@ -62,11 +66,11 @@ def own_code() -> Code:
     plugin_files, plugin_versions = _plugin_files(plugin_folders), _plugin_versions()
     return Code(
         folder=str(folder),
-        digest=_digest(files | plugin_files | versions | plugin_versions),
+        digest=digest_all(files | plugin_files | versions | plugin_versions),
         node=platform.node(),
-        packages=_digest(versions | plugin_versions),
+        packages=digest_all(versions | plugin_versions),
         identity=_identify([folder, *plugin_folders.values()]),
-        core=_digest(files | versions),
+        core=digest_all(files | versions),
         plugins=_digest_plugins(plugin_files),
     )
 
@@ -74,7 +78,7 @@ def own_code() -> Code:
 def has_changed() -> bool:
     """Return whether the files and packages here are other ones than when `own_code` looked."""
     importlib.invalidate_caches()
-    return _digest(own_parts.__wrapped__()) != own_code().digest
+    return digest_all(own_parts.__wrapped__()) != own_code().digest
 
 
 def check_code(driver: Code, parts: Mapping[str, str] | None = None) -> None:
@@ -157,25 +161,14 @@ def _own_folder() -> Path:
 def _project_files() -> dict[str, str]:
     folder = _own_folder()
     found = [*folder.glob("*"), *(path for name in PACKAGES for path in (folder / name).rglob("*"))]
-    return _digest_files({path.relative_to(folder).as_posix(): path for path in found})
+    return digest_files({path.relative_to(folder).as_posix(): path for path in found})
 
 
-def _plugin_files(folders: Mapping[str, Path]) -> dict[str, str]:
-    files: dict[str, Path] = {}
-    for package, place in folders.items():
-        if place.is_file():
-            files[f"{package}: {place.name}"] = place
-        else:
-            inside = ((path.relative_to(place).as_posix(), path) for path in place.rglob("*"))
-            files |= {f"{package}: {name}": path for name, path in inside}
-    return _digest_files(files)
-
-
-def _digest_files(files: Mapping[str, Path]) -> dict[str, str]:
+def _plugin_files(packages: Iterable[str]) -> dict[str, str]:
     return {
-        name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for name, path in sorted(files.items())
-        if path.suffix in SUFFIXES
+        f"{package}: {name}": value
+        for package in packages
+        for name, value in digest_package(package).items()
     }
 
 
@@ -202,32 +195,16 @@ def _digest_plugins(files: Mapping[str, str]) -> dict[str, str]:
             package = f"{entry.module.partition('.')[0]}: "
             own = {name: value for name, value in files.items() if name.startswith(package)}
             version = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-            words = f"{entry.value} {version} {_digest(own)}"
+            words = f"{entry.value} {version} {digest_all(own)}"
             behind.setdefault(f"{group}: {entry.name}", []).append(words)
-    return {name: _digest({name: "\n".join(sorted(each))}) for name, each in behind.items()}
+    return {name: digest_all({name: "\n".join(sorted(each))}) for name, each in behind.items()}
 
 
 def _plugin_folders() -> dict[str, Path]:
-    """Return where the packages are that add models and tasks, found without importing them."""
+    """Return where the packages are that add models and tasks."""
     names = {e.module.partition(".")[0] for group in GROUPS for e in entry_points(group=group)}
-    found = {}
-    for name in sorted(names):
-        try:
-            spec = find_spec(name)
-        except (ImportError, ValueError):
-            continue  # the registry leaves it out, and says why
-        if spec is None:
-            continue
-        if spec.submodule_search_locations:
-            found[name] = Path(next(iter(spec.submodule_search_locations)))
-        elif spec.origin is not None and Path(spec.origin).is_file():
-            found[name] = Path(spec.origin)
-    return found
-
-
-def _digest(parts: Mapping[str, str]) -> str:
-    lines = "".join(f"{name}\0{value}\n" for name, value in sorted(parts.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+    found = {name: find_package(name) for name in sorted(names)}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def _identify(places: Iterable[Path]) -> str:

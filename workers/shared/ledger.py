@@ -263,7 +263,8 @@ class Ledger(Protocol):
         """Return a `completed` result of the same configuration, seeds and budget, if any.
 
         One with more seeds is cut to these. Trials with a lineage did not train with one
-        configuration: here and in the next two functions they count for nothing.
+        configuration, and those of other code than their hash names (`Measures.code`) not by one
+        program: here and in the next two functions they count for nothing.
         """
 
     def find_shorter(

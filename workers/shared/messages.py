@@ -169,10 +169,10 @@ class Source(Flat):
     """Its MLflow run, if it is known."""
 
 
-NoticeKind = Literal["delivery", "disk", "memory", "node", "nodes", "share", "store"]
-"""What a notice is about: MLflow, which is away or refuses something, a disk that is nearly full, a
-node without memory, a node that is left out, so many of them that everything waits, a fair share,
-or the store of checkpoints."""
+NoticeKind = Literal["code", "delivery", "disk", "memory", "node", "nodes", "share", "store"]
+"""What a notice is about: trials whose code has changed, MLflow, which is away or refuses
+something, a disk that is nearly full, a node without memory, a node that is left out, so many of
+them that everything waits, a fair share, or the store of checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,8 @@ class Measures:
     """The best test scores of any evaluation; None unless each evaluation tests."""
     last_test: Metrics | None = None
     """The test scores of the last evaluation; None unless each evaluation tests."""
+    code: str | None = None
+    """What `TrialConfig.code` was where it trained; several with commas, if that changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,6 +369,8 @@ def _measures_to_dict(measures: Measures) -> Json:
     for name in _TESTS:
         if (scores := getattr(measures, name)) is not None:
             content[name] = dict(scores)
+    if measures.code is not None:
+        content["code"] = measures.code
     return content
 
 
@@ -384,6 +388,7 @@ def _read_measures(content: Mapping[str, Any]) -> Json:
         "parameters": parameters and ParameterCount.from_dict(parameters),
         "baseline": content.get("baseline"),
         "constraint": _read_metrics(content.get("constraint")),
+        "code": content.get("code"),
         **{name: _read_metrics(content[name]) for name in _TESTS if name in content},
     }
 

@@ -29,9 +29,20 @@ def summarise(replicates: Sequence[ReplicateResult]) -> Result:
         constraint=_means(each.constraint for each in replicates),
         best_test=_means_if_known([each.best_test for each in replicates]),
         last_test=_means_if_known([each.last_test for each in replicates]),
+        code=join_codes(each.code for each in replicates),
         replicates=len(replicates),
         by_replicate=tuple(replicates),
     )
+
+
+def join_codes(codes: Iterable[str | None]) -> str | None:
+    """Return all codes that have trained something, as `Measures.code` names them.
+
+    >>> join_codes(["a1,b2", None, "a1"])
+    'a1,b2'
+    """
+    each = (code for codes_ in codes if codes_ for code in codes_.split(","))
+    return ",".join(dict.fromkeys(each)) or None
 
 
 def join_seeds(first: Result, further: Result) -> Result:

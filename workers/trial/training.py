@@ -20,11 +20,12 @@ import torch
 from eigensweep.models import MODELS
 from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.models.base import State
-from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared import spectrum_files, traces
 from eigensweep.workers.shared.checkpoints import CurvePoint, StateDict
 from eigensweep.workers.shared.messages import End, Json, Metrics, ParameterCount, ReplicateResult
+from eigensweep.workers.shared.results import join_codes
 from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
 from eigensweep.workers.trial.memory import keep_freed_memory
 from eigensweep.workers.trial.optimizers import Optimizers
@@ -94,6 +95,8 @@ class Training:
         self.steps: int = config.training.steps
         self.evaluate_every: int = config.training.evaluate_every
 
+        self.code = find_code(config.task.name, config.model.name)
+        """As `TrialConfig.code`, of all that have trained it; with commas if it changed."""
         self.step = 0
         """Optimizer steps taken."""
         self.outcome: End | None = None
@@ -180,13 +183,14 @@ class Training:
             constraint=self._constraint,
             best_test=tests.best if tests else None,
             last_test=tests.last if tests else None,
+            code=self.code,
         )
 
     def state_dict(self) -> StateDict:
         """Return a copy of all that going on needs: tensors, on the CPU, and plain values."""
         return _copy(
             {
-                "hash": self.config.content_hash(),
+                "hash": self.config.settings_hash(),
                 "seed": self.seed,
                 "step": self.step,
                 "outcome": self.outcome,
@@ -202,6 +206,7 @@ class Training:
                 "points": [asdict(p) for p in self._points],
                 "last_point": self._last_point,
                 "seconds": self.seconds,
+                "code": self.code,
             }
         )
 
@@ -214,7 +219,7 @@ class Training:
         Raises:
             ValueError: if it is of another configuration or seed, or of a longer budget.
         """
-        expected = self.config.content_hash(), self.seed
+        expected = self.config.settings_hash(), self.seed
         if (state["hash"], state["seed"]) not in (expected, (taken_from, self.seed)):
             raise ValueError(
                 f"the checkpoint is of configuration {state['hash']} with seed {state['seed']}; "
@@ -242,6 +247,8 @@ class Training:
             self.outcome, self._test, self._tested = None, {}, -1
             self.selection.continue_beyond_budget()
             self.reported_tests.continue_beyond_budget()
+        trained_by = state.get("code")  # None in older checkpoints
+        self.code = join_codes([trained_by, None if self.is_finished else self.code])
 
     def take_over(self, weights: Weights, optimizers: StateDict, carried: State | None) -> None:
         """Take in the tensors of a lane that trained in this one's place."""

@@ -1,0 +1,52 @@
+"""The packages that add models and tasks: where their files are, and digests of them.
+
+Nothing is imported here: a package may fail at that, or take long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+SUFFIXES = (".py", ".cpp", ".h", ".cu", ".yaml")
+"""Endings of the files whose content decides a trial's numbers."""
+
+
+def find_package(package: str) -> Path | None:
+    """Return a package's folder, or the file of one that is a file; None if there is none."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return None  # the registry leaves it out, and says why
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec.origin is not None and Path(spec.origin).is_file() else None
+
+
+def digest_package(package: str) -> dict[str, str]:
+    """Return a digest of each file of a package, by its path inside."""
+    place = find_package(package)
+    if place is None:
+        return {}
+    if place.is_file():
+        return digest_files({place.name: place})
+    return digest_files({path.relative_to(place).as_posix(): path for path in place.rglob("*")})
+
+
+def digest_files(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return a digest of each file of code, by its name."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for name, path in sorted(files.items())
+        if path.suffix in SUFFIXES
+    }
+
+
+def digest_all(parts: Mapping[str, str]) -> str:
+    """Return one digest of names and values."""
+    lines = "".join(f"{name}\0{value}\n" for name, value in sorted(parts.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
