@@ -116,7 +116,8 @@ def move_experiment(
         raise WrongMoveError("experiment", experiment.state, following)
     experiment.state = following
     if following in ENDED or following in ("queued", "paused"):
-        experiment.notices = None
+        told = (experiment.notices or ()) if following == "paused" else ()
+        experiment.notices = [each for each in told if each["kind"] == "failures"] or None
     if following in ENDED or following == "paused":
         experiment.left_at = time.time()
     emit(session, experiment, f"experiment.{kind}", **data)

@@ -474,6 +474,13 @@ class RecordLedger:
 
         self._write(work)
 
+    def request_pause(self, reason: str) -> None:
+        def work(session: Session, experiment: Experiment) -> None:
+            if "pausing" in EXPERIMENT_MOVES[experiment.state]:
+                move_experiment(session, experiment, "pausing", reason=reason)
+
+        self._write(work)
+
     def pause(self) -> bool:
         def work(session: Session, experiment: Experiment) -> bool:
             if experiment.state == "pausing":

@@ -18,6 +18,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.workers.shared.ledger import PAUSED, StaleWriteError
+from eigensweep.workers.shared.messages import Notice
 from eigensweep.workers.shared.states import (
     ACTIONS,
     DONE,
@@ -185,6 +186,23 @@ class TestPause:
             "trial.interrupted",
             "experiment.paused",
         ]
+
+    def test_a_driver_asks_for_one_itself_and_its_reason_stays_until_the_resume(
+        self, record, id, ledger, client
+    ):
+        failing = Notice("failures", "paused, because 30 trials in a row have failed")
+        ledger.tell([failing, Notice("node", "a node is left out", "node7")])
+        for _ in range(2):  # the answer of the first call may be lost
+            ledger.request_pause("trials fail one after another")
+        assert (record.row(id).state, ledger.intent()) == ("pausing", "pause")
+        assert ledger.pause()
+        shown = client.get(f"/v1/experiments/{id}").json()
+        assert [each["words"] for each in shown["notices"]] == [failing.words]
+        assert failing.words in client.get(f"/experiments/{id}").text
+        (wait,) = client.get("/v1/cluster").json()["waiting"]
+        assert wait["why"] == failing.words
+        record.resume(id)
+        assert client.get(f"/v1/experiments/{id}").json()["notices"] == []
 
     def test_a_service_that_dies_while_it_pauses_has_another_driver_finish_that(
         self, record, id, ledger

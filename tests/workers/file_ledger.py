@@ -288,6 +288,9 @@ class FileLedger:
         with self._change() as content:
             content["notices"] = [notice.to_dict() for notice in notices]
 
+    def request_pause(self, reason: str) -> None:
+        self.want("pause")
+
     def pause(self) -> bool:
         with self._change() as content:
             for trial in content["trials"].values():

@@ -22,6 +22,7 @@ from waiting import PATIENCE
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
 from eigensweep.workers.driver.experiment import run_experiment
+from eigensweep.workers.driver.failures import MOST_IN_A_ROW
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.ledger import PAUSED
@@ -245,6 +246,24 @@ class TestKills:
         e.run()
         assert [t.state for t in e.ledger.load()] == ["completed"] * 3
         self.check_curves(e)
+
+    @pytest.mark.slow
+    def test_a_bug_that_all_trials_meet_pauses_the_sweep_until_it_is_resumed(self, experiment):
+        bug = {"name": "toy_bug", "hidden_size": 4}
+        rates = [1e-1 / (1 + k) for k in range(200)]
+        search = {"space": {"optimizer.lr": rates}}
+        e = experiment({"model": bug, "search": search, "training": {"steps": 4}})
+        e.finish(e.launch())
+        assert e.ledger.read("end") is None
+        assert self.history(e)[-1] == ["pause", "pause"]
+        failed = [t for t in e.ledger.load() if t.state == "failed"]
+        assert MOST_IN_A_ROW <= len(failed) < 60, "what trained at that moment may end"
+        (notice,) = e.ledger.read("notices")
+        assert "LookupError: the toy's bug" in notice["words"]
+        e.ledger.want("run")
+        e.finish(e.launch())
+        assert self.history(e)[-1] == ["pause", "pause"]
+        assert len([t for t in e.ledger.load() if t.state == "failed"]) >= 2 * MOST_IN_A_ROW
 
     def history(self, e: Experiment, kind: str | None = None) -> list[Any]:
         return [h for h in e.ledger.read("history") if kind in (None, h[0])]

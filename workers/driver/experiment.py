@@ -172,6 +172,8 @@ class ExperimentDriver:
         """Whether Tune was left because other experiments have all places."""
         self._waits_for_others = False
         self._paused_at: float | None = None
+        self._has_given_up = False
+        """Whether a pause was asked for, because trials fail one after another."""
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self) -> None:
@@ -265,6 +267,10 @@ class ExperimentDriver:
         themselves, but are waited for no longer than `PAUSE_SECONDS`.
         """
         self._tell()
+        if self.sweep.has_given_up and not self._has_given_up:
+            self._has_given_up = True
+            logger.warning("trials fail one after another, pausing experiment=%s", self.experiment)
+            self.ledger.request_pause("trials fail one after another")
         reason = self.why_stop()
         if reason is None:
             return False

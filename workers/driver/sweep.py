@@ -19,6 +19,7 @@ from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.search_spaces.warm_start import find_point
 from eigensweep.workers.driver.digests import Digests, digest
 from eigensweep.workers.driver.entries import Entries
+from eigensweep.workers.driver.failures import MOST_HERE, Failures
 from eigensweep.workers.driver.leaders import (
     complete_result,
     give_seeds,
@@ -162,6 +163,7 @@ class Sweep:
         """Nodes that did not answer when a process was lost."""
         self._silent_until = 0.0
         self._faults: Counter[str] = Counter()
+        self._failures = Failures()
         self._left_out: dict[str, _LeftOut] = {}
         """Nodes that other trials do not go to, by Ray's id."""
         self._engines: set[Place] = set()
@@ -292,7 +294,7 @@ class Sweep:
 
         Results that exist already, here or in another experiment, are taken over on the way.
         """
-        while self._stopped is None and not self._is_held:
+        while not (self._stopped or self._is_held or self.has_given_up):
             self._wake()
             if self._lacks_nodes():
                 return None
@@ -363,6 +365,7 @@ class Sweep:
         told = RungReport(step, metrics, place)
         if comes_on:
             told = self._read_report(entry, told)
+            self._failures.see_progress(None if place is None else place.node_id)
         self.ledger.report(number, entry.attempt, step, told.metrics, place)
         self._put(_with_report(entry, told))
 
@@ -404,10 +407,26 @@ class Sweep:
             self._recoded.add(number)
         self.ledger.finish(number, entry.attempt, outcome, result, error, last)
         entry = entry.ended(outcome, result, error)
+        self._see_end(entry.place, outcome, error)
         self.study.tell(entry)
         self._put(entry)
         if self._exhausted:  # Tune asks no more, unless a trial waits
             self._race()
+
+    def _see_end(self, place: Place | None, outcome: Outcome, error: str | None) -> None:
+        """Leave the node out on which trials fail one after another, if none fails elsewhere."""
+        node = None if place is None else place.node_id
+        if self._failures.see_end(outcome, node, error):
+            self._leave_out_failing(place, (error or "unknown").strip().rpartition("\n")[2])
+
+    def _leave_out_failing(self, place: Place | None, last: str) -> None:
+        if place is None or place.node_id is None or not self._find_nodes() - {place.node_id}:
+            return
+        cause = (
+            f"on node {place.node} at least {MOST_HERE} trials failed in a row, and none elsewhere "
+            f"meanwhile. The last: {last}"
+        )
+        self._leave_out(place.node_id, place.node, cause, LONGEST_LEAVE)
 
     def lose(
         self,
@@ -476,6 +495,8 @@ class Sweep:
             words = f"{MOST_DEVICES} devices were lost under it in a row; the last: {cause}"
             self.end(number, "failed", error=words)
             return
+        if by == "device" and self._failures.see_loss(node):
+            self._leave_out_failing(place, cause)
         if entry.attempt == attempt:
             self.ledger.interrupt(number, attempt, cause)
         self._put(replace(entry, state="waiting"))
@@ -568,10 +589,17 @@ class Sweep:
             if isinstance(point, Point):
                 yield source, entry, point
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether so many trials failed in a row that those that are left should not begin."""
+        return self._failures.are_too_many and self.left != self.running
+
     def notices(self) -> list[Notice]:
-        """Return which nodes are left out, and whether everything waits for them."""
+        """Return which nodes are left out, whether everything waits for them, and what fails."""
         self._take_in()
         found = [each.notice for each in self._left_out.values()]
+        if self.has_given_up and (failing := self._failures.notice()) is not None:
+            found.insert(0, failing)
         if self._lacks_nodes():
             nodes = self._find_nodes()
             words = (

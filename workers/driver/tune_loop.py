@@ -118,6 +118,13 @@ class Controller(TuneController):
                 return False
         return bool(super()._maybe_reuse_cached_actor(trial))
 
+    def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:
+        """Ask for the next trial, and wait a second for it at most where no other one is there.
+
+        Tune would wait ten minutes, and not look meanwhile whether the experiment should stop.
+        """
+        return bool(super()._update_trial_queue(blocking, min(timeout, 1)))
+
     def _maybe_cache_trial_actor(self, trial: Trial) -> bool:
         """Keep a process for the next trial, unless its node or device is not fit.
 

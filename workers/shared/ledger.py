@@ -335,8 +335,11 @@ class Ledger(Protocol):
         """Replace what people are told about why the experiment comes on, or is delivered, slowly.
 
         It is forgotten when the experiment is paused or over; then only notices of its delivery
-        are taken.
+        are taken. What says that trials fail one after another stays until a paused one is resumed.
         """
+
+    def request_pause(self, reason: str) -> None:
+        """Ask for a pause as a person would, because trials fail one after another."""
 
     def pause(self) -> bool:
         """Record that an experiment that is to be paused is so: its trials have no process.

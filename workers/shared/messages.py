@@ -169,10 +169,13 @@ class Source(Flat):
     """Its MLflow run, if it is known."""
 
 
-NoticeKind = Literal["code", "delivery", "disk", "memory", "node", "nodes", "share", "store"]
+NoticeKind = Literal[
+    "code", "delivery", "disk", "failures", "memory", "node", "nodes", "share", "store"
+]
 """What a notice is about: trials whose code has changed, MLflow, which is away or refuses
-something, a disk that is nearly full, a node without memory, a node that is left out, so many of
-them that everything waits, a fair share, or the store of checkpoints."""
+something, a disk that is nearly full, trials that fail one after another, a node without memory, a
+node that is left out, so many of them that everything waits, a fair share, or the store of
+checkpoints."""
 
 
 @dataclass(frozen=True)

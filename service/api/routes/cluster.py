@@ -278,7 +278,7 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
     if row.state == "waiting_for_room":
         return notices or "no node has room for one of its trials now"
     if row.state == "paused":
-        return "paused; `eigensweep resume` lets it go on"
+        return notices or "paused; `eigensweep resume` lets it go on"
     if notices:
         return notices
     if row.state == "starting":
