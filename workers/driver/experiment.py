@@ -433,6 +433,7 @@ class ExperimentDriver:
 
     def _end(self) -> None:
         """Record how the experiment ended, and return when MLflow holds everything."""
+        self._tell()  # what was damaged under the last trials
         state, error = self.sweep.close()
         state = self.ledger.end(state, error)
         logger.info("experiment ended experiment=%s state=%s", self.experiment, state)

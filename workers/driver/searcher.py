@@ -174,6 +174,8 @@ class Recorder(tune.Callback):
         Tune hands in the word of an attempt that was lost, too, before it calls the trial complete.
         """
         report: Report = trial.report
+        if report.damage is not None:
+            self._sweep.note_damage(Order.from_dict(trial.config).number, report.damage)
         if report.outcome is None:
             order = Order.from_dict(trial.config)
             comes_on = report.lost is None or report.lost_by == "pause"

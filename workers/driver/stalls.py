@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from eigensweep.workers.shared.checkpoints import Progress, Store, replicate_key
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.durable_files import DamagedError, StorageError
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.patience import START_SECONDS, patience_with
 
@@ -120,10 +120,17 @@ class StallWatch:
 
 
 def read_progress(store: Store, experiment: str, entry: TrialEntry) -> tuple[Progress, ...]:
-    """Return what the replicates of a trial have committed."""
+    """Return what the replicates of a trial have committed; nothing where that is damaged."""
     first, count = entry.config["seed"], entry.config["replicates"]
     keys = (replicate_key(experiment, entry.number, first + place) for place in range(count))
-    return tuple(store.progress(key) for key in keys)
+    return tuple(_read(store, key) for key in keys)
+
+
+def _read(store: Store, key: str) -> Progress:
+    try:
+        return store.progress(key)
+    except DamagedError:  # its next commit fails, and the next attempt goes back behind it
+        return Progress(0, 0, -1)
 
 
 def explain(

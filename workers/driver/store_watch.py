@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError, StoreKeysError
+from eigensweep.workers.shared.durable_files import (
+    DamagedError,
+    StorageError,
+    StoreAwayError,
+    StoreKeysError,
+)
 from eigensweep.workers.shared.messages import Notice
 
 logger = logging.getLogger(__name__)
@@ -43,9 +48,14 @@ class StoreWatch:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Do what is done in the store within; if it cannot be done, note that and go on."""
+        """Do what is done in the store within; if it cannot be done, note that and go on.
+
+        What is damaged there is no outage: the next attempt of its trial goes back behind it.
+        """
         try:
             yield
+        except DamagedError as error:
+            logger.warning("%s experiment=%s", error, self._experiment)
         except (StorageError, OSError) as error:
             self._note(error)
         else:

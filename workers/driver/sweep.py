@@ -71,6 +71,9 @@ kernels can end a device, too."""
 FIRST_LEAVE, LONGEST_LEAVE = 15.0, 600.0
 """Seconds that a node is left out after its first failure, and at most."""
 
+MOST_DAMAGES = 3
+"""Trials of which a notice tells what was damaged; the event log has all."""
+
 NOWHERE = "unknown"
 """Stands for the id of a node that does not know its own."""
 
@@ -162,6 +165,10 @@ class Sweep:
         self._silent: Set[str] = frozenset()
         """Nodes that did not answer when a process was lost."""
         self._silent_until = 0.0
+        self._damages: dict[int, str] = {}
+        """What attempts of this driver found damaged in the store, by trial."""
+        self._disk_fault = ""
+        """Why trials wait for disk or store, as the first one said."""
         self._faults: Counter[str] = Counter()
         self._failures = Failures()
         self._left_out: dict[str, _LeftOut] = {}
@@ -505,6 +512,8 @@ class Sweep:
             self._queue.append(number)
             return
         rest = grow(2.0, counts[by][number], LONGEST_REST)
+        if by == "disk" and not self._waits_for_disk():  # later ones say the same of other files
+            self._disk_fault = cause
         self._warn(number, "%s fails, trial %d waits %.0f s: %s", by, number, rest, cause)
         self._rests[number] = self._clock() + rest
 
@@ -594,6 +603,12 @@ class Sweep:
         """Whether so many trials failed in a row that those that are left should not begin."""
         return self._failures.are_too_many and self.left != self.running
 
+    def note_damage(self, number: int, words: str) -> None:
+        """Tell people that an attempt of a trial went back behind what was damaged in the store."""
+        if self._damages.get(number) != words:
+            self._damages[number] = words
+            self._warn(number, "trial %d: %s", number, words)
+
     def notices(self) -> list[Notice]:
         """Return which nodes are left out, whether everything waits for them, and what fails."""
         self._take_in()
@@ -607,6 +622,11 @@ class Sweep:
                 "out. If they all say the same, the fault may be the store's or the driver's code"
             )
             found.append(Notice("nodes", words))
+        if self._waits_for_disk():
+            words = f"trials wait and are tried again after growing pauses: {self._disk_fault}"
+            found.append(Notice("disk", words))
+        for number, damage in list(self._damages.items())[-MOST_DAMAGES:]:
+            found.append(Notice("store", f"trial {number}: {damage}"))
         if short := sum(1 for number in self._rests if self._lost_by_memory[number]):
             words = (
                 f"{short} trials wait, because a node had no memory left and Ray ended their "
@@ -622,6 +642,9 @@ class Sweep:
             )
             found.append(Notice("code", words))
         return found
+
+    def _waits_for_disk(self) -> bool:
+        return any(self._lost_by_disk[number] for number in self._rests)
 
     def _lacks_nodes(self) -> bool:
         """Tell whether no node is left to go to, or so many failed that the fault is not theirs."""

@@ -8,10 +8,15 @@ One folder for each key, which is `experiment/trial/seed`:
     head.json       replaced last and in one act: the only commit point
     attempt-2.tmp   what the second attempt replaces a file by
     lock            held for as long as somebody changes the folder
+    damaged-*       what an attempt found damaged when it began, the last of each kind
 
 `head.json` names the checkpoints and how much of which curve counts. What is beyond that was never
 committed and is written over. So a process may die at any byte: the checkpoint and the points that
 belong to it appear together or not at all. torch is imported when needed: drivers read curves only.
+
+A head and each line of a curve carry a checksum of their own, a checkpoint has its in the head. An
+attempt that begins goes back behind what is damaged: to the points before the first damaged line,
+to a checkpoint that needs no others, or to the start. Training makes the rest again, bit for bit.
 
 A lock is not enough. A network's file system takes it from a node that is cut off for long, and a
 process there may stand still between any two lines. So each attempt writes to files of its own
@@ -32,14 +37,16 @@ import logging
 import os
 import re
 import shutil
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, Self, TypeVar
 
 from eigensweep.workers.shared.durable_files import (
+    DamagedError,
     Draft,
     StorageError,
     StoreAwayError,
@@ -78,8 +85,17 @@ KEPT = 2
 BEST = "best.pt"
 """The file with the weights of the best evaluation."""
 
+STEP_FILE = re.compile(r"step-(?P<step>\d+)-(?P<commit>\d+)(?:-\d+)?\.pt")
+CURVE_FILE = re.compile(r"curve(?:-\d+)?\.jsonl")
 OWN_FILE = re.compile(r"(?:step-\d+-\d+|curve|attempt)-(\d+)\.(?:pt|pt\.tmp|jsonl|jsonl\.tmp|tmp)")
 """Files that one attempt alone writes, with its number; older versions gave no number."""
+
+DAMAGED_HEAD, DAMAGED_CURVE = "damaged-head.json", "damaged-curve.jsonl"
+"""What is kept of a head, and of a curve, that an attempt has gone back behind."""
+
+CHECKSUM: Final = b', "crc32": '
+"""Stands before the last value of a head and of a curve's line: the CRC-32 of all before it. What
+older versions wrote has none."""
 
 StateDict = dict[str, Any]
 """What training goes on from: nested dicts, lists and tuples of tensors and plain values."""
@@ -134,6 +150,10 @@ class StaleAttemptError(StaleWriteError):
     """A later attempt has begun at this key: what this one would write is refused."""
 
 
+class NewerStoreError(StoreAwayError):
+    """A newer version of Eigensweep wrote this; it is left as it is, and no trial is to blame."""
+
+
 @dataclass(frozen=True)
 class CurvePoint:
     """The metrics of one step, finite numbers only, and when they were taken."""
@@ -177,6 +197,8 @@ class _Checkpoint:
     file: str
     step: int
     crc: int
+    points: int = -1
+    """Points of the curve when it was committed; older versions did not say so."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +216,23 @@ class _Head:
     taken_over: str = ""
     """The last takeover: `STEP KEY` of what took the place of all checkpoints before it."""
 
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> Self:
+        """Return the head whose values were found.
+
+        Raises:
+            ValueError, TypeError, KeyError: if they are not a head's.
+        """
+        head = cls(**found | {"checkpoints": tuple(_Checkpoint(**c) for c in found["checkpoints"])})
+        numbers = [head.attempt, head.commits, head.curve_bytes, head.curve_points]
+        numbers += [number for c in head.checkpoints for number in (c.step, c.crc)]
+        if not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise ValueError(f"whole numbers from 0 on were expected; got {numbers}")
+        return head
+
+
+H = TypeVar("H", bound=_Head)
+
 
 class Store:
     """Checkpoints and curves below one folder. Picklable; several processes may use it at once."""
@@ -206,15 +245,20 @@ class Store:
         self._begun: dict[str, int] = {}
         """The attempts that began here, by key."""
 
-    def begin(self, key: str, attempt: int) -> None:
+    def begin(self, key: str, attempt: int) -> str | None:
         """Make `attempt` the only one that may commit at `key`.
+
+        Where head or curve are damaged, go back behind that, and return what was damaged; what is
+        damaged is kept aside.
 
         Raises:
             StaleAttemptError: if a higher attempt has begun.
+            NewerStoreError: if a newer version has written there.
             StorageError: if the folder cannot be written.
         """
-        self._enter(key, attempt, lambda head: head)
+        damage = self._enter(key, attempt, lambda head: head)
         self._begun[key] = attempt
+        return damage
 
     def attempt(self, key: str) -> int:
         """Return the highest attempt that has begun at `key`, 0 if none has."""
@@ -313,14 +357,31 @@ class Store:
         index, offset = self._read.get(key, (0, 0))
         if since < index:
             index, offset = 0, 0
-        lines = self._read_curve(folder, head, offset).splitlines()
-        if len(lines) != head.curve_points - index:
-            raise StorageError(
-                f"the curve in {folder} holds {index + len(lines)} points, "
-                f"and its head counts {head.curve_points}"
-            )
+        try:
+            lines = self._read_curve(folder, head, offset).splitlines()
+            if len(lines) != head.curve_points - index:
+                raise DamagedError(
+                    f"the curve in {folder} holds {index + len(lines)} points, "
+                    f"and its head counts {head.curve_points}"
+                )
+            points = [read_line(line) for line in lines[since - index :]]
+        except DamagedError:
+            if offset == 0:
+                raise
+            self.forget(key)  # an attempt may have gone back, and its lines have other lengths
+            return self.points(key, since)
         self._read[key] = (head.curve_points, head.curve_bytes)
-        return [CurvePoint(**json.loads(line)) for line in lines[since - index :]]
+        return points
+
+    def whole_points(self, key: str, since: int = 0) -> list[CurvePoint]:
+        """Return the same of a curve, or a head, that is damaged: what can still be read of it.
+
+        For who reads of a trial that is over, so that no attempt goes back behind the damage.
+        """
+        folder = self._folder(key)
+        head, _ = self._see(folder)
+        lines = self._read_what_is_there(folder, head).splitlines()[since:]
+        return [point for line in lines if (point := _read_if_whole(line)) is not None]
 
     def forget(self, key: str) -> None:
         """Forget up to where the curve of `key` was read; it can be read again."""
@@ -342,7 +403,7 @@ class Store:
         kept = having[::every]
         if having and kept[-1] is not having[-1]:
             kept.append(having[-1])
-        return [CurvePoint(**json.loads(line)) for line in kept]
+        return [point for line in kept if (point := _read_if_whole(line)) is not None]
 
     def list_checkpoints(self, key: str) -> list[StoredCheckpoint]:
         """Return what the committed checkpoints of `key` are, the newest first."""
@@ -361,7 +422,11 @@ class Store:
         """
         if self._head(self._folder(key)).checkpoints:
             return False
-        snapshot = self.newest(donor_key)
+        try:
+            snapshot = self.newest(donor_key)
+        except DamagedError as error:  # the donor's trial is over: nobody goes back there
+            logger.warning("not going on from a smaller budget: %s", error)
+            return False
         if snapshot is None:
             return False
         attempt = self.attempt(key)
@@ -404,7 +469,7 @@ class Store:
             StorageError: if it cannot be read or written.
         """
         name, folder, source = f"{step} {source_key}", self._folder(key), self._folder(source_key)
-        if self._head(folder).taken_over == name:
+        if self._see(folder)[0].taken_over == name:
             return
         found = self._newest_content(source)
 
@@ -433,11 +498,12 @@ class Store:
         """
         freed = 0
         for head in sorted(self._folder(trial).glob("*/head.json")):
-            if only_measure:
-                freed += self._find_removable(head.parent, keep, attempt, checked=False)[1]
-                continue
             key = f"{trial}/{head.parent.name}"
-            with suppress(StaleAttemptError), self._turn(key, attempt) as (now, draft):
+            if only_measure:
+                with _leaving_damage(key):
+                    freed += self._find_removable(head.parent, keep, attempt, checked=False)[1]
+                continue
+            with _leaving_damage(key), self._turn(key, attempt) as (now, draft):
                 kept, size, gone = self._find_removable(head.parent, keep, attempt, checked=True)
                 if gone:  # also where it stays the same: a later attempt may have begun
                     self._replace_head(head.parent, replace(now, checkpoints=kept), draft)
@@ -578,8 +644,13 @@ class Store:
             raise storage_error("remove", self.root / folder, error) from error
 
     @contextmanager
-    def _turn(self, key: str, attempt: int) -> Iterator[tuple[_Head, Draft]]:
+    def _turn(
+        self, key: str, attempt: int, told: list[str] | None = None
+    ) -> Iterator[tuple[_Head, Draft]]:
         """Let an attempt change a key: give the head, and the draft by which it replaces a file.
+
+        Where the head is damaged, and `told` is given, that is told there, and what the files
+        themselves say is given in its place.
 
         Raises:
             StaleAttemptError: if a higher attempt has begun, be it meanwhile.
@@ -587,7 +658,13 @@ class Store:
         """
         folder = self._folder(key)
         with hold_lock(folder), open_draft(folder / _draft_name(attempt), folder) as draft:
-            head = self._head(folder)  # only now, see above
+            if told is None:
+                head = self._head(folder)  # only now, see above
+            else:
+                head, damage = self._see(folder)
+                if damage:
+                    told.append(damage)
+                    write_whole(folder / DAMAGED_HEAD, (folder / "head.json").read_bytes())
             check_attempt(key, head, attempt)
             try:
                 yield head, draft
@@ -596,24 +673,82 @@ class Store:
                     check_attempt(key, self._head(folder), attempt)
                 raise
 
-    def _enter(self, key: str, attempt: int, change: Callable[[_Head], _Head]) -> None:
-        """Replace the head by what `change` makes of it, and shut all earlier attempts out."""
-        folder, is_in = self._folder(key), False
+    def _enter(self, key: str, attempt: int, change: Callable[[_Head], _Head]) -> str | None:
+        """Replace the head by what `change` makes of it, and shut all earlier attempts out.
+
+        Return what was damaged; `change` is given what is whole.
+        """
+        folder, is_in, told = self._folder(key), False, list[str]()
         while not is_in:
-            with self._turn(key, attempt) as (head, draft):
-                after = change(self._take_curve(folder, head, attempt))
+            with self._turn(key, attempt, told) as (head, draft):
+                after = change(self._take_curve(folder, head, attempt, told))
                 self._replace_head(folder, after, draft)
                 _remove_drafts(folder, range(min(head.attempt, attempt - 1), attempt))
                 is_in = self._head(folder) == after  # else one of them came first
                 if is_in:
                     self._clean(folder, after)
+        return explain_damage(key, told, after)
 
-    def _take_curve(self, folder: Path, head: _Head, attempt: int) -> _Head:
+    def _take_curve(self, folder: Path, head: _Head, attempt: int, told: list[str]) -> _Head:
         """Return the head of an attempt that begins, with a curve of its own: a copy."""
-        curve = head.curve if head.attempt == attempt else f"curve-{attempt}.jsonl"
-        if head.curve_bytes and curve != head.curve:
-            write_whole(folder / curve, self._read_curve(folder, head, 0))
-        return replace(head, attempt=attempt, curve=curve)
+        lines = self._read_what_is_there(folder, head)
+        whole = go_back(head, lines)
+        if whole is not head:
+            told.append(f"the curve {folder / head.curve}")
+            if lines:
+                write_whole(folder / DAMAGED_CURVE, lines)
+        curve = whole.curve if whole.attempt == attempt else f"curve-{attempt}.jsonl"
+        if whole.curve_bytes and curve != whole.curve:
+            write_whole(folder / curve, lines[: whole.curve_bytes])
+        return replace(whole, attempt=attempt, curve=curve)
+
+    def _see(self, folder: Path) -> tuple[_Head, str]:
+        """Return the head; where it is damaged, one made of the files, and what is damaged."""
+        try:
+            return self._head(folder), ""
+        except DamagedError as error:
+            return self._rebuild_head(folder), str(error)
+
+    def _rebuild_head(self, folder: Path) -> _Head:
+        """Return a head of what the files themselves say, as far as they are whole.
+
+        An attempt writes lines before the checkpoint that needs them, so its own checkpoints have
+        theirs. Of an earlier attempt's nobody knows, unless the curve has gone beyond them.
+        """
+        names = sorted(path.name for path in folder.iterdir())
+        curve = max((name for name in names if CURVE_FILE.fullmatch(name)), key=_maker, default="")
+        lines = (folder / curve).read_bytes() if curve else b""
+        lines = lines[: lines.rfind(b"\n") + 1]  # the last one was being written
+        count = lines.count(b"\n")
+        found: list[tuple[int, int, _Checkpoint]] = []
+        for name in names:
+            made = STEP_FILE.fullmatch(name)
+            if made and (content := _read_if_zip(folder / name)) is not None:
+                points = count if _maker(name) == _maker(curve) else -1
+                step, commit = int(made["step"]), int(made["commit"])
+                checkpoint = _Checkpoint(name, step, zlib.crc32(content), points)
+                found.append((step, commit, checkpoint))
+        found.sort(key=lambda each: each[:2], reverse=True)
+        head = _Head(
+            attempt=_maker(curve),
+            commits=max((commit for _, commit, _ in found), default=0),
+            curve=curve or _Head.curve,
+            curve_bytes=len(lines),
+            curve_points=count,
+            checkpoints=tuple(checkpoint for *_, checkpoint in found),
+        )
+        # The curve is left as it is: who begins goes back behind what is damaged there.
+        whole = cut(head, *find_whole(head, lines))
+        return replace(whole, curve_points=count, curve_bytes=len(lines))
+
+    def _read_what_is_there(self, folder: Path, head: _Head) -> bytes:
+        """Return the committed bytes of a curve, or fewer, if some are missing."""
+        if not head.curve_bytes:
+            return b""
+        try:
+            return self._read_curve(folder, head, 0)
+        except DamagedError:
+            return b""
 
     def _check_commit(self, key: str, head: _Head, attempt: int) -> None:
         """Raise if an attempt may not commit at a key: it has a successor, or never began."""
@@ -634,6 +769,8 @@ class Store:
                 return file.read(head.curve_bytes - offset)
         except OSError as error:
             newer = self._head(folder)
+            if newer.curve == head.curve and isinstance(error, FileNotFoundError):
+                raise DamagedError(f"the curve {folder / head.curve} is gone") from error
             if newer.curve == head.curve:
                 raise storage_error("read", folder / head.curve, error) from error
             # An attempt has begun since, and has a copy.
@@ -649,7 +786,7 @@ class Store:
     def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
         """Return the newest undamaged checkpoint of a folder, and what is in it."""
         with hold_lock(folder):
-            for checkpoint in self._head(folder).checkpoints:
+            for checkpoint in self._see(folder)[0].checkpoints:
                 content = self._content(folder, checkpoint)
                 if content is not None:
                     return checkpoint, content
@@ -663,16 +800,15 @@ class Store:
     def _head(self, folder: Path) -> _Head:
         path = folder / "head.json"
         try:
-            content = json.loads(path.read_bytes())
+            content = path.read_bytes()
         except FileNotFoundError:
             return _Head()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise storage_error("read", path, error) from error
-        checkpoints = tuple(_Checkpoint(**c) for c in content.pop("checkpoints"))
-        return _Head(**content, checkpoints=checkpoints)
+        return read_head(_Head, content, str(path))
 
     def _replace_head(self, folder: Path, head: _Head, draft: Draft) -> None:
-        draft.replace(folder / "head.json", json.dumps(asdict(head)).encode())
+        draft.replace(folder / "head.json", write_head(head))
         sync_folder(folder)
 
     def _content(self, folder: Path, checkpoint: _Checkpoint) -> bytes | None:
@@ -777,18 +913,172 @@ def extend(
         ValueError: if a metric is not finite.
     """
     fresh = [p for p in points if p.step > head.last_step]
-    lines = "".join(json.dumps(asdict(p), allow_nan=False) + "\n" for p in fresh).encode()
+    lines = b"".join(map(_write_line, fresh))
     older = [c for c in head.checkpoints if c.step < checkpoint.step][: KEPT - 1]
+    count = head.curve_points + len(fresh)
     after = replace(
         head,
         attempt=attempt,
         commits=head.commits + 1,
         curve_bytes=head.curve_bytes + len(lines),
-        curve_points=head.curve_points + len(fresh),
+        curve_points=count,
         last_step=fresh[-1].step if fresh else head.last_step,
-        checkpoints=(checkpoint, *older),
+        checkpoints=(replace(checkpoint, points=count), *older),
     )
     return after, lines
+
+
+def _write_line(point: CurvePoint) -> bytes:
+    return add_checksum(json.dumps(asdict(point), allow_nan=False).encode()) + b"\n"
+
+
+def add_checksum(content: bytes) -> bytes:
+    r"""Return an object in JSON with its checksum as its last value.
+
+    >>> add_checksum(b'{"step": 5}'), has_checksum(add_checksum(b'{"step": 5}'))
+    (b'{"step": 5, "crc32": 1592480825}', True)
+    """
+    return b"%b%b%d}" % (content[:-1], CHECKSUM, zlib.crc32(content))
+
+
+def has_checksum(content: bytes) -> bool | None:
+    """Return whether the checksum in an object is right, None if there is none."""
+    body, mark, crc = content.rpartition(CHECKSUM)
+    return crc == b"%d}" % zlib.crc32(body + b"}") if mark else None
+
+
+def read_line(line: bytes) -> CurvePoint:
+    """Return the point of a curve's line.
+
+    Raises:
+        DamagedError: if it is not what was written.
+    """
+    point = _read_if_whole(line)
+    if point is None:
+        raise DamagedError(f"a line of a curve is damaged: {line[:80]!r}")
+    return point
+
+
+def _read_if_whole(line: bytes) -> CurvePoint | None:
+    if has_checksum(line) is False:
+        return None
+    try:
+        content = json.loads(line)
+        content.pop("crc32", None)
+        return CurvePoint(**content)
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def write_head(head: _Head) -> bytes:
+    """Return a head as it is stored."""
+    return add_checksum(json.dumps(asdict(head)).encode())
+
+
+def read_head(kind: type[H], content: bytes, place: str) -> H:
+    """Return a head of a kind; `place` is for words.
+
+    Raises:
+        DamagedError: if it is not what was written.
+        NewerStoreError: if a newer version has written it.
+    """
+    is_whole = has_checksum(content)
+    try:
+        found = json.loads(content)
+        checkpoints = found["checkpoints"]
+        unknown = {*found} - {each.name for each in fields(kind)} - {"crc32"}
+        unknown |= {n for c in checkpoints for n in c} - {e.name for e in fields(_Checkpoint)}
+        has_all = {"attempt", "commits", "curve_bytes"} <= found.keys()
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"the head {place} is damaged: {error!r}") from error
+    if unknown and (is_whole or has_all):
+        raise NewerStoreError(
+            f"{place} was written by a newer version of Eigensweep: this one does not know "
+            f"{', '.join(map(repr, sorted(unknown)))}. Install the newer version again, on every "
+            "node; nothing was changed"
+        )
+    found.pop("crc32", None)
+    try:
+        if is_whole is False or not has_all:
+            raise ValueError("its checksum or a part of it is wrong")
+        return kind.read(found)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"the head {place} is damaged: {error}") from error
+
+
+def go_back(head: H, curve: bytes) -> H:
+    """Return the head itself, or where the bytes of its curve are damaged one that ends before."""
+    points, size, step = find_whole(head, curve)
+    is_whole = (points, size) == (head.curve_points, head.curve_bytes)
+    return head if is_whole else cut(head, points, size, step)
+
+
+def find_whole(head: _Head, curve: bytes) -> tuple[int, int, int]:
+    """Return points and bytes of a curve before its first damaged line, and the last step there."""
+    points = size = 0
+    last = b""
+    for line in curve[: head.curve_bytes].splitlines(keepends=True)[: head.curve_points]:
+        is_whole = has_checksum(line.rstrip(b"\n")) if line.endswith(b"\n") else False
+        if is_whole is False or (is_whole is None and _read_if_whole(line) is None):
+            break
+        points, size, last = points + 1, size + len(line), line
+    return points, size, read_line(last.rstrip(b"\n")).step if last else -1
+
+
+def cut(head: H, points: int, size: int, step: int) -> H:
+    """Return a head that ends after so many points and bytes of its curve, the last at `step`.
+
+    Checkpoints that need a point behind that are left out.
+    """
+    kept = [
+        each
+        for each in head.checkpoints
+        if (each.points <= points if each.points >= 0 else each.step <= step)
+    ]
+    return replace(
+        head,
+        curve_points=points,
+        curve_bytes=size,
+        last_step=step,
+        checkpoints=tuple(kept[:KEPT]),
+    )
+
+
+def explain_damage(key: str, told: Iterable[str], after: _Head) -> str | None:
+    """Return the words for a person about what an attempt has gone back behind; None: nothing."""
+    told = list(dict.fromkeys(told))
+    if not told:
+        return None
+    step = max((c.step for c in after.checkpoints), default=None)
+    where = "from its start" if step is None else f"from the checkpoint of step {step}"
+    words = (
+        f"{key} goes on {where}, because something was damaged in the store: {'; '.join(told)}. "
+        "Training makes the rest again, with the same numbers. What was damaged is kept there as "
+        "damaged-*; look at the disk"
+    )
+    logger.warning("%s", words)
+    return words
+
+
+@contextmanager
+def _leaving_damage(key: str) -> Iterator[None]:
+    """Leave a key alone that has a later attempt, or whose head is damaged."""
+    try:
+        yield
+    except StaleAttemptError:
+        pass
+    except DamagedError as error:
+        logger.warning("left as it is: %s", error, extra={"key": key})
+
+
+def _read_if_zip(path: Path) -> bytes | None:
+    """Return the content of a checkpoint whose own checksums are right, None of any other file."""
+    try:
+        content = path.read_bytes()
+        with zipfile.ZipFile(io.BytesIO(content)) as checkpoint:
+            return content if checkpoint.testzip() is None else None
+    except (OSError, zipfile.BadZipFile, ValueError, EOFError):
+        return None
 
 
 def pack(state: StateDict) -> bytes:

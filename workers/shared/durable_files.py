@@ -35,6 +35,10 @@ class StorageError(RuntimeError):
     """A file of the store could not be written or read; says where and why."""
 
 
+class DamagedError(StorageError):
+    """What lies in the store is not what was written; the next attempt goes back behind it."""
+
+
 class StoreAwayError(StorageError):
     """The store does not answer here, or another one is in its place. No trial is to blame."""
 
@@ -196,7 +200,7 @@ def disk_failure(error: BaseException) -> BaseException | None:
     each: BaseException | None = error
     known = DISK_ERRORS
     while each is not None:
-        if isinstance(each, StoreAwayError):
+        if isinstance(each, StoreAwayError | DamagedError):
             return error
         known = STORE_ERRORS if isinstance(each, StorageError) else known
         if isinstance(each, OSError) and each.errno in known:

@@ -547,6 +547,8 @@ class Report:
     committed: tuple[tuple[int, int], ...] = ()
     """Seed of each replicate, and the step up to which it counts here and is committed; the driver
     looks for that."""
+    damage: str | None = None
+    """What this attempt found damaged in the store when it began, and what it goes on from."""
 
     def to_dict(self) -> Json:
         return {
@@ -559,6 +561,7 @@ class Report:
             "lost": self.lost,
             "lost_by": self.lost_by,
             "committed": [list(each) for each in self.committed],
+            "damage": self.damage,
         }
 
     @classmethod
@@ -574,4 +577,5 @@ class Report:
             lost=content.get("lost"),
             lost_by=content.get("lost_by", "engine"),
             committed=tuple((seed, step) for seed, step in content.get("committed", ())),
+            damage=content.get("damage"),
         )

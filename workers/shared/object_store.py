@@ -3,6 +3,7 @@
 What lies below a key there:
 
     head-000000012.json     the 12th head, which names the objects that count; the last head does
+    damaged-*               what an attempt found damaged when it began, the last of each kind
     step-*.pt               checkpoints, the newest two
     curve-*.jsonl           parts of the curve, in the order in which the head names them
     best-2.pt               the weights of the best evaluation, as the second attempt found them
@@ -23,7 +24,6 @@ larger than the one behind it.
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import re
@@ -32,28 +32,34 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 from eigensweep.workers.shared.checkpoints import (
     BEST,
+    DAMAGED_CURVE,
+    DAMAGED_HEAD,
     CurvePoint,
     Keep,
     Progress,
-    StaleAttemptError,
     StateDict,
     Store,
     _Checkpoint,
     _Head,
+    _leaving_damage,
     check_attempt,
+    explain_damage,
     extend,
+    go_back,
     pack,
+    read_head,
+    write_head,
 )
 from eigensweep.workers.shared.durable_files import (
-    StorageError,
+    DamagedError,
     StoreAwayError,
     StoreKeysError,
     write_whole,
@@ -124,6 +130,10 @@ class _ObjectHead(_Head):
     """Says who made it: after an answer that was lost, one finds that it was oneself."""
     parts: tuple[_Part, ...] = ()
 
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> Self:
+        return super().read(found | {"parts": tuple(_Part(**part) for part in found["parts"])})
+
 
 @dataclass
 class _Change:
@@ -163,13 +173,25 @@ class ObjectStore(Store):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 
-    def begin(self, key: str, attempt: int) -> None:
+    def begin(self, key: str, attempt: int) -> str | None:
+        folder, told = self._folder(key), list[str]()
+
         def make(head: _Head) -> _Change:
             check_attempt(key, head, attempt)
-            return _Change(replace(head, attempt=attempt))
+            assert isinstance(head, _ObjectHead)
+            lines = self._read_what_is_there(folder, head)
+            whole = go_back(head, lines)
+            if whole is head:
+                return _Change(replace(head, attempt=attempt))
+            told.append(f"the curve in {self._words(folder)}")
+            if lines:
+                self._put(folder / DAMAGED_CURVE, lines)
+            after = replace(whole, attempt=attempt, parts=())
+            return _Change(after, lines=lines[: whole.curve_bytes])
 
-        self._change(key, make)
+        after = self._change(key, make, told)
         self._begun[key] = attempt
+        return explain_damage(key, told, after)
 
     def progress(self, key: str, *, surely: bool = False) -> Progress:
         return super().progress(key)  # a list shows what was put before
@@ -190,7 +212,7 @@ class ObjectStore(Store):
 
     def take_over(self, source_key: str, key: str, attempt: int, step: int) -> None:
         name = f"{step} {source_key}"
-        if self._head(self._folder(key)).taken_over == name:
+        if self._see(self._folder(key))[0].taken_over == name:
             return
         found = self._newest_content(self._folder(source_key))
 
@@ -206,13 +228,13 @@ class ObjectStore(Store):
             after = replace(after, checkpoints=(replace(checkpoint, file=file),))
             return _Change(after, {file: content})
 
-        self._change(key, make)
+        self._change(key, make, [])
 
     def thin_out(self, trial: str, keep: Keep, attempt: int, *, only_measure: bool = False) -> int:
         freed = 0
         for name in self.file_names(trial):
             key = f"{trial}/{name}"
-            with suppress(StaleAttemptError):
+            with _leaving_damage(key):
                 freed += self._thin_out_replicate(key, keep, attempt, only_measure=only_measure)
         return freed
 
@@ -325,8 +347,13 @@ class ObjectStore(Store):
             self._remove(path)
         return f"{self.url} does not remove objects" if path.name in self._names(folder) else None
 
-    def _change(self, key: str, make: Callable[[_Head], _Change]) -> None:
-        """Bring a change about, whole or not at all; `make` is asked again if others were first.
+    def _change(
+        self, key: str, make: Callable[[_Head], _Change], told: list[str] | None = None
+    ) -> _ObjectHead:
+        """Bring a change about, whole or not at all, and return the head after it.
+
+        `make` is asked again if others were first. Where heads are damaged, and `told` is given,
+        that is told there, and the newest one that is whole stands in their place.
 
         Raises:
             StoreAwayError: if the object store does not answer, or refuses.
@@ -334,21 +361,25 @@ class ObjectStore(Store):
         """
         folder = self._folder(key)
         for _ in range(MOST_TRIES):
-            head, lying = self._look(folder)
-            change = make(head)
+            before = len(told or ())
+            head, lying = self._look(folder, told)
+            is_damaged = len(told or ()) > before
             try:
+                change = make(head)
                 after = self._write(folder, head, change)
             except FileNotFoundError as error:  # a newer head has merged the curve
-                if self._head(folder).number == head.number:
-                    raise StorageError(f"a part of the curve is missing: {error}") from error
+                if self._see(folder)[0].number == head.number:
+                    raise DamagedError(f"a part of the curve is gone: {error}") from error
                 continue
+            if is_damaged:
+                self._put(folder / DAMAGED_HEAD, self._get(folder / _head_name(head.number)))
             path = folder / _head_name(after.number)
-            is_made = self._create(path, json.dumps(asdict(after)).encode())
+            is_made = self._create(path, write_head(after))
             # Whoever was away for long may make a head whose number was used and cleaned up.
             newest, _ = self._look(folder)
             if newest.maker == after.maker:
                 self._tidy(folder, [*lying, *_names_of(head)], keep=[head, after])
-                return
+                return after
             if newest.number > after.number and is_made:
                 self._remove(path)
             self._tidy(folder, _names_of(after), keep=[head, newest])
@@ -358,33 +389,45 @@ class ObjectStore(Store):
         """Write what a change brings, and return its head, which is not made yet."""
         for name, content in change.files.items():
             self._put(folder / name, content)
-        parts, lines = list(head.parts), change.lines
+        assert isinstance(change.head, _ObjectHead)
+        parts, lines = list(change.head.parts), change.lines
         if lines:
             while parts and parts[-1].bytes <= len(lines):
                 lines = self._get(folder / parts.pop().file) + lines
             name = f"curve-{change.head.curve_points:09d}-{secrets.token_hex(4)}.jsonl"
             self._put(folder / name, lines)
             parts.append(_Part(name, len(lines)))
-        after = change.head
-        assert isinstance(after, _ObjectHead)
         maker = secrets.token_hex(8)
-        return replace(after, number=head.number + 1, maker=maker, parts=tuple(parts))
+        return replace(change.head, number=head.number + 1, maker=maker, parts=tuple(parts))
 
-    def _look(self, folder: Path) -> tuple[_ObjectHead, list[str]]:
-        """Return the newest head, and the names of all that lies there."""
+    def _look(self, folder: Path, told: list[str] | None = None) -> tuple[_ObjectHead, list[str]]:
+        """Return the newest head, and the names of all that lies there; `told` as in `_change`."""
         for _ in range(MOST_TRIES):
             names = self._names(folder)
             heads = [name for name in names if name.startswith("head-")]
             if not heads:
                 return _ObjectHead(), names
-            try:
-                content = json.loads(self._get(folder / max(heads)))
-            except FileNotFoundError:
-                continue  # there are newer ones, and this one was cleaned up
-            checkpoints = tuple(_Checkpoint(**c) for c in content.pop("checkpoints"))
-            parts = tuple(_Part(**p) for p in content.pop("parts"))
-            return _ObjectHead(**content, checkpoints=checkpoints, parts=parts), names
+            with suppress(FileNotFoundError):  # there are newer ones, and this one was cleaned up
+                return self._read_newest(folder, sorted(heads, reverse=True), told), names
         raise StoreAwayError(f"others change {self._words(folder)} all the time")
+
+    def _read_newest(self, folder: Path, names: list[str], told: list[str] | None) -> _ObjectHead:
+        """Return the first of these heads that is whole, with the number of the very first."""
+        number = int(names[0].removeprefix("head-").removesuffix(".json"))
+        for name in names:
+            content = self._get(folder / name)
+            try:
+                head = read_head(_ObjectHead, content, self._words(folder / name))
+                return replace(head, number=number)
+            except DamagedError as error:
+                if told is None:
+                    raise
+                told.append(str(error))
+        return _ObjectHead(number=number)
+
+    def _see(self, folder: Path) -> tuple[_ObjectHead, str]:
+        told: list[str] = []
+        return self._look(folder, told)[0], "; ".join(told)
 
     def _tidy(self, folder: Path, names: Iterable[str], keep: Iterable[_ObjectHead]) -> None:
         """Remove objects that no head names, but for some heads' own. Who fails leaves them.
@@ -402,13 +445,13 @@ class ObjectStore(Store):
         return self._look(folder)[0]
 
     def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
-        head, seen = self._head(folder), -1
+        head, seen = self._see(folder)[0], -1
         while head.number != seen:  # a newer head may have let a checkpoint go meanwhile
             for checkpoint in head.checkpoints:
                 content = self._content(folder, checkpoint)
                 if content is not None:
                     return checkpoint, content
-            head, seen = self._head(folder), head.number
+            head, seen = self._see(folder)[0], head.number
         return None
 
     def _content(self, folder: Path, checkpoint: _Checkpoint) -> bytes | None:
@@ -430,8 +473,20 @@ class ObjectStore(Store):
             try:
                 whole = self._read_parts(folder, newer, 0)
             except FileNotFoundError as error:
-                self._give_up("read", folder, error)
+                raise DamagedError(f"a part of the curve is gone: {error}") from error
             return whole[offset : head.curve_bytes]
+
+    def _read_what_is_there(self, folder: Path, head: _Head) -> bytes:
+        assert isinstance(head, _ObjectHead)
+        read = b""
+        for part in head.parts:
+            try:
+                read += self._get(folder / part.file)
+            except FileNotFoundError:
+                if self._see(folder)[0].number != head.number:
+                    raise  # merged since by a newer head
+                break
+        return read
 
     def _read_parts(self, folder: Path, head: _ObjectHead, offset: int) -> bytes:
         """Return the curve of a head from byte `offset` on."""

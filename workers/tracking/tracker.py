@@ -24,7 +24,7 @@ from typing import Final
 from eigensweep.direction import sign
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, open_store, replicate_key
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.durable_files import DamagedError, StorageError
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -380,7 +380,7 @@ class Tracker:
                 whole.append(entry)
         self._record(runs, taken, whole)
         for problem in problems:
-            if problem is not None and not isinstance(problem, RefusedError):
+            if problem is not None and not isinstance(problem, RefusedError | DamagedError):
                 raise problem
 
     def _try_trial(self, runs: Runs, parent: str, entry: TrialEntry) -> Exception | None:
@@ -432,7 +432,7 @@ class Tracker:
                 content.params = self._subject.settings.get(entry.arm, {}) | entry.params
             if held.attempt != entry.attempt:
                 content.tags["eigensweep.attempt"] = str(entry.attempt)
-            content.points += self._fresh(held, line, entry.number)
+            content.points += self._fresh(held, line, entry)
             fresh = list(content.points)
             if entry.is_over:
                 added = entry.config["replicates"] - len(self._shared_seeds(entry))
@@ -464,11 +464,21 @@ class Tracker:
                 runs.send(run_id, Content(tags={OUTCOME: outcome}))
                 runs.end(run_id, STATUS[outcome])
 
-    def _fresh(self, held: _Held, line: _Line, number: int) -> list[CurvePoint]:
-        """Return the points of a run's curve that it does not hold yet."""
+    def _fresh(self, held: _Held, line: _Line, entry: TrialEntry) -> list[CurvePoint]:
+        """Return the points of a run's curve that it does not hold yet.
+
+        Of a trial that is over, points that are damaged are left out: no attempt makes them again.
+        """
         if line.seed is None:
             return held.mean.points[line.sent :]
-        return self._store.points(replicate_key(self._subject.id, number, line.seed), line.sent)
+        key = replicate_key(self._subject.id, entry.number, line.seed)
+        try:
+            return self._store.points(key, line.sent)
+        except DamagedError as error:
+            if not entry.is_over:
+                raise
+            logger.warning("points are left out of trial %d: %s", entry.number, error)
+            return self._store.whole_points(key, line.sent)
 
     def _lines(self, runs: Runs, parent: str, entry: TrialEntry) -> list[_Line]:
         run_id = self._trial_run(runs, parent, entry)

@@ -181,7 +181,8 @@ class Attempt:
             for replicate, until in counted
             if (step := min(until, replicate.taken_step)) > 0
         )
-        return Report(reached, metrics, outcome, result, committed=committed)
+        damage = "; ".join(filter(None, (each.damage for each in self.replicates))) or None
+        return Report(reached, metrics, outcome, result, committed=committed, damage=damage)
 
     def report_cancelled(self) -> Report:
         """Return the report of a trial that is no longer wanted."""
@@ -230,7 +231,8 @@ class Replicate:
         """The point of every evaluation that was taken for a commit, but the one at step 0."""
         self._key = key = replicate_key(order.experiment, order.number, training.seed)
         self._attempt, self._checkpoint_seconds = order.attempt, order.checkpoint_seconds
-        store.begin(key, order.attempt)
+        self.damage = store.begin(key, order.attempt)
+        """What was found damaged in the store, and what this goes on from; None: nothing was."""
         if order.donor is not None:
             donor = replicate_key(order.donor.experiment, order.donor.number, training.seed)
             if store.copy(donor, key):
@@ -245,6 +247,9 @@ class Replicate:
             self._remember(_inherit(training, snapshot.points, takeover.step))
         self.taken_step = -1 if snapshot is None else snapshot.step
         """Step of the last commit that was taken, -1 if there is none."""
+        if self.damage is None and self.taken_step < (newest := store.progress(key).step):
+            behind = f"its checkpoint of step {self.taken_step}" if snapshot else "its start"
+            self.damage = f"{key} goes on from {behind}: that of step {newest} is damaged or gone"
         self._committed_at = clock()
         self._cost = 0.0
 
