@@ -37,6 +37,8 @@ PROGRAM: Final = "eigensweep.workers.cluster.served"
 ANSWER_SECONDS: Final = 60.0
 """Seconds after which a process that does not answer is killed."""
 STOP_SECONDS: Final = 6.0
+MOST_STARTS: Final = 5
+"""How often a Ray that is not up in its time is started before the service gives up."""
 LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts, at most."""
 
@@ -81,6 +83,10 @@ class ClusterProcess:
     """How often Ray was started or joined."""
     _spawned: int = 0
     _process: subprocess.Popen[bytes] | None = None
+    _reader: threading.Thread | None = None
+    """Takes what the process sends."""
+    _is_slow: bool = False
+    """Whether the last start of Ray took too long."""
     _pipe: Connection | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _asked: dict[int, Future[Any]] = field(default_factory=dict)
@@ -89,7 +95,7 @@ class ClusterProcess:
     _not_before: float = 0.0
 
     def start(self) -> None:
-        """Start the process and wait until Ray answers.
+        """Start the process and wait until Ray answers; try again where it is only slow.
 
         Raises:
             RayFailedError: if Ray cannot be started or reached.
@@ -97,9 +103,14 @@ class ClusterProcess:
         self._spawn()
         while self.problem is not None:
             assert self._process is not None
+            assert self._reader is not None
             if self._process.poll() is not None:
+                self._reader.join()  # what it said last
                 self._end()
-                raise RayFailedError(self.problem)
+                if not self._is_slow or self._spawned >= MOST_STARTS:
+                    raise RayFailedError(self.problem)
+                logger.warning("%s; trying again", self.problem)
+                self._spawn()
             time.sleep(0.05)
 
     def watch(self) -> None:
@@ -208,8 +219,10 @@ class ClusterProcess:
             start_new_session=True,  # a group of its own, which Ctrl-C does not reach
         )
         theirs.close()
-        reader = threading.Thread(target=self._read, args=[self._pipe], name="ray", daemon=True)
-        reader.start()
+        self._reader = threading.Thread(
+            target=self._read, args=[self._pipe], name="ray", daemon=True
+        )
+        self._reader.start()
 
     def _own_mark(self) -> str:
         """Return the mark of what the process of now has started; it ends with the service's."""
@@ -225,8 +238,8 @@ class ClusterProcess:
                     self.starts += 1
                     self.problem, self._pause = None, 0.5
                     logger.info("Ray is ready starts=%d", self.starts)
-                elif kind in ("failed", "lost"):
-                    problem = str(content)
+                elif kind in ("failed", "lost", "slow"):
+                    problem, self._is_slow = str(content), kind == "slow"
                     break
                 elif (asked := self._asked.get(number)) is not None:
                     if kind == "answer":

@@ -14,6 +14,11 @@ from pathlib import Path
 def main() -> None:
     pipe, settings = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
     away = Path(settings["away"])
+    slow = away.with_name("slow")
+    if slow.exists() and (left := int(slow.read_text())):
+        slow.write_text(str(left - 1))
+        pipe.send((None, "slow", "Ray did not start in 30 s: the machine may be busy"))
+        return
     if away.exists():
         pipe.send((None, "failed", "no Ray answers at 10.0.0.7:6379: it is away"))
         return

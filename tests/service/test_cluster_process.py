@@ -81,6 +81,34 @@ def test_a_service_does_not_start_with_a_ray_that_is_away(cluster, away):
         cluster.start()
 
 
+def test_a_ray_that_is_slow_to_start_is_started_again(cluster, away, caplog):
+    away.with_name("slow").write_text("2")
+    cluster.start()
+    assert (cluster.problem, cluster.starts) == (None, 1)
+    words = "Ray did not start in 30 s: the machine may be busy; trying again"
+    assert caplog.text.count(words) == 2
+
+
+def test_a_ray_that_never_starts_is_given_up_in_words(cluster, away):
+    away.with_name("slow").write_text("99")
+    with pytest.raises(RayFailedError, match="Ray did not start in 30 s"):
+        cluster.start()
+    assert away.with_name("slow").read_text() == str(99 - cluster_process.MOST_STARTS)
+
+
+def test_what_ray_says_of_a_slow_start_is_told_from_a_failure(monkeypatch):
+    def fail(**settings: Any) -> None:
+        raise Exception(words)
+
+    monkeypatch.setattr(ray, "init", fail)
+    words = "The current node timed out during startup. This could happen because some of"
+    with pytest.raises(ray_cluster.SlowStartError, match="the machine may be busy"):
+        ray_cluster._init(address="local")
+    words = "a bug"
+    with pytest.raises(Exception, match="a bug"):
+        ray_cluster._init(address="local")
+
+
 class TestALookAtRay:
     """What the process beside the service asks every second."""
 

@@ -92,6 +92,14 @@ class ClusterError(RuntimeError):
     """Ray could not be started or reached."""
 
 
+class SlowStartError(ClusterError):
+    """Ray was not up in the time that it gives itself. Another try may do."""
+
+
+SLOW_START = "timed out during startup"
+"""So Ray says it, in an exception of no kind of its own."""
+
+
 def begin_driver(options: DriverOptions) -> None:
     """Set up the log of a driver's process, and name variables that nothing reads."""
     logs.set_up(options.log_format)
@@ -731,6 +739,10 @@ def _init(**settings: Any) -> None:
             if place != "local"
             else f"Ray does not start: {error}"
         ) from error
+    except Exception as error:
+        if SLOW_START not in str(error):
+            raise
+        raise SlowStartError("Ray did not start in 30 s: the machine may be busy") from error
 
 
 @contextmanager

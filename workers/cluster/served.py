@@ -26,6 +26,7 @@ from eigensweep.workers.cluster.ray_cluster import (
     ClusterError,
     DriverHandle,
     RayCluster,
+    SlowStartError,
     explain_loss,
 )
 from eigensweep.workers.shared import logs
@@ -124,7 +125,8 @@ def main() -> None:
     try:
         cluster = RayCluster.start(**settings)
     except ClusterError as error:
-        pipe.send((None, "failed", str(error)))
+        kind = "slow" if isinstance(error, SlowStartError) else "failed"
+        pipe.send((None, kind, str(error)))
         return
     served = Served(cluster, pipe)
     served.tell(None, "ready", socket.gethostname())
