@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -102,6 +103,8 @@ class Mlflow:
     """Address of its pages for browsers."""
     token: str | None = field(default=None, repr=False)
     """What it wants to be sent; None: nothing. With a token the service hands its pages on."""
+    explain_end: Callable[[], str] = field(default=str, repr=False, compare=False)
+    """Returns why it ended by itself, if it did and that is known; else no words."""
 
     def find_problem(self) -> str | None:
         """Return why it cannot be used now, None if it answers within `PATIENCE_SECONDS`."""
@@ -111,7 +114,7 @@ class Mlflow:
         try:
             answer = httpx2.get(url, timeout=PATIENCE_SECONDS, trust_env=False)
         except httpx2.HTTPError as error:
-            return f"no answer ({error})"
+            return "; ".join(filter(None, (f"no answer ({error})", self.explain_end())))
         return None if answer.is_success else f"it answers {answer.status_code}"
 
 

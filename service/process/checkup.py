@@ -36,6 +36,7 @@ from eigensweep.private_folders import UnsafeFolderError, require_private
 from eigensweep.service.settings import Settings
 from eigensweep.variables import describe_unknown, find_unknown
 from eigensweep.workers.shared.checkpoints import is_url
+from eigensweep.workers.shared.disk_space import LEAST_FILES, find_low
 from eigensweep.workers.shared.durable_files import StorageError, StoreKeysError
 
 State = Literal["ok", "warning", "problem"]
@@ -398,9 +399,9 @@ def _look_at_space(name: str, folder: Path, least_bytes: int) -> Finding:
         f"disk of {name}",
         f"{usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free",
     )
-    if usage.free < least_bytes:
+    if least_bytes and (low := find_low(folder, least_bytes)) is not None:
         advice = f"free space: no new trial begins below {least_bytes / 1e6:.0f} MB"
-        return Finding("problem", what, words, advice)
+        return Finding("problem", what, f"{words}; it {low}", f"{advice} and {LEAST_FILES} files")
     if usage.free < min(LOW_BYTES, LOW_SHARE * usage.total):
         return Finding("warning", what, words, "free space soon; checkpoints need it")
     return ok(what, words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,12 @@ LONGEST_PAUSE: Final = 60.0
 """Seconds between two starts of a server that ends by itself, at most."""
 
 
+LOG_BYTES: Final = 16 * 1024
+LONGEST_WORDS: Final = 300
+ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception)\b.*:")
+"""The last line of a traceback."""
+
+
 class MlflowServer:
     """An MLflow server for this machine only, with its database and artifacts in one folder.
 
@@ -44,6 +51,9 @@ class MlflowServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._pause = 1.0
         self._not_before = 0.0
+        self._log_begins = 0
+        """Size of the log when the server was started last."""
+        self._said = ""
 
     def start(self) -> None:
         """Start the server; it answers some seconds later."""
@@ -56,6 +66,7 @@ class MlflowServer:
             "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{self._folder / 'mlflow.db'}",
         }
         with self.log.open("ab") as log:
+            self._log_begins = log.tell()
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -74,14 +85,20 @@ class MlflowServer:
         now = time.monotonic()
         if self._process is None or self._process.poll() is None or now < self._not_before:
             return
+        self._said = _read_last_words(self.log, self._log_begins)
+        status = self._process.returncode
         logger.warning(
-            "MLflow ended, starting it again status=%s log=%s", self._process.returncode, self.log
+            "MLflow ended, starting it again status=%s log=%s: %s", status, self.log, self._said
         )
         self._not_before = now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._signal(signal.SIGKILL)
         RESTARTS.labels("mlflow").inc()
         self.start()
+
+    def explain_end(self) -> str:
+        """Return what the server said when it ended by itself last; no words if it never did."""
+        return f"it ended by itself and had said: {self._said}" if self._said else ""
 
     def begin_to_stop(self) -> None:
         """Send the server the signal to end."""
@@ -107,3 +124,16 @@ class MlflowServer:
     def log(self) -> Path:
         """File of what the server prints."""
         return self._folder / "server.log"
+
+
+def _read_last_words(log: Path, begin: int) -> str:
+    """Return the last error in a log from byte `begin` on, or its last line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - LOG_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError as error:
+        return f"nothing that can be read ({error})"
+    said = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in said if ERROR_LINE.match(line)]
+    return (errors or said or ["nothing"])[-1][:LONGEST_WORDS]

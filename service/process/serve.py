@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.process import home, ports
 from eigensweep.service.process.driver_room import count_drivers, find_memory
@@ -28,6 +29,7 @@ from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError, is_loopback
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.shared import logs, traces
+from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.loading import load_for_good
 from eigensweep.workers.shared.messages import DriverOptions
 
@@ -56,6 +58,8 @@ NODES_JOIN_SECONDS: Final = 300.0
 HANDOVER_SECONDS: Final = 10.0
 """How long an experiment waits for a driver that only has to report and deliver another one: a
 driver of its own takes as long to start."""
+DISK_WORDS: Final = ("database or disk is full", "disk I/O error", "readonly database")
+"""What SQLite says where its disk cannot be written."""
 REFUSED: Final = 2
 """Exit status of a service that cannot start with its settings."""
 
@@ -96,8 +100,23 @@ def main() -> int:
     except StartError as error:
         sys.stderr.write(f"error: {error}\n")
         return REFUSED
+    except (OSError, SQLAlchemyError) as error:
+        if not is_of_the_disk(error):
+            raise
+        sys.stderr.write(
+            f"error: the disk of the home folder {settings.home} cannot be written: {error}. Free "
+            "space and files there (df, df -i), and start it again; nothing is lost\n"
+        )
+        return REFUSED
     logging.shutdown()
     os._exit(0)  # with torch and Ray imported, the interpreter needs seconds to end
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Tell whether a disk is full or broken, for a file or for SQLite."""
+    causes = [error, error.__cause__ or error]
+    full = any(words in str(each) for each in causes for words in DISK_WORDS)
+    return full or disk_failure(error) is not None
 
 
 def serve(settings: Settings) -> None:
@@ -204,7 +223,8 @@ def _make_mlflow_server(settings: Settings) -> MlflowServer | None:
 def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> Mlflow:
     """Return how to reach MLflow; its pages are below the service's `url` if it has the secret."""
     if server is not None:
-        return Mlflow(server.url, settings.mlflow_pages or f"{url}/mlflow", server.token)
+        pages = settings.mlflow_pages or f"{url}/mlflow"
+        return Mlflow(server.url, pages, server.token, explain_end=server.explain_end)
     assert settings.mlflow_uri is not None
     if settings.mlflow_token is None:
         return Mlflow(settings.mlflow_uri, settings.mlflow_pages or settings.mlflow_uri)

@@ -25,7 +25,7 @@ from eigensweep.service.api import store_probe
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.comparison import Comparison
 from eigensweep.service.api.paging import encode
-from eigensweep.service.api.routes import experiments, health
+from eigensweep.service.api.routes import experiments
 from eigensweep.service.api.routes.analyses import AnalysisNow
 from eigensweep.service.api.schemas import (
     ExperimentNow,
@@ -38,6 +38,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Mlflow
 from eigensweep.tasks import TASKS
 from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.shared import disk_space
 from eigensweep.workers.shared.durable_files import StoreAwayError
 from eigensweep.workers.shared.messages import (
     Notice,
@@ -589,7 +590,7 @@ class TestReading:
             "detail": "",
             "url": None,
         }
-        monkeypatch.setattr(health, "measure_free", lambda folder: 10**6)
+        monkeypatch.setattr(disk_space, "measure_free", lambda folder: 10**6)
         answer = client.get("/readyz")
         assert answer.status_code == 503
         assert "has 1 MB free" in answer.json()["checks"]["disk"]["detail"]

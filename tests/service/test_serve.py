@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -20,9 +22,10 @@ from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy.exc import OperationalError
 from waiting import PATIENCE, wait_until
 
-from eigensweep.service.process import guard, home, ports
+from eigensweep.service.process import guard, home, ports, serve
 from eigensweep.service.process.home import HomeTakenError, HomeUnusableError
 from eigensweep.service.process.ports import PortTakenError
 
@@ -329,6 +332,35 @@ class TestHome:
             home.hold(tmp_path / "file"),
         ):
             pass
+
+
+class TestAFullDisk:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError(errno.ENOSPC, "No space left on device", "service.new"),
+            OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full")),
+        ],
+    )
+    def test_at_the_start_is_told_in_words(self, tmp_path, monkeypatch, capsys, error):
+        def fail(settings: Any) -> None:
+            raise error
+
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+        monkeypatch.setattr(serve, "serve", fail)
+        assert serve.main() == serve.REFUSED
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: the disk of the home folder {tmp_path} cannot be written")
+        assert "Free space and files there" in told
+
+    def test_is_no_cover_for_a_bug(self, tmp_path, monkeypatch):
+        def fail(settings: Any) -> None:
+            raise FileNotFoundError(errno.ENOENT, "No such file", "schema.sql")
+
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+        monkeypatch.setattr(serve, "serve", fail)
+        with pytest.raises(FileNotFoundError):
+            serve.main()
 
 
 class TestGuard:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from sweeps import COPYING, SCORNN
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import ExperimentDriver
+from eigensweep.workers.shared import disk_space
 from eigensweep.workers.shared.disk_space import LOOK_SECONDS, DiskSpace, measure_free
 from eigensweep.workers.shared.messages import DriverOptions
 
@@ -26,14 +29,14 @@ class Disk:
         self.clock = Clock()
         self.looks = 0
 
-    def measure(self, folder: Path) -> int:
+    def find_low(self, folder: Path, least: float) -> str | None:
         self.looks += 1
         if self.free is None:
             raise OSError("the disk does not answer")
-        return self.free
+        return f"has {self.free} bytes free" if self.free < least else None
 
     def space(self, *folders: str, least: int = LEAST) -> DiskSpace:
-        return DiskSpace(folders or ("/store",), least, self.measure, self.clock)
+        return DiskSpace(folders or ("/store",), least, self.find_low, self.clock)
 
     def wait(self) -> None:
         self.clock.now += LOOK_SECONDS
@@ -75,6 +78,27 @@ def test_a_limit_of_zero_and_a_disk_that_does_not_answer_hold_nobody_up(disk):
     assert disk.space(least=0).notice() is None
     disk.free = None
     assert disk.space().notice() is None
+
+
+@pytest.mark.parametrize(
+    ("bytes_free", "files", "free", "low"),
+    [
+        (5 * LEAST, 1000, 900, None),
+        (LEAST - 1, 1000, 900, "MB free"),
+        (5 * LEAST, 1000, 3, "room for 3 more files (inodes)"),
+        (5 * LEAST, 0, 0, None),  # a file system without such a limit
+    ],
+)
+def test_a_disk_without_room_for_files_is_full(monkeypatch, tmp_path, bytes_free, files, free, low):
+    monkeypatch.setattr(disk_space, "measure_free", lambda folder: bytes_free)
+    numbers = SimpleNamespace(f_files=files, f_favail=free)
+    monkeypatch.setattr(os, "statvfs", lambda folder: numbers)
+    found = DiskSpace([tmp_path], LEAST).notice()
+    if low is None:
+        assert found is None
+    else:
+        assert low in found.words
+        assert "EIGENSWEEP_LEAST_FREE_MB" in found.words
 
 
 def test_a_folder_that_is_not_there_yet_has_the_disk_of_the_one_above(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -18,14 +19,46 @@ SLACK: Final = 1.1
 in turns."""
 
 
+LEAST_FILES: Final = 500
+"""New trials begin where a disk has room for so many files: each makes about ten."""
+
+
+def find_low(folder: Path, least_bytes: float) -> str | None:
+    """Return what a folder's disk has too little of for another trial: bytes, or files.
+
+    Raises:
+        OSError: if the disk does not answer.
+    """
+    free = measure_free(folder)
+    if free < least_bytes:
+        return f"has {free / 1e6:.0f} MB free"
+    files = count_files(folder)
+    if files is not None and files < LEAST_FILES:
+        return f"has {free / 1e6:.0f} MB and room for {files} more files (inodes) free"
+    return None
+
+
+def count_files(folder: Path) -> int | None:
+    """Return how many more files the disk of a folder can hold; None: it has no such limit.
+
+    Raises:
+        OSError: if the disk does not answer.
+    """
+    found = os.statvfs(_nearest(folder))
+    return found.f_favail if found.f_files else None
+
+
 def measure_free(folder: Path) -> int:
     """Return the free bytes of the disk of a folder, or of the one above it that exists.
 
     Raises:
         OSError: if the disk does not answer.
     """
-    here = next(each for each in (folder, *folder.parents) if each.exists())
-    return shutil.disk_usage(here).free
+    return shutil.disk_usage(_nearest(folder)).free
+
+
+def _nearest(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 class DiskSpace:
@@ -35,12 +68,12 @@ class DiskSpace:
         self,
         folders: Iterable[str],
         least_bytes: int,
-        measure: Callable[[Path], int] = measure_free,
+        find_low: Callable[[Path, float], str | None] = find_low,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """With `least_bytes` 0 the disks are not looked at."""
         self._folders = [Path(folder) for folder in folders]
-        self._least, self._measure, self._clock = least_bytes, measure, clock
+        self._least, self._find_low, self._clock = least_bytes, find_low, clock
         self._look_at = clock()
         self._notice: Notice | None = None
 
@@ -55,18 +88,18 @@ class DiskSpace:
         wanted = self._least * (1 if self._notice is None else SLACK)
         for folder in self._folders:
             try:
-                free = self._measure(folder)
+                low = self._find_low(folder, wanted)
             except OSError:
                 continue  # whoever writes there says what fails
-            if free < wanted:
-                return Notice("disk", explain_low(folder, free, self._least))
+            if low is not None:
+                return Notice("disk", explain_low(folder, low, self._least))
         return None
 
 
-def explain_low(folder: Path, free: int, least: int) -> str:
-    """Return the words for a person whose disk is nearly full; sizes in bytes."""
+def explain_low(folder: Path, low: str, least: int) -> str:
+    """Return the words for a person whose disk is nearly full, as `find_low` says; in bytes."""
     return (
-        f"new trials wait: the disk of {folder} has {free / 1e6:.0f} MB free, and they begin with "
-        f"{least / 1e6:.0f} MB or more (EIGENSWEEP_LEAST_FREE_MB). Trials that run go on. Free "
-        "space, and the rest begins by itself"
+        f"new trials wait: the disk of {folder} {low}, and they begin with {least / 1e6:.0f} MB or "
+        f"more (EIGENSWEEP_LEAST_FREE_MB) and {LEAST_FILES} files. Trials that run go on. Remove "
+        "something, and the rest begins by itself"
     )

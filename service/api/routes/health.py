@@ -14,7 +14,7 @@ from eigensweep.models import MODELS
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer
 from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.disk_space import explain_low, measure_free
+from eigensweep.workers.shared.disk_space import explain_low, find_low
 
 router = APIRouter(tags=["health"])
 
@@ -97,10 +97,9 @@ def _disk(service: Service) -> Check:
     settings = service.settings
     for folder in settings.disk_folders.values():
         with suppress(OSError):  # what cannot be asked is not known to be full
-            free = measure_free(folder)
-            if free < settings.least_free_bytes:
-                words = explain_low(folder, free, settings.least_free_bytes)
-                return Check(ready=False, detail=words)
+            least = settings.least_free_bytes
+            if least and (low := find_low(folder, least)) is not None:
+                return Check(ready=False, detail=explain_low(folder, low, least))
     return Check(ready=True, detail="")
 
 
