@@ -1,16 +1,22 @@
 """Installs Eigensweep into the environment whose Python runs this: with uv, or else with pip.
 
 uv takes a third of pip's time. It does not read pip's settings, so they are handed to it here.
+
+On Linux without an NVIDIA GPU, torch comes in the build for processors, which is gigabytes smaller.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 UV: Final = (sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable)
@@ -34,6 +40,9 @@ WITHOUT_EFFECT: Final = {
     *("break-system-packages", "require-virtualenv", "no-warn-script-location"),
 }
 """Settings of pip that do not change what is installed."""
+CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+SECONDS: Final = 5
+"""How long that index may take to answer."""
 SCOPES: Final = ("global", "install", ":env:")
 """Where settings stand; the later ones count more."""
 
@@ -71,6 +80,58 @@ def tell(words: str) -> None:
     print(words, flush=True)  # noqa: T201
 
 
+def answers(url: str) -> bool:
+    """Say whether a server answers within some seconds."""
+    try:
+        urlopen(url, timeout=SECONDS).close()
+    except HTTPError as error:
+        return error.code < 400
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def choose_torch(
+    settings: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    platform: str = sys.platform,
+    has_gpu: bool,
+    answers: Callable[[str], bool] = answers,
+) -> tuple[bool, str]:
+    """Return whether torch is to come from the index of builds for processors, and why, in words.
+
+    Whoever has chosen already keeps the choice: a wheel of torch in a folder of `find-links`, an
+    index of PyTorch among pip's, `no-index`, or uv's variable UV_TORCH_BACKEND.
+    """
+    if (
+        platform != "linux"
+        or has_gpu
+        or "no-index" in settings
+        or environment.get("UV_TORCH_BACKEND")
+    ):
+        return False, ""
+    if "download.pytorch.org" in settings.get("index-url", "") + settings.get(
+        "extra-index-url", ""
+    ):
+        return False, ""
+    for folder in settings.get("find-links", "").split():
+        if any(Path(folder.removeprefix("file://")).glob("torch-*+cpu-*.whl")):
+            return (
+                False,
+                f"No nvidia-smi here: torch comes in its build for processors, from {folder}",
+            )
+    if answers(f"{CPU_INDEX}/torch/"):
+        return (
+            True,
+            "No nvidia-smi here: torch comes in its build for processors, gigabytes smaller",
+        )
+    words = (
+        f"No nvidia-smi here, but {CPU_INDEX} does not answer: torch comes in its ordinary build"
+    )
+    return False, f"{words}, with gigabytes for GPUs"
+
+
 def install(command: tuple[str, ...], environment: Mapping[str, str]) -> bool:
     """Install with all extras, or without those that need a C compiler; say whether it worked."""
     for extras in EXTRAS:
@@ -86,13 +147,21 @@ def install(command: tuple[str, ...], environment: Mapping[str, str]) -> bool:
 def main() -> int:
     """Install, and return the exit status."""
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
-    variables = translate(parse_settings(listed))
+    settings = parse_settings(listed)
+    is_for_processors, words = choose_torch(
+        settings, os.environ, has_gpu=shutil.which("nvidia-smi") is not None
+    )
+    if words:
+        tell(words)
+    variables = translate(settings)
     get_uv = [*PIP, "install", "--quiet", "-c", "constraints.txt", "uv"]
     if variables is not None and subprocess.run(get_uv).returncode == 0:
-        if install(UV, {**variables, **os.environ}):
+        backend = ("--torch-backend", "cpu") if is_for_processors else ()
+        if install((*UV, *backend), {**variables, **os.environ}):
             return 0
         tell("uv could not install it. pip tries, which takes some minutes.")
-    return 0 if install((*PIP, "install", "--no-compile"), os.environ) else 1
+    index = ("--extra-index-url", CPU_INDEX) if is_for_processors else ()  # beside those of pip's
+    return 0 if install((*PIP, "install", "--no-compile", *index), os.environ) else 1
 
 
 if __name__ == "__main__":

@@ -170,6 +170,6 @@ def package(name: str) -> ModuleType | None:
         return importlib.import_module(name)
     except ImportError:
         logger.warning(
-            "score left out package=%s words='not installed: pip install eigensweep[speech]'", name
+            "score left out package=%s words='not installed: pip install .[speech]'", name
         )
         return None

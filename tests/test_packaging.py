@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import types
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -165,6 +166,66 @@ class TestInstallProgram:
         settings = self.program["parse_settings"]("global.client-cert='/me.pem'\n")
 
         assert self.program["translate"](settings) is None
+
+    def choose(self, settings=(), environment=(), **others):
+        given = {"platform": "linux", "has_gpu": False, "answers": lambda url: True, **others}
+        return self.program["choose_torch"](dict(settings), dict(environment), **given)
+
+    def test_who_has_no_gpu_gets_torch_for_processors_without_a_variable(self):
+        asked = []
+
+        chosen, words = self.choose(answers=lambda url: asked.append(url) or True)
+
+        assert chosen
+        assert "build for processors" in words
+        assert asked == ["https://download.pytorch.org/whl/cpu/torch/"]
+
+    def test_where_that_index_is_away_the_ordinary_build_comes_and_it_is_said(self):
+        chosen, words = self.choose(answers=lambda url: False)
+
+        assert not chosen
+        assert "does not answer: torch comes in its ordinary build" in words
+
+    def test_a_wheel_on_the_disk_comes_before_any_index(self, tmp_path):
+        (tmp_path / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
+
+        for folder in (str(tmp_path), f"file://{tmp_path}"):
+            settings = {"find-links": f"/none {folder}"}
+            chosen, words = self.choose(settings, answers=lambda url: pytest.fail("was asked"))
+            assert not chosen
+            assert words.endswith(f"from {folder}")
+
+    @pytest.mark.parametrize(
+        ("settings", "environment", "others"),
+        [
+            ({}, {}, {"has_gpu": True}),
+            ({}, {}, {"platform": "darwin"}),
+            ({}, {"UV_TORCH_BACKEND": "cu130"}, {}),
+            ({"no-index": "true"}, {}, {}),
+            ({"extra-index-url": "https://download.pytorch.org/whl/cu130"}, {}, {}),
+        ],
+    )
+    def test_a_gpu_or_a_choice_of_one_s_own_is_left_alone(self, settings, environment, others):
+        others = {"answers": lambda url: pytest.fail("was asked"), **others}
+
+        assert self.choose(settings, environment, **others) == (False, "")
+
+    def test_an_index_of_one_s_own_is_kept(self, monkeypatch, capsys):
+        program, commands = self.program["main"].__globals__, []
+
+        def run(command, **options):
+            commands.append((command, options.get("env")))
+            listed = ":env:.extra-index-url='https://own.example/simple'\n"
+            return subprocess.CompletedProcess(command, 0, stdout=listed)
+
+        monkeypatch.setitem(program, "subprocess", types.SimpleNamespace(run=run))
+        monkeypatch.setitem(program, "choose_torch", lambda *_, **__: (True, "said"))
+
+        assert program["main"]() == 0
+        command, environment = commands[-1]
+        assert command[command.index("--torch-backend") + 1] == "cpu"
+        assert environment["UV_INDEX"] == "https://own.example/simple"
+        assert capsys.readouterr().out == "said\n"
 
 
 def test_everything_that_is_imported_is_declared(source: Path) -> None:

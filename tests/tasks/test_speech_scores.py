@@ -274,4 +274,4 @@ class TestPackages:
         speech_scores.package.cache_clear()
         assert set(first) == {"seg_snr", "seg_snr_parabola"}
         assert len(caplog.records) == 2
-        assert "pip install eigensweep[speech]" in caplog.text
+        assert "pip install .[speech]" in caplog.text

@@ -220,7 +220,7 @@ def test_a_missing_package_is_named_and_stops_nothing(monkeypatch, caplog):
     traces.set_up("service", "http://127.0.0.1:1/v1/traces")
 
     assert not traces.is_on()
-    assert "pip install 'eigensweep[traces]'" in caplog.text
+    assert "pip install '.[traces]'" in caplog.text
 
 
 def test_an_order_carries_its_place_in_the_trace():

@@ -50,7 +50,9 @@ def set_up(part: str, endpoint: str | None) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        logger.warning("no traces: %s; pip install 'eigensweep[traces]' brings it", error)
+        logger.warning(
+            "no traces: %s; pip install '.[traces]' in the checkout's folder brings it", error
+        )
         return
     # A provider of our own: the global one is MLflow's and FastAPI's to look at.
     named = Resource.create({"service.name": "eigensweep", "eigensweep.part": part})
