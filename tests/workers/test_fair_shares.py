@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ from file_ledger import FileLedger
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eigensweep.workers.driver import fair_share as module
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS, FairShare
 from eigensweep.workers.engine.shares import Share
 from eigensweep.workers.shared.fair_shares import (
@@ -125,6 +126,54 @@ def test_no_resource_is_given_twice_and_nothing_fits_that_is_still_wanted(those)
         assert each.running == each.want.trials or not finds_place(each.want, now)
 
 
+def share_place_by_place(contenders: list[Contender]) -> dict[str, int]:
+    """Return what `share_out` does, by a look at all experiments for each place."""
+    shares = dict.fromkeys((each.experiment for each in contenders), 0)
+    used: defaultdict[str, float] = defaultdict(float)
+    of_users: defaultdict[str, float] = defaultdict(float)
+    ordered = sorted(contenders, key=lambda c: (-c.priority, c.since, c.experiment))
+    for priority in dict.fromkeys(each.priority for each in ordered):
+        waiting = [each for each in ordered if each.priority == priority]
+        while waiting:
+            least = min(
+                waiting,
+                key=lambda c: (
+                    round(of_users[c.owner], 9),
+                    round(shares[c.experiment] * c.want.dominant, 9),
+                ),
+            )
+            parts = least.want.parts
+            fits = all(used[kind] + part <= 1 + ROUNDING for kind, part in parts.items())
+            if shares[least.experiment] >= least.want.trials or not fits:
+                waiting.remove(least)
+                continue
+            shares[least.experiment] += 1
+            of_users[least.owner] += least.want.dominant
+            for kind, part in parts.items():
+                used[kind] += part
+    return shares
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(-1, 1),
+            st.integers(0, 3),
+            st.integers(0, 60),
+            st.one_of(st.integers(1, 40).map(lambda n: {"CPU": 1 / n}), PARTS),
+        ),
+        max_size=12,
+    )
+)
+def test_the_shares_are_those_of_filling_place_by_place(those):
+    contenders = [
+        Contender(f"e{n}", owner, priority, since, Want(trials, parts))
+        for n, (owner, priority, since, trials, parts) in enumerate(those)
+    ]
+    assert share_out(contenders) == share_place_by_place(contenders)
+
+
 class TestWhatADriverKeepsTo:
     """One experiment whose ledger a test fills with others, which have another user."""
 
@@ -181,6 +230,20 @@ class TestWhatADriverKeepsTo:
             self.look(fair, clock)
             fair.count(lambda: self.WANT)
         assert calls == ["want", "list", "list", "list"]
+
+
+def test_a_share_is_computed_again_only_where_what_is_wanted_has_changed(tmp_path, monkeypatch):
+    computed, clock = [], Clock()
+    ledger, want = FileLedger(tmp_path / "ledger.json"), Want(4, {"CPU": 0.25})
+    monkeypatch.setattr(
+        module, "share_out", lambda some: computed.append(len(some)) or share_out(some)
+    )
+    fair, shares = FairShare("e1", ledger, clock), []
+    for others in ([], [("e0", "b", want, 1)], [("e0", "b", want, 3)], []):
+        ledger.contend(*others)
+        clock.now += LOOK_SECONDS
+        shares.append(fair.count(lambda: want))
+    assert (shares, computed) == ([4, 2, 2, 4], [1, 2, 1])
 
 
 def test_a_trial_takes_the_part_of_the_cluster_that_its_nodes_lose(monkeypatch):

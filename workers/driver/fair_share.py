@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from eigensweep.workers.shared.fair_shares import Contender, Want, finds_place, share_out
@@ -32,6 +33,8 @@ class FairShare:
         self._told: Want | None = None
         """What the ledger has."""
         self._contenders: list[Contender] = []
+        self._wishes: dict[str, Contender] = {}
+        """The same without what runs, as the share was computed from it."""
         self._share = 0
         self._looked_at = float("-inf")
 
@@ -52,7 +55,10 @@ class FairShare:
             self._ledger.ask_for(want)
             self._told = want
         self._contenders = self._ledger.list_contenders()
-        self._share = share_out(self._contenders).get(self._experiment, 0)
+        wishes = {each.experiment: replace(each, running=0) for each in self._contenders}
+        if wishes != self._wishes:  # what runs changes often, and no share with it
+            self._wishes = wishes
+            self._share = share_out(list(wishes.values())).get(self._experiment, 0)
 
     @property
     def wanted(self) -> int:

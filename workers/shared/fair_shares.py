@@ -6,7 +6,8 @@ counted in its dominant resource: the one of which it takes the largest part of 
 has. Experiments of a higher priority are served before all others. Source: Ghodsi et al., Dominant
 Resource Fairness, NSDI 2011, algorithm 1; with users above experiments, and priorities.
 
-Every driver computes all shares by itself, from the same rows of the record.
+Every driver computes all shares by itself, from the same rows of the record, and only when these
+have changed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from typing import Final
 
@@ -82,24 +84,33 @@ def _fill(
     used: defaultdict[str, float],
     of_users: defaultdict[str, float],
 ) -> None:
-    """Give places to experiments of one priority until none of them wants or fits another one."""
-    while waiting:
-        least = min(
-            waiting,
-            key=lambda c: (
-                round(of_users[c.owner], 9),
-                round(shares[c.experiment] * c.want.dominant, 9),
-            ),
-        )
-        parts = least.want.parts
+    """Give places to experiments of one priority until none of them wants or fits another one.
+
+    Whoever has least is at the top of a heap: users, and the experiments of each. So a place costs
+    the logarithm of how many there are.
+    """
+    own: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    for number, each in enumerate(waiting):
+        own[each.owner].append((0.0, number))
+    users = [(round(of_users[owner], 9), *first[0], owner) for owner, first in own.items()]
+    heapify(users)  # the experiments of each are in order already
+    while users:
+        *_, number, owner = users[0]
+        least, mine = waiting[number], own[owner]
+        parts, dominant = least.want.parts, least.want.dominant
         fits = all(used[kind] + part <= 1 + ROUNDING for kind, part in parts.items())
         if shares[least.experiment] >= least.want.trials or not fits:
-            waiting.remove(least)
-            continue
-        shares[least.experiment] += 1
-        of_users[least.owner] += least.want.dominant
-        for kind, part in parts.items():
-            used[kind] += part
+            heappop(mine)
+        else:
+            shares[least.experiment] += 1
+            of_users[owner] += dominant
+            for kind, part in parts.items():
+                used[kind] += part
+            heapreplace(mine, (round(shares[least.experiment] * dominant, 9), number))
+        if mine:
+            heapreplace(users, (round(of_users[owner], 9), *mine[0], owner))
+        else:
+            heappop(users)
 
 
 def finds_place(want: Want, contenders: Sequence[Contender]) -> bool:
