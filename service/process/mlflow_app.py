@@ -170,6 +170,8 @@ def main() -> None:
     from mlflow.server import constants
     from mlflow.server.handlers import initialize_backend_stores
 
+    from eigensweep.service.process.timed_http import TimedHttpOfArtifacts
+
     root = "mlflow-artifacts:/"
     os.environ |= {
         constants.BACKEND_STORE_URI_ENV_VAR: store,
@@ -182,6 +184,7 @@ def main() -> None:
     uvicorn.run(
         "eigensweep.service.process.mlflow_app:make_app",
         factory=True,
+        http=TimedHttpOfArtifacts,
         host=settings.host,
         port=settings.port,
         workers=settings.workers,

@@ -348,10 +348,13 @@ class _Http:
     def __init__(self, listener: socket.socket, app: FastAPI) -> None:
         import uvicorn
 
+        from eigensweep.service.process.timed_http import TimedHttp
+
         self._listener = listener
         self._closing = app.state.service.tailer.closing
         config = uvicorn.Config(
             app,
+            http=TimedHttp,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=4,
