@@ -111,7 +111,7 @@ def create_app(
         record=record,
         dispatcher=dispatcher,
         tailer=Tailer(record),
-        views=Views(mlflow.pages if mlflow else None),
+        views=Views(mlflow.pages if mlflow else None, lambda: dispatcher.away),
         analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow is not None),
         reproductions=Reproductions(settings.home / "reproductions", record, settings.corpora),
         accounts=people,

@@ -27,12 +27,17 @@ from eigensweep.workers.engine.shares import Room
 class Queue(Protocol):
     """What the API needs of the dispatcher."""
 
-    problem: str | None
-    """Why no experiment can be started now; None: experiments can be started."""
     max_experiments: int
     """How many experiments run at once."""
     max_of_all: int
     """How many may run at once where each user has one; fewer than these count as so many."""
+
+    @property
+    def away(self) -> str | None:
+        """Why Ray cannot be asked at this moment; None: it can."""
+
+    def explain_problem(self) -> str | None:
+        """Return why no experiment can be started now; None: experiments can be started."""
 
     @property
     def max_drivers(self) -> int:
@@ -51,10 +56,10 @@ class Queue(Protocol):
         """Experiment id to why that experiment cannot be started or looked after."""
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
-        """Return the room that there is now for such trials, None while that is unknown."""
+        """Return the room that was last seen for such trials, None while that is unknown."""
 
     def list_nodes(self) -> list[Node] | None:
-        """Return the nodes that trials run on, None while they are unknown."""
+        """Return the nodes that trials run on, as last seen, None while they are unknown."""
 
     def wake(self) -> None:
         """Look at the queue at once."""

@@ -6,6 +6,7 @@ Runs in the service's process.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -350,9 +351,15 @@ class PostedExperiment(ExperimentNow):
 
 
 class Views:
-    """Makes answers of rows, with links to MLflow's pages at `mlflow_url`."""
+    """Makes answers of rows, with links to MLflow's pages at `mlflow_url`.
 
-    def __init__(self, mlflow_url: str | None) -> None:
+    `explain_away` says why Ray cannot be asked at this moment, for all that waits for it.
+    """
+
+    def __init__(
+        self, mlflow_url: str | None, explain_away: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self._explain_away = explain_away
         self._mlflow = None if mlflow_url is None else mlflow_url.rstrip("/")
         self.listed_trial = lru_cache(KEPT)(self._read_trial)
         """Returns a trial as it stands in a list, kept by what is stored of it."""
@@ -405,10 +412,17 @@ class Views:
             "eta_seconds": now.eta_seconds,
             "wall_seconds": spent_seconds(row, time.time()),
             "usage": UsageNow.of(row),
-            "notices": [NoticeNow.of(notice) for notice in row.notices or ()],
+            "notices": self._list_notices(row),
             "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
         }
+
+    def _list_notices(self, row: Experiment) -> list[NoticeNow]:
+        told = [NoticeNow.of(notice) for notice in row.notices or ()]
+        away = None if row.state in {"paused", *ENDED} else self._explain_away()
+        if away is not None:
+            told.append(NoticeNow(kind="ray", words=away, node=None, until=None))
+        return told
 
     def _links(self, row: Experiment) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.id}"

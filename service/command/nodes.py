@@ -35,7 +35,8 @@ def show_nodes(url: Url = None, as_json: AsJson = False) -> None:
             typer.echo(json.dumps(found, indent=2))
             return
         if found["problem"]:
-            typer.echo(f"the nodes are not known: {found['problem']}", err=True)
+            unknown = "" if found["nodes"] else "the nodes are not known: "
+            typer.echo(f"{unknown}{found['problem']}", err=True)
         screen = terminal.console()
         names = name_nodes(found["nodes"])
         rows = [_make_node_row(node, names[node["id"]]) for node in found["nodes"]]
@@ -70,7 +71,7 @@ def _make_node_row(node: JsonObject, name: str) -> list[str]:
     ]
     amounts[-1] += " GB"
     labels = ", ".join(f"{key}={value}" for key, value in node["labels"].items())
-    state = "alive" if node["alive"] else "gone"
+    state = "gone" if not node["alive"] else "alive" if node["answers"] else "does not answer"
     return [name, node["address"], state, *amounts, node["accelerator_type"] or "-", labels or "-"]
 
 

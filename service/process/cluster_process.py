@@ -26,7 +26,8 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import guard
 from eigensweep.service.queue.dispatcher import LauncherAwayError
-from eigensweep.workers.cluster.nodes import Node
+from eigensweep.workers.cluster.nodes import Look, Node
+from eigensweep.workers.driver.capacity import look_for_room
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
@@ -34,8 +35,12 @@ from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 logger = logging.getLogger(__name__)
 
 PROGRAM: Final = "eigensweep.workers.cluster.served"
+SILENT_SECONDS: Final = 5.0
+"""Seconds without a look at which all was well, after which nothing more is asked of Ray."""
 ANSWER_SECONDS: Final = 60.0
 """Seconds after which a process that does not answer is killed."""
+LONGEST_SILENCE: Final = 300.0
+"""Seconds after which a Ray that stands still is left. Before, it may go on, and lose nothing."""
 STOP_SECONDS: Final = 6.0
 MOST_STARTS: Final = 5
 """How often a Ray that is not up in its time is started before the service gives up."""
@@ -77,10 +82,19 @@ class ClusterProcess:
     """Arguments of `RayCluster.start`, and `log_level` and `log_format`."""
     mark: str
     """The mark of this service's processes; empty: they are not marked."""
-    problem: str | None = "Ray is starting"
-    """Why nothing can be asked now; None: all is well."""
     starts: int = 0
     """How often Ray was started or joined."""
+    _problem: str | None = "Ray is starting"
+    _look: Look | None = None
+    """What was last seen of Ray; None: nothing since it was started or joined."""
+    _words: str | None = None
+    """What was wrong at the last look."""
+    _heard: float = 0.0
+    """When all was well at a look, by the clock of `time.monotonic`."""
+    _told: float = 0.0
+    """When anything was told of a look."""
+    _is_silent: bool = False
+    """Whether the log says that Ray is silent."""
     _spawned: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _reader: threading.Thread | None = None
@@ -93,6 +107,17 @@ class ClusterProcess:
     _numbers: Any = field(default_factory=count)
     _pause: float = 0.5
     _not_before: float = 0.0
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be asked now; None: all is well."""
+        if self._problem is not None or self._look is None:
+            return self._problem
+        silent = time.monotonic() - self._heard
+        if silent < SILENT_SECONDS:
+            return None
+        words = self._words or "the process that holds Ray does not answer"
+        return f"{words}, for {silent:.0f} s now"
 
     def start(self) -> None:
         """Start the process and wait until Ray answers; try again where it is only slow.
@@ -116,7 +141,10 @@ class ClusterProcess:
     def watch(self) -> None:
         """Start the process again if it has ended; call it regularly."""
         assert self._process is not None
-        if self._process.poll() is None or time.monotonic() < self._not_before:
+        if self._process.poll() is None:
+            self._note_silence()
+            return
+        if time.monotonic() < self._not_before:
             return
         logger.warning("Ray is lost, starting or joining it again: %s", self.problem)
         self._end()
@@ -124,9 +152,22 @@ class ClusterProcess:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._spawn()
 
+    def _note_silence(self) -> None:
+        """Say in the log that Ray does not answer, and that it does; end it if it is for long."""
+        problem = None if self._look is None else self.problem
+        if self._is_silent != (problem is not None):
+            self._is_silent = problem is not None
+            logger.warning("%s", problem or "Ray answers again")
+        now = time.monotonic()
+        if problem is not None and (
+            now - self._told > ANSWER_SECONDS or now - self._heard > LONGEST_SILENCE
+        ):
+            assert self._process is not None
+            self._process.kill()
+
     def stop(self) -> None:
         """Leave Ray; if it is our own, it ends."""
-        self.problem = "the service is stopping"
+        self._problem = "the service is stopping"
         if self._process is None or self._pipe is None:
             return
         if self.starts > 0:  # else there is nothing to leave in order
@@ -164,22 +205,28 @@ class ClusterProcess:
         return None if process is None else RemoteDriver(experiment_id, process, self, starts)
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
-        """Return the room of the nodes of now; see `RayCluster.look_for_room`.
+        """Return how many trials with these resources the nodes hold, or why none.
+
+        It is computed from the last look, so nobody waits for Ray.
 
         Raises:
             LauncherAwayError: if Ray is lost.
         """
-        room: Room = self.ask("look_for_room", resources, replicates)
-        return room
+        seen = self._last_look()
+        return look_for_room(resources, replicates, may_change=seen.may_change, nodes=seen.living)
 
     def list_nodes(self) -> list[Node]:
-        """Return the nodes of now; see `RayCluster.list_nodes`.
+        """Return the nodes at the last look, which is seconds old, or older if Ray is silent.
 
         Raises:
             LauncherAwayError: if Ray is lost.
         """
-        nodes: list[Node] = self.ask("list_nodes")
-        return nodes
+        return self._last_look().nodes
+
+    def _last_look(self) -> Look:
+        if self._look is None:
+            raise LauncherAwayError(self.problem)
+        return self._look
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Return the process's answer.
@@ -234,9 +281,18 @@ class ClusterProcess:
         with suppress(EOFError, OSError):
             while True:
                 number, kind, content = pipe.recv()
-                if kind == "ready":
+                if kind in ("seen", "silent", "ready"):
+                    self._told = time.monotonic()
+                if kind == "seen":
+                    self._look, self._words = content, content.problem
+                    if content.problem is None:
+                        self._heard = self._told
+                elif kind == "silent":
+                    self._words = content
+                elif kind == "ready":
                     self.starts += 1
-                    self.problem, self._pause = None, 0.5
+                    self._heard = self._told
+                    self._problem, self._pause = None, 0.5
                     logger.info("Ray is ready starts=%d", self.starts)
                 elif kind in ("failed", "lost", "slow"):
                     problem, self._is_slow = str(content), kind == "slow"
@@ -247,7 +303,7 @@ class ClusterProcess:
                     else:
                         asked.set_exception(RayFailedError(content))
         with self._turn:
-            self.problem = problem
+            self._problem, self._look, self._words = problem, None, None
             for asked in list(self._asked.values()):
                 with suppress(Exception):  # answered at this moment
                     asked.set_exception(LauncherAwayError(problem))

@@ -54,8 +54,6 @@ FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 300.0
 LEAST_INTERVAL: Final = 0.1
 """Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
-ROOM_SECONDS: Final = 1.0
-"""How long the nodes that had room are taken to have it still: many posts at once are one look."""
 DELIVERY_PAUSE: Final = 5.0
 """Shortest pause, in seconds, before MLflow is tried again."""
 
@@ -108,10 +106,13 @@ class Launcher(Protocol):
         """Return the driver of an experiment that an earlier service started, if it still works."""
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
-        """Return how many trials with these resources can run at once now, or why none can."""
+        """Return how many trials with these resources can run at once, or why none can.
+
+        Requests wait for it, so it asks nobody.
+        """
 
     def list_nodes(self) -> list[Node]:
-        """Return the nodes that trials run on."""
+        """Return the nodes that trials run on, as they were last seen. It asks nobody, too."""
 
 
 @dataclass
@@ -180,10 +181,8 @@ class Dispatcher:
     options: DriverOptions | None = None
     """What every driver is told; None before `start`."""
     problem: str | None = "drivers cannot be started yet: Ray is starting"
-    """Why no driver can be started now; None: drivers can be started."""
+    """Why no driver could be started at the last look at the queue; None: drivers could."""
     _in_care: dict[str, _Care] = field(default_factory=dict)
-    _room: tuple[float, tuple[ResourcesConfig, int], Room] | None = None
-    """Until when there is room for which trials, as it was last seen."""
     _mlflow: tuple[float, str | None] = (0.0, None)
     """Until when MLflow has which problem, as it was last seen."""
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -194,6 +193,18 @@ class Dispatcher:
     def problems(self) -> dict[str, str]:
         """Experiment id to why the last look at that experiment failed; empty: all is well."""
         return {id: care.problem for id, care in self._in_care.items() if care.problem is not None}
+
+    @property
+    def away(self) -> str | None:
+        """Why Ray cannot be asked at this moment; None: it can."""
+        return None if self.launcher is None else self.launcher.problem
+
+    def explain_problem(self) -> str | None:
+        """Return why no experiment can be started now, None if experiments can be started.
+
+        Also while a look at the queue waits for an answer of Ray's.
+        """
+        return self.away or self.problem
 
     @property
     def max_drivers(self) -> int:
@@ -212,22 +223,16 @@ class Dispatcher:
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
         """Return the room that there is now for such trials, None while that is unknown."""
-        if self.launcher is None or self.launcher.problem is not None:
+        if self.launcher is None:
             return None
-        wanted = resources, replicates
-        if (seen := self._room) is not None and self.clock() < seen[0] and wanted == seen[1]:
-            return seen[2]
         try:
-            room = self.launcher.look_for_room(*wanted)
+            return self.launcher.look_for_room(resources, replicates)
         except LauncherAwayError:
             return None
-        if room.problem is None:
-            self._room = self.clock() + ROOM_SECONDS, wanted, room
-        return room
 
     def list_nodes(self) -> list[Node] | None:
         """Return the nodes that trials run on, None while they are unknown."""
-        if self.launcher is None or self.launcher.problem is not None:
+        if self.launcher is None:
             return None
         try:
             return self.launcher.list_nodes()

@@ -39,7 +39,7 @@ def cluster(away: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterProc
 
 def lose_ray(cluster: ClusterProcess) -> None:
     with pytest.raises(LauncherAwayError, match="control process does not answer"):
-        cluster.ask("look_for_room")
+        cluster.ask("lose_ray")
 
 
 def test_a_ray_that_goes_away_is_told_at_once_and_nothing_is_asked_of_it(cluster):

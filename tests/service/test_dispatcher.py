@@ -14,19 +14,16 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from waiting import wait_until
 
-from eigensweep.search_spaces.memory import reserve_memory
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import (
     LEAST_INTERVAL,
     LONGEST_PAUSE,
     MLFLOW_SECONDS,
     MOST_DEATHS,
-    ROOM_SECONDS,
     Dispatcher,
 )
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
@@ -128,21 +125,6 @@ class TestDispatcher:
         launcher.launched[0].ledger.end("completed")
         dispatcher.tick()
         assert len(launcher.launched) == 2
-
-    def test_many_posts_at_once_are_one_look_for_room(self, dispatcher, launcher, spec):
-        now, resources = 0.0, reserve_memory(ExperimentSpec.model_validate(spec()))
-        few, many = (resources, 1), (resources, 3)
-        dispatcher.clock = lambda: now
-        room = dispatcher.look_for_room(*few)
-        launcher.room = replace(room, trials=room.trials + 1)
-        assert dispatcher.look_for_room(*few) == room
-        assert dispatcher.look_for_room(*many) == launcher.room
-        assert dispatcher.look_for_room(*few) == launcher.room
-        launcher.room = Room(trials=0, problem="no node has that", may_change=False)
-        now = ROOM_SECONDS
-        assert dispatcher.look_for_room(*few) == launcher.room
-        launcher.room = room
-        assert dispatcher.look_for_room(*few) == room, "a refusal was shown again"
 
     def test_the_next_waits_a_little_for_a_driver_that_it_can_have_after_its_delivery(
         self, record, launcher, post

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import psutil
 import pytest
 from grids import Grid
 from recoveries import check_recovery
+from waiting import wait_until
 
 from eigensweep.workers.shared.shortages import SHORTAGE
 
@@ -74,6 +78,29 @@ def test_processes_stand_still_for_a_minute(service, names):
 
     fault = f"SIGSTOP of {' and '.join(names)}, {STOPPED_SECONDS:g} s"
     check_recovery(service, GRID, GRID.begin(service), fault, stand_still)
+    end(service)
+
+
+@pytest.mark.parametrize("name", ["gcs", "raylet"])
+def test_requests_are_answered_while_ray_stands_still(service, name):
+    id = GRID.begin(service)
+    (process,) = service.find_part(name)
+    process.suspend()
+    try:
+        wait_until(lambda: service.experiment(id)["notices"], lambda: service.get("/v1/cluster"))
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(service.get, ["/v1/cluster"] * 8))
+            assert service.get("/v1/experiments?limit=5")["items"]
+        assert all("does not answer" in each["problem"] and each["nodes"] for each in found)
+        assert service.post(GRID.spec())["notices"][0]["kind"] == "ray"
+        with pytest.raises(urllib.error.HTTPError) as unready:
+            service.get("/readyz")
+        assert "does not answer, for" in json.load(unready.value)["checks"]["launcher"]["detail"]
+    finally:
+        process.resume()
+    wait_until(lambda: not service.experiment(id)["notices"], lambda: service.get("/v1/cluster"))
+    assert service.get("/v1/cluster")["problem"] is None
+    assert service.wait(id)["state"] == "completed"
     end(service)
 
 

@@ -250,7 +250,7 @@ def test_a_trial_takes_the_part_of_the_cluster_that_its_nodes_lose(monkeypatch):
     from eigensweep.workers.driver import capacity
 
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 1.0}, {"CPU": 9.0, "GPU": 1.0}]
-    monkeypatch.setattr(capacity, "_living_nodes", lambda: [{"Resources": n} for n in nodes])
+    monkeypatch.setattr(capacity, "list_living_nodes", lambda: [{"Resources": n} for n in nodes])
     assert capacity.find_parts(Share({"CPU": 2.0})) == {"CPU": pytest.approx(15 / 16 / 6)}
     gpu = capacity.find_parts(Share({"CPU": 1.0, "GPU": 0.5}))
     assert gpu == {"CPU": 1 / 16, "GPU": 0.5}

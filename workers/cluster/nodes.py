@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from eigensweep.workers.engine.shares import ACCELERATOR_LABEL
 from eigensweep.workers.shared.messages import Json
@@ -41,11 +41,34 @@ class Node:
     accelerator_type: str | None = None
     address: str = ""
     """In the network."""
+    answers: bool = True
+    """Whether Ray's process there answered at the last look."""
 
 
-def read_nodes(nodes: Iterable[Json], free: Mapping[str, Mapping[str, float]]) -> list[Node]:
-    """Return nodes, those that live first; `free` has what is free by the id of a node."""
-    found = [_read_node(node, free.get(node["NodeID"])) for node in nodes]
+@dataclass(frozen=True)
+class Look:
+    """What was seen of a cluster at one moment."""
+
+    nodes: list[Node]
+    living: list[Json]
+    """What Ray tells of each living node."""
+    may_change: bool
+    """Whether nodes come and go."""
+    problem: str | None = None
+    """Why no driver can be started or asked, although the head of the cluster answers."""
+
+
+def read_nodes(
+    nodes: Iterable[Json], free: Mapping[str, Mapping[str, float]], silent: Collection[str] = ()
+) -> list[Node]:
+    """Return nodes, those that live first; `free` has what is free by the id of a node.
+
+    `silent` are the ids of those that do not answer.
+    """
+    found = [
+        replace(_read_node(node, free.get(node["NodeID"])), answers=node["NodeID"] not in silent)
+        for node in nodes
+    ]
     return sorted(found, key=lambda node: (not node.alive, node.name, node.id))
 
 

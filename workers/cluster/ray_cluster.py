@@ -11,12 +11,12 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import psutil  # type: ignore[import-untyped]
 import ray
@@ -26,9 +26,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.private_folders import UnsafeFolderError
 from eigensweep.variables import warn_of_unknown
+from eigensweep.workers.cluster import heartbeat
 from eigensweep.workers.cluster import warm_drivers as warm
 from eigensweep.workers.cluster.crew import Crew
-from eigensweep.workers.cluster.nodes import Node, read_nodes
+from eigensweep.workers.cluster.nodes import Look, Node, read_nodes
 from eigensweep.workers.cluster.ray_folder import RayFolder
 from eigensweep.workers.cluster.warm_drivers import WarmDrivers
 from eigensweep.workers.engine.actor import NAMESPACE, PROCESS_LOST
@@ -43,10 +44,6 @@ from eigensweep.workers.shared.shortages import (
     explain_shortage,
     is_superseded,
 )
-
-if TYPE_CHECKING:
-    from eigensweep.search_spaces.sections import ResourcesConfig
-    from eigensweep.workers.engine.shares import Room
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +81,8 @@ it for so long."""
 
 NEVER_TOLD = "it was never told what to do, because the service ended at that moment"
 """Why a driver counts as dead that an earlier service has started."""
+
+NODE_SILENT = "Ray's process for this machine does not answer"
 
 State = Literal["running", "ended", "died"]
 
@@ -631,20 +630,30 @@ class RayCluster:
         # who never leaves: nobody here ends the process. It ends by itself after all of them.
         return DriverHandle(experiment, process, _pool=self._pool, _crew=Crew(aboard=2))
 
-    def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
-        """Return how many trials with these resources the nodes of now hold, or why none.
+    def look(self) -> Look:
+        """Return what there is to see of the cluster now. Waits for Ray's head, however long.
 
         The nodes of a cluster that was joined come and go; our own node stays as it is.
         """
-        from eigensweep.workers.driver.capacity import look_for_room
+        from eigensweep.workers.driver.capacity import list_living_nodes
 
-        return look_for_room(resources, replicates, may_change=self._folder is None)
+        living = list_living_nodes()
+        places = {n["NodeID"]: (n["NodeManagerAddress"], n["NodeManagerPort"]) for n in living}
+        quiet = heartbeat.find_silent(places.values())
+        silent = {id for id, place in places.items() if place in quiet}
+        here = ray.get_runtime_context().get_node_id()
+        return Look(
+            self.list_nodes(silent),
+            living,
+            may_change=self._folder is None,
+            problem=NODE_SILENT if here in silent else None,
+        )
 
-    def list_nodes(self) -> list[Node]:
-        """Return the nodes of now, those that live first."""
+    def list_nodes(self, silent: Collection[str] = ()) -> list[Node]:
+        """Return the nodes of now, those that live first; the `silent` ones do not answer."""
         nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
         free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
-        return read_nodes(nodes, free)
+        return read_nodes(nodes, free, silent)
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes.
@@ -690,6 +699,17 @@ def explain_loss() -> str | None:
     except OSError as error:
         return f"Ray's process for this machine does not answer: {error}"
     return None
+
+
+def explain_silence() -> str | None:
+    """Return which words fit a Ray whose head does not answer; None: it does."""
+    node = ray._private.worker._global_node
+    if node is None:
+        return "Ray has ended"
+    host, _, port = str(node.gcs_address).rpartition(":")
+    if heartbeat.answers((host.strip("[]"), int(port))):
+        return None
+    return f"Ray's control process at {node.gcs_address} does not answer"
 
 
 def _new_name() -> str:

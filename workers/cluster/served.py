@@ -21,13 +21,13 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.cluster.ray_cluster import (
     ClusterError,
     DriverHandle,
     RayCluster,
     SlowStartError,
     explain_loss,
+    explain_silence,
 )
 from eigensweep.workers.shared import logs
 
@@ -77,6 +77,27 @@ class Served:
         self.tell(None, "lost", loss)
         os._exit(1)  # leaving Ray in order would wait for it
 
+    def look(self) -> None:
+        """Tell the service what there is to see of Ray, or that it does not answer.
+
+        If Ray stands still within the look, nothing is told, and the service notices that.
+        """
+        silence = explain_silence()
+        if silence is not None:
+            self.tell(None, "silent", silence)
+            return
+        try:
+            self.tell(None, "seen", self.cluster.look())
+        except Exception as error:  # the edge of this thread
+            logger.debug("Ray cannot be looked at", exc_info=True)
+            self.tell(None, "silent", f"Ray does not answer ({type(error).__name__}: {error})")
+
+    def keep_looking(self) -> None:
+        """Look again and again: requests to the service are answered from the last look."""
+        while True:
+            time.sleep(CHECK_SECONDS)
+            self.look()
+
     def keep_warm(self) -> None:
         """Keep drivers ready. They only save time: where that fails, it is tried again later."""
         while True:
@@ -109,12 +130,6 @@ class Served:
         driver = self._drivers[experiment]
         return driver.state(), driver.error
 
-    def _list_nodes(self) -> list[Node]:
-        return self.cluster.list_nodes()
-
-    def _look_for_room(self, *arguments: Any) -> Any:
-        return self.cluster.look_for_room(*arguments)
-
 
 def main() -> None:
     """Start or join Ray, serve requests, and leave it."""
@@ -129,10 +144,12 @@ def main() -> None:
         pipe.send((None, kind, str(error)))
         return
     served = Served(cluster, pipe)
+    served.look()
     served.tell(None, "ready", socket.gethostname())
     for name in settings.get("modules", ()):  # which the first request would load
         import_module(name)
     threading.Thread(target=served.watch, name="watch", daemon=True).start()
+    threading.Thread(target=served.keep_looking, name="look", daemon=True).start()
     threading.Thread(target=served.keep_warm, name="warm", daemon=True).start()
     served.serve()
     cluster.stop()

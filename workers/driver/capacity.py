@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
-
-import ray
 
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.workers.engine.shares import Room, Share, share_of
@@ -21,14 +19,17 @@ KNOCKS: Final = 32
 """Nodes that are asked at once."""
 
 
-def count_slots(share: Share) -> int:
-    """Return how many such trials the nodes of this cluster hold at once."""
-    return sum(_count_on(node, share) for node in _living_nodes())
+def count_slots(share: Share, nodes: Iterable[Json] | None = None) -> int:
+    """Return how many such trials the nodes of this cluster hold at once.
+
+    `nodes` is what Ray told of those that live; None: it is asked.
+    """
+    return sum(_count_on(node, share) for node in _given_or_living(nodes))
 
 
 def find_nodes(share: Share) -> frozenset[str]:
     """Return Ray's ids of the nodes of this cluster that hold at least one such trial."""
-    return frozenset(node["NodeID"] for node in _living_nodes() if _count_on(node, share))
+    return frozenset(node["NodeID"] for node in list_living_nodes() if _count_on(node, share))
 
 
 def find_silent_nodes() -> frozenset[str]:
@@ -37,7 +38,7 @@ def find_silent_nodes() -> frozenset[str]:
     They are dead or cut off. Ray itself waits for some 15 seconds before it says so, and may place
     trials there until then.
     """
-    nodes = _living_nodes()
+    nodes = list_living_nodes()
     with ThreadPoolExecutor(KNOCKS) as threads:
         answers = threads.map(_answers, nodes)
     return frozenset(n["NodeID"] for n, answer in zip(nodes, answers, strict=True) if not answer)
@@ -57,7 +58,7 @@ def find_parts(share: Share) -> dict[str, float]:
     A node is filled with whole trials. So what is left over there counts, too, in the resource
     of which a trial takes the largest part. Empty if no node holds such a trial.
     """
-    nodes, need = _living_nodes(), share.resources
+    nodes, need = list_living_nodes(), share.resources
     counts = [_count_on(node, share) for node in nodes]
     if not any(counts):
         return {}
@@ -68,24 +69,30 @@ def find_parts(share: Share) -> dict[str, float]:
     return {**parts, dominant: whole}
 
 
-def look_for_room(resources: ResourcesConfig, replicates: int, *, may_change: bool = True) -> Room:
+def look_for_room(
+    resources: ResourcesConfig,
+    replicates: int,
+    *,
+    may_change: bool = True,
+    nodes: Sequence[Json] | None = None,
+) -> Room:
     """Return how many trials with these resources run at once, or why none can.
 
-    `may_change` says whether nodes come and go.
+    `may_change` says whether nodes come and go. `nodes` is as in `count_slots`.
     """
     lanes = 1 if resources.lanes == "auto" else resources.lanes
     share = share_of(resources, replicates, lanes)
-    slots = count_slots(share)
-    problem = None if slots else explain_no_slot(share)
+    slots = count_slots(share, nodes)
+    problem = None if slots else explain_no_slot(share, nodes)
     return Room(None if resources.lanes == "auto" else slots, problem, may_change)
 
 
-def explain_no_slot(share: Share) -> str:
-    """Return the words for a person whose trials fit on no node."""
+def explain_no_slot(share: Share, nodes: Sequence[Json] | None = None) -> str:
+    """Return the words for a person whose trials fit on no node; `nodes` as in `count_slots`."""
     need, who = share.resources, "a trial needs"
     if share.engine is not None:
         need, who = share.engine.resources, "the trials that share lanes need"
-    nodes = _living_nodes()
+    nodes = _given_or_living(nodes)
     wanted = _describe(need, share.labels)
     there = "; ".join(_describe_node(node, need, share.labels) for node in nodes)
     words = f"{who} {wanted}, and no node has that; there are {there or 'no nodes'}"
@@ -130,7 +137,13 @@ def _describe(amounts: Mapping[str, float], labels: Mapping[str, str]) -> str:
     return ", ".join([*words, *(f"label {key}={value}" for key, value in labels.items())])
 
 
-def _living_nodes() -> list[Json]:
+def _given_or_living(nodes: Iterable[Json] | None) -> list[Json]:
+    return list_living_nodes() if nodes is None else list(nodes)
+
+
+def list_living_nodes() -> list[Json]:
     """Return what Ray tells of each living node."""
+    import ray  # the service counts with what it was told, and loads no Ray
+
     nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node for node in nodes if node["Alive"]]

@@ -170,12 +170,12 @@ class Source(Flat):
 
 
 NoticeKind = Literal[
-    "code", "delivery", "disk", "failures", "memory", "node", "nodes", "share", "store"
+    "code", "delivery", "disk", "failures", "memory", "node", "nodes", "ray", "share", "store"
 ]
 """What a notice is about: trials whose code has changed, MLflow, which is away or refuses
 something, a disk that is nearly full, trials that fail one after another, a node without memory, a
-node that is left out, so many of them that everything waits, a fair share, or the store of
-checkpoints."""
+node that is left out, so many of them that everything waits, a silent Ray, a fair share, or the
+store of checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class NodeNow(Answer):
     name: str = Field(description="Name of the machine; several nodes may have the same one")
     address: str = Field(description="Its address in the network")
     alive: bool
+    answers: bool = Field(description="Whether Ray's process there answered at the last look")
     total: AmountsNow
     free: AmountsNow | None = Field(description="What no trial reserves; null if it is not known")
     labels: dict[str, str] = Field(description="What `resources.labels` of a spec can ask for")
@@ -124,7 +125,10 @@ class ClusterNow(Answer):
     """The cluster as it is now."""
 
     drivers: DriversNow
-    problem: str | None = Field(description="Why the nodes are not known; null: they are")
+    problem: str | None = Field(
+        description="Why the nodes are not known, or for how long they have not been seen; null: "
+        "they were seen seconds ago"
+    )
     nodes: list[NodeNow] = Field(description="Those that live first")
     engines: list[EngineNow]
     running: int = Field(description="Trials that have a process, all of them")
@@ -136,7 +140,11 @@ class ClusterNow(Answer):
 def get_cluster(service: TheService) -> ClusterNow:
     """Return nodes, devices and lanes, the trials that use them, and why experiments wait."""
     nodes, activity = service.dispatcher.list_nodes(), read_activity(service.record.url, LISTED)
-    problem = None if nodes is not None else service.dispatcher.problem or "Ray does not answer"
+    problem = service.dispatcher.away
+    if problem is not None and nodes is not None:
+        problem += "; the nodes are shown as they were then"
+    elif nodes is None:
+        problem = service.dispatcher.explain_problem() or "Ray does not answer"
     driven = [row for row, _ in activity.experiments if row.state in DRIVEN]
     waits = (
         (row, waiting, _explain(service, row, waiting, len(driven)))
@@ -200,6 +208,7 @@ def _describe_node(node: Node) -> NodeNow:
         name=node.name,
         address=node.address,
         alive=node.alive,
+        answers=node.answers,
         total=AmountsNow.of(node.total),
         free=None if node.free is None else AmountsNow.of(node.free),
         labels=node.labels,
@@ -253,6 +262,8 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
     problem = service.dispatcher.problems.get(row.id)
     if problem is not None:
         return f"it is tried again: {problem}"
+    if row.state != "paused" and (away := service.dispatcher.away) is not None:
+        return away
     notices = "; ".join(notice["words"] for notice in row.notices or ())
     if row.state == "queued":
         most, wanted = service.dispatcher.max_experiments, service.settings.max_experiments
@@ -274,7 +285,7 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
                     f", each for one experiment or {sharing} small ones "
                     "(EIGENSWEEP_DRIVER_EXPERIMENTS)"
                 )
-        return service.dispatcher.problem or turn
+        return service.dispatcher.explain_problem() or turn
     if row.state == "waiting_for_room":
         return notices or "no node has room for one of its trials now"
     if row.state == "paused":

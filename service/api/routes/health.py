@@ -82,7 +82,7 @@ def _mlflow(service: Service) -> Check:
 
 
 def _launcher(service: Service) -> Check:
-    problem, problems = service.dispatcher.problem, service.dispatcher.problems
+    problem, problems = service.dispatcher.explain_problem(), service.dispatcher.problems
     words = "; ".join(f"experiment {id} is tried again: {why}" for id, why in problems.items())
     return Check(ready=problem is None, detail=problem or words)
 
