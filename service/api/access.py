@@ -7,6 +7,7 @@ caller needs is said by the routes; see `callers`.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -18,12 +19,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eigensweep.service.api import sessions
+from eigensweep.service.api import sessions, writers
 from eigensweep.service.api.callers import READING, Caller
 from eigensweep.service.api.errors import answer_error, problem
 from eigensweep.service.api.identity import Identity, UnknownCallerError
 from eigensweep.service.api.next_answer import NextAnswer
 from eigensweep.service.api.rates import Rates
+from eigensweep.service.api.writers import BusyError
 from eigensweep.service.record.audit import Audit
 from eigensweep.workers.shared.durable_files import StorageError
 
@@ -217,16 +219,18 @@ class Access:
             return
         place = Headers(raw=answer["headers"]).get("location", "")
         try:
-            await run_in_threadpool(
-                self._audit.add,
-                f"{request.method} {request.url.path}",
-                user=caller.user if caller else None,
-                token=caller.token if caller else None,
-                address=address,
-                refused=refused,
-                detail=told or place,
+            await writers.WRITERS.run(
+                partial(
+                    self._audit.add,
+                    f"{request.method} {request.url.path}",
+                    user=caller.user if caller else None,
+                    token=caller.token if caller else None,
+                    address=address,
+                    refused=refused,
+                    detail=told or place,
+                )
             )
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, BusyError) as error:
             logger.error("an entry of the audit log is lost error=%s", type(error).__name__)
 
 

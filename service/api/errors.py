@@ -27,6 +27,7 @@ from eigensweep.search_spaces.errors import (
 )
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.api.writers import BusyError
 from eigensweep.service.record.database import WrongSchemaError, is_away
 from eigensweep.service.record.errors import (
     ConflictError,
@@ -64,6 +65,7 @@ STATUS: Final[dict[type[Exception], int]] = {
     IdempotencyKeyReusedError: 422,
     SpecError: 422,
     StorageError: 503,
+    BusyError: 503,
 }
 
 
@@ -183,7 +185,8 @@ def _answer_known_error(request: Request, error: Exception) -> Response:
         found = [ProblemItem(path="name", message=words, got=got, available=available)]
     elif isinstance(error, IdempotencyKeyReusedError):
         found = [ProblemItem(path="Idempotency-Key", message=words)]
-    return problem(status, _summarise(found) or words, found)
+    headers = {"Retry-After": "5"} if status == 503 else None
+    return problem(status, _summarise(found) or words, found, headers)
 
 
 def _answer_invalid_request(request: Request, error: RequestValidationError) -> Response:

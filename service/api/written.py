@@ -1,17 +1,33 @@
-"""Routes that write their answers as JSON where they make them. Runs in the service's process."""
+"""Routes that choose their threads, and write their answers as JSON where they make them.
+
+Runs in the service's process.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from fastapi import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from eigensweep.service.api import writers
 
-class WrittenRoute(APIRoute):
+
+class ServiceRoute(APIRoute):
+    """A route whose function runs in a thread that writes, unless it only answers GET."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        methods = set(options.get("methods") or ("GET",))
+        if methods != {"GET"} and not inspect.iscoroutinefunction(endpoint):
+            endpoint = _run_among_writers(endpoint)
+        super().__init__(path, endpoint, **options)
+
+
+class WrittenRoute(ServiceRoute):
     """A route whose function returns a model, and the model is the answer.
 
     FastAPI would check the model once more, in another thread, and write it in the thread that
@@ -21,6 +37,14 @@ class WrittenRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, _write(endpoint, options.get("status_code") or 200), **options)
+
+
+def _run_among_writers(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(endpoint)
+    async def answer(*arguments: Any, **named: Any) -> Any:
+        return await writers.WRITERS.run(partial(endpoint, *arguments, **named))
+
+    return answer
 
 
 def _write(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:

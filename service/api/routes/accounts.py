@@ -13,6 +13,7 @@ from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.schemas import Answer, Page, UsageNow
+from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.accounts import (
     NAME,
     NewToken,
@@ -24,7 +25,7 @@ from eigensweep.service.record.accounts import (
 from eigensweep.service.record.audit import AuditNow
 from eigensweep.service.record.usage import sum_by_user
 
-router = APIRouter(tags=["access"])
+router = APIRouter(tags=["access"], route_class=ServiceRoute)
 
 UserName = Annotated[str, Path(min_length=1, max_length=64)]
 TokenId = Annotated[str, Path(min_length=1, max_length=16, description="As the list has it")]

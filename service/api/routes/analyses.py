@@ -20,12 +20,13 @@ from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
 from eigensweep.service.api.schemas import Answer, Page, to_datetime, to_datetime_if_known
+from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
 from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import Kind
 
-router = APIRouter(tags=["analyses"])
+router = APIRouter(tags=["analyses"], route_class=ServiceRoute)
 kinds = APIRouter(tags=["analyses"])
 """What is described from the code alone."""
 

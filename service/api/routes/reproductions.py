@@ -29,6 +29,7 @@ from eigensweep.service.api.examples import REPRODUCTION, REPRODUCTIONS
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
+from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
@@ -37,7 +38,7 @@ from eigensweep.workers.reports.markdown import write_page
 from eigensweep.workers.reports.report import ReportContent
 from eigensweep.workers.shared.messages import Json
 
-router = APIRouter(tags=["reproductions"])
+router = APIRouter(tags=["reproductions"], route_class=ServiceRoute)
 suites = APIRouter(tags=["reproductions"])
 """What is described from the code alone."""
 

@@ -16,11 +16,12 @@ from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer
+from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.retention import DAY
 from eigensweep.workers.shared.checkpoints import Keep, Store, open_store
 
-router = APIRouter(tags=["storage"])
+router = APIRouter(tags=["storage"], route_class=ServiceRoute)
 
 MOST: Final = 1000
 """The largest number of experiments of one request."""
