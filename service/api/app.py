@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -20,6 +20,7 @@ from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.latencies import Latencies, RequestSpans
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
+from eigensweep.service.api.next_answer import NextAnswer
 from eigensweep.service.api.page_headers import SafeHeaders
 from eigensweep.service.api.pages.routes import add_pages
 from eigensweep.service.api.parts import Queue, Service
@@ -121,6 +122,7 @@ def create_app(
         disk_use=DiskUse(settings),
         store=StoreProbe(settings.storage_folder),
     )
+    app.state.readiness = NextAnswer(partial(health.look, app.state.service))
     app.state.metrics = metrics.make_registry(app.state.service, read_version())
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow, record))

@@ -28,7 +28,7 @@ from eigensweep.search_spaces.errors import (
 from eigensweep.search_spaces.problems import list_problems
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.writers import BusyError
-from eigensweep.service.record.database import WrongSchemaError, is_away
+from eigensweep.service.record.database import WrongSchemaError, is_away, is_damaged
 from eigensweep.service.record.errors import (
     ConflictError,
     IdempotencyKeyReusedError,
@@ -272,6 +272,8 @@ def _answer_database_error(request: Request, error: Exception) -> Response:
         return problem(500, str(error))
     if isinstance(error, DataError):
         return problem(422, "the request has a value that no database can hold, such as U+0000")
+    if is_damaged(error):
+        return problem(500, "the record is damaged; /readyz says more, and what to do")
     if not is_away(error):
         return _answer_bug(request, error)
     words = "database away path=%s error=%s"

@@ -236,6 +236,8 @@ def _build(
     settings: Settings, mlflow: Mlflow
 ) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer, Deleter, Pruner]:
     """Return the application, and what works off its queues."""
+    from sqlalchemy.exc import DBAPIError
+
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.deletions import Deleter
@@ -243,11 +245,18 @@ def _build(
     from eigensweep.service.queue.driver_places import DriverPlaces
     from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.queue.retention import Pruner, Schedule
+    from eigensweep.service.record import database
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
     from eigensweep.workers.shared.checkpoints import open_store
 
-    migrate(settings.database)
+    try:
+        migrate(settings.database)
+    except DBAPIError as error:
+        if not database.is_damaged(error):
+            raise
+        raise StartError(database.explain_damage(settings.database, error.orig)) from error
+    database.look_for_damage_soon(settings.database)
     record = Record(settings.database, settings.webhook_urls)
     patience = HANDOVER_SECONDS if settings.warm_drivers > 0 else 0.0
     shared, wanted = settings.driver_experiments, settings.max_experiments

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Final, Literal, TypeVar
 
@@ -40,6 +40,9 @@ LONGEST_PAUSE: Final = 10.0
 MISSING_IN_POSTGRESQL: Final = {"3F000", "42P01", "42703"}
 """SQLSTATE of a schema, a table or a column that does not exist."""
 MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column named")
+DAMAGED_IN_POSTGRESQL: Final = {"XX001", "XX002"}
+"""SQLSTATE of damaged data and of a damaged index."""
+DAMAGED_IN_SQLITE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -47,6 +50,9 @@ T = TypeVar("T")
 Mode = Literal["reads", "writes", "writes_ahead"]
 """What a transaction does. What was written ahead is on SQLite's disk as soon as the next one that
 writes is."""
+
+_damage: Final[dict[str, str]] = {}
+"""What was seen of damage, by the URL of the database. It stays until the process ends."""
 
 _BEGIN, _BEGIN_IMMEDIATE = text("BEGIN"), text("BEGIN IMMEDIATE")
 _SYNC, _SYNC_LATER = text("PRAGMA synchronous=FULL"), text("PRAGMA synchronous=NORMAL")
@@ -131,6 +137,53 @@ def is_away(error: BaseException) -> bool:
         # SQLite reports wrong SQL as an OperationalError, too; any other name is about the file.
         return getattr(error.orig, "sqlite_errorname", None) != "SQLITE_ERROR"
     return False
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Return whether the database says that its files hold nonsense; waiting does not help."""
+    if not isinstance(error, DBAPIError):
+        return False
+    if getattr(error.orig, "sqlite_errorname", "").startswith(DAMAGED_IN_SQLITE):
+        return True
+    return getattr(error.orig, "sqlstate", None) in DAMAGED_IN_POSTGRESQL
+
+
+def find_damage(url: str) -> str | None:
+    """Return what this process has seen of damage in a database, None if it has seen none."""
+    return _damage.get(url)
+
+
+def look_for_damage(url: str) -> None:
+    """Have SQLite read the whole database; `find_damage` says then what it found.
+
+    PostgreSQL has checksums of its own, and says what is damaged when it reads it.
+    """
+    if not takes_turns(url):
+        return
+    with suppress(SQLAlchemyError):  # damage is noted; what is away is told by whoever asks next
+        words = look(url, lambda connection: connection.scalar(text("PRAGMA quick_check(1)")))
+        if words != "ok":
+            _note_damage(url, words)
+
+
+def look_for_damage_soon(url: str) -> None:
+    """Do it in a thread of its own: a large record takes a while."""
+    threading.Thread(target=look_for_damage, args=[url], name="check", daemon=True).start()
+
+
+def explain_damage(url: str, what: object) -> str:
+    """Return the words for a person whose record is damaged."""
+    place = make_url(url).render_as_string(hide_password=True)
+    return (
+        f"the record at {place} is damaged ({what}): stop the service and restore a backup with "
+        "`eigensweep restore`"
+    )
+
+
+def _note_damage(url: str, what: object) -> None:
+    if url not in _damage:
+        _damage[url] = explain_damage(url, what)
+        logger.error("%s", _damage[url])
 
 
 def lacks_schema(error: DBAPIError) -> bool:
@@ -270,6 +323,8 @@ def _say_what_lacks(url: str) -> Iterator[None]:
     except DBAPIError as error:
         if lacks_schema(error):
             raise WrongSchemaError(url, error) from error
+        if is_damaged(error):
+            _note_damage(url, error.orig)
         raise
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -59,6 +61,20 @@ def measure_free(folder: Path) -> int:
 
 def _nearest(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def explain_unwritable(folder: Path) -> str | None:
+    """Return why no file can be made in a folder, None if one can; it tries, and leaves nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except FileNotFoundError:  # it is made when it is needed
+        return None
+    except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno == errno.ENOSPC:
+            why = "no file more has room on this disk: bytes or inodes are used up (`df -i`)"
+        return f"nothing can be written to {folder}: {why}"
 
 
 class DiskSpace:

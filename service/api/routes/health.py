@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
@@ -11,12 +12,17 @@ from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.models import MODELS
-from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.parts import Service
 from eigensweep.service.api.schemas import Answer
+from eigensweep.service.record.database import find_damage
 from eigensweep.tasks import TASKS
-from eigensweep.workers.shared.disk_space import explain_low, find_low
+from eigensweep.workers.shared.disk_space import explain_low, explain_unwritable, find_low
 
 router = APIRouter(tags=["health"])
+
+LONGEST_SECONDS = 15.0
+"""How long all checks together may take; who asks meanwhile gets the answer of the same look."""
+LATE = "a disk or the database has not answered for 15 s"
 
 
 class Alive(Answer):
@@ -51,13 +57,16 @@ async def healthz() -> Alive:
     summary="Can experiments run?",
     responses={503: {"model": Readiness, "description": "Something is not ready, see `checks`"}},
 )
-def readyz(service: TheService, request: Request, response: Response) -> Readiness:
+async def readyz(request: Request, response: Response) -> Readiness:
     """Check database, MLflow, launcher of drivers, packages, disks, store; 503 if one is not ready.
 
     A package that cannot be loaded is named, and does not make the service unready. Who sends no
     token is told what is not ready, and no details.
     """
-    checks = {name: look(service) for name, look in CHECKS.items()}
+    try:
+        checks = await asyncio.wait_for(request.app.state.readiness.ask(), LONGEST_SECONDS)
+    except TimeoutError:
+        checks = {"answers": Check(ready=False, detail=LATE)}
     ready = all(check.ready for check in checks.values())
     if request.state.caller is None:
         checks = {name: Check(ready=check.ready, detail="") for name, check in checks.items()}
@@ -66,7 +75,14 @@ def readyz(service: TheService, request: Request, response: Response) -> Readine
     return Readiness(ready=ready, checks=checks)
 
 
+def look(service: Service) -> dict[str, Check]:
+    """Return how everything is that the service needs."""
+    return {name: check(service) for name, check in CHECKS.items()}
+
+
 def _database(service: Service) -> Check:
+    if (damage := find_damage(service.record.url)) is not None:
+        return Check(ready=False, detail=damage)
     try:
         service.record.ping()
     except SQLAlchemyError as error:
@@ -100,6 +116,8 @@ def _disk(service: Service) -> Check:
             least = settings.least_free_bytes
             if least and (low := find_low(folder, least)) is not None:
                 return Check(ready=False, detail=explain_low(folder, low, least))
+        if (problem := explain_unwritable(folder)) is not None:
+            return Check(ready=False, detail=problem)
     return Check(ready=True, detail="")
 
 
