@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from unittest.mock import patch
 
 import boto3
+import pytest
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
@@ -52,7 +51,9 @@ def serve_with_outages(
     }
     S3FileSystem.clear_instance_cache()  # it keeps the address that it found first
     try:
-        with patch.dict(os.environ, access):
+        with pytest.MonkeyPatch.context() as patch:  # and not `patch.dict`, which would take back
+            for name, value in access.items():  # the token that Ray remembers
+                patch.setenv(name, value)
             boto3.client("s3").create_bucket(Bucket=bucket)
             yield f"s3://{bucket}", outage
     finally:
