@@ -30,7 +30,7 @@ OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
 GROUP = {"rayStartParams", "template"}
 KNOWN_KEYS = {
     "spec": {
-        *("rayVersion", "enableInTreeAutoscaling", "autoscalerOptions"),
+        *("rayVersion", "upgradeStrategy", "enableInTreeAutoscaling", "autoscalerOptions"),
         *("headGroupSpec", "workerGroupSpecs"),
     },
     "autoscalerOptions": {
@@ -42,6 +42,8 @@ KNOWN_KEYS = {
     | {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "scaleStrategy"},
 }
 """Source: ray-operator/apis/ray/v1/raycluster_types.go of KubeRay."""
+OF_THE_STORE = {"AWS_ENDPOINT_URL"}
+"""Compose takes the object store's variables from the person's own file."""
 WITH_HELM = pytest.mark.skipif(shutil.which("helm") is None, reason="install helm to run this")
 
 
@@ -177,7 +179,7 @@ class TestItIsWhatComposeStarts:
     def test_a_worker_has_the_same_variables(self, objects: list[dict[str, Any]]) -> None:
         of_compose = set(COMPOSE["ray-worker"]["environment"])
 
-        assert names_of(container_of(objects, "ray-worker")) == of_compose - {
+        assert names_of(container_of(objects, "ray-worker")) - OF_THE_STORE == of_compose - {
             *("NODE_PORTS", "WORKER_CPUS", "WORKER_GIB"),
         }
         assert names_of(container_of(objects, "ray-head")) == names_of(
@@ -244,6 +246,50 @@ class TestItIsWhatComposeStarts:
             gib = int(limits["memory"].removesuffix("Gi"))
             assert int(told["memory"]) == (gib - 1) * 2**30
         assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+class TestCheckpointsInAnObjectStore:
+    CONTAINERS = ("service", "ray-head", "ray-worker")
+
+    def test_every_pod_that_reads_or_writes_them_has_its_address_and_keys(self) -> None:
+        objects = kept("objectstore")[1]
+        for name in self.CONTAINERS:
+            container = container_of(objects, name)
+            values = {each["name"]: each.get("value") for each in container["env"]}
+            assert values["AWS_ENDPOINT_URL"] == "https://minio.example.org:9000"
+            assert container["envFrom"] == [{"secretRef": {"name": "minio-keys"}}]
+            assert "storage" not in {mount["name"] for mount in container["volumeMounts"]}
+        service = container_of(objects, "service")["env"]
+        assert [each["value"] for each in service if each["name"] == "EIGENSWEEP_STORAGE"] == [
+            "s3://sweeps/lab"
+        ]
+
+    def test_no_claim_wants_a_class_that_many_nodes_can_write(self) -> None:
+        claims = of_kind(kept("objectstore")[1], "PersistentVolumeClaim")
+
+        assert "sweep-eigensweep-storage" not in {each["metadata"]["name"] for each in claims}
+        assert {tuple(each["spec"]["accessModes"]) for each in claims} == {("ReadWriteOnce",)}
+
+    def test_without_one_nothing_of_it_is_there(self) -> None:
+        objects = kept("default")[1]
+        for name in self.CONTAINERS:
+            assert "envFrom" not in container_of(objects, name)
+            assert "AWS_ENDPOINT_URL" not in names_of(container_of(objects, name))
+
+
+def test_an_upgrade_of_the_image_makes_head_and_workers_anew(objects: list[dict[str, Any]]) -> None:
+    (cluster,) = of_kind(objects, "RayCluster")
+    assert cluster["spec"]["upgradeStrategy"] == {"type": "Recreate"}
+
+
+def test_the_tag_is_part_of_what_kuberay_compares() -> None:
+    images = [
+        [pod["spec"]["containers"][0]["image"] for n, pod in pods_of(kept(case)[1]) if n != "head"]
+        for case in ("default", "objectstore")
+    ]
+    assert "eigensweep-worker:0.2.0" in images[0]
+    assert "eigensweep-worker:0.3.0" in images[1]
+    assert "eigensweep-worker:0.2.0" not in images[1]
 
 
 class TestItIsLocked:
@@ -337,6 +383,8 @@ class TestValues:
             ("replicas", 3),
             ("service/replicas", 2),
             ("service/settings", {"PORT": "1"}),
+            ("service/settings", {"EIGENSWEEP_STORAGE": "s3://bucket/prefix"}),
+            ("storage/url", "/srv/storage"),
             ("mlflow/builtIn", False),
             ("persistence/storage/size", "lots"),
             ("ray/workerGroups", []),

@@ -103,7 +103,9 @@ capabilities: {drop: [ALL]}
 {{- define "eigensweep.rayMounts" -}}
 {{ include "eigensweep.scratchMounts" . }}
 - {name: shared-memory, mountPath: /dev/shm}
+{{- if not .Values.storage.url }}
 - {name: storage, mountPath: /srv/storage}
+{{- end }}
 - {name: data, mountPath: /srv/data, readOnly: true}
 {{- end }}
 
@@ -111,8 +113,28 @@ capabilities: {drop: [ALL]}
 {{ include "eigensweep.scratchVolume" . }}
 - name: shared-memory
   emptyDir: {medium: Memory, sizeLimit: 2Gi}
+{{- if .Values.storage.url }}
+# Nodes take corpora from the object store.
+- name: data
+  emptyDir: {}
+{{- else }}
 {{ include "eigensweep.volume" (dict "root" . "name" "storage") }}
 {{ include "eigensweep.volume" (dict "root" . "name" "data") }}
+{{- end }}
+{{- end }}
+
+{{/* The address of the object store, and its keys: for each pod that reads or writes there. */}}
+{{- define "eigensweep.storeEndpoint" -}}
+{{- with .Values.storage.endpoint }}
+- {name: AWS_ENDPOINT_URL, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "eigensweep.storeKeys" -}}
+{{- with .Values.storage.secret }}
+envFrom:
+  - secretRef: {name: {{ . }}}
+{{- end }}
 {{- end }}
 
 {{- define "eigensweep.volume" -}}
