@@ -95,10 +95,11 @@ def summarise(
     trials = list(experiment.trials)
     ended = [trial for trial in trials if trial["state"] in GOOD]
     total = sum(sum(each[key] for key in ("occupied", "idle_wanted", "idle")) for each in engines)
+    best = experiment.best
     numbers: dict[str, Any] = {
         "state": experiment.state,
         "trials": dict(Counter(trial["state"] for trial in trials)),
-        "best": (experiment.best or {}).get("value"),
+        "best": None if best is None else best["value"],
         "baseline": experiment.content["baseline"],
         "seconds": seconds,
         "trials_an_hour": 3_600 * len(ended) / seconds,

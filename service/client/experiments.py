@@ -15,6 +15,7 @@ from eigensweep.service.client.events import Event, read_events
 from eigensweep.service.client.remote import Remote
 from eigensweep.service.client.spec_file import InputError, with_settings
 from eigensweep.service.client.tables import format_cell, format_html
+from eigensweep.service.client.trial import Trial
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.states import ENDED
 
@@ -61,10 +62,10 @@ class Experiment(Remote):
         return self.state in ENDED
 
     @property
-    def best(self) -> JsonObject | None:
+    def best(self) -> Trial | None:
         """The best trial so far, after a refresh; None before there is one."""
         best: JsonObject | None = self.refresh().content["best"]
-        return best
+        return None if best is None else Trial(self.connection, best)
 
     @property
     def trials(self) -> TrialTable:
@@ -76,9 +77,9 @@ class Experiment(Remote):
         """Return trials as the API lists them: all, or those in a `state` or of an `arm`."""
         return self.connection.items(f"{self.path}/trials", limit, **filters)
 
-    def trial(self, number: int) -> JsonObject:
+    def trial(self, number: int) -> Trial:
         """Return all that is known of one trial: config, reports, attempts, test scores."""
-        return self.connection.get(f"{self.path}/trials/{number}")
+        return Trial(self.connection, self.connection.get(f"{self.path}/trials/{number}"))
 
     def pareto(self, *against: str) -> JsonObject:
         """Return the trials that no other one beats: better in something, and worse in nothing.

@@ -29,6 +29,7 @@ from eigensweep.service.client import (
 )
 from eigensweep.service.client.connection import TOKEN_FILE
 from eigensweep.service.client.spec_file import (
+    InputError,
     parse_options,
     parse_settings,
     parse_trial,
@@ -241,6 +242,37 @@ def show(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     with connect(url, as_json) as client:
         content = client.experiment(experiment).content
         _print(content, lambda found: summaries.format_experiment(found, client.url), as_json)
+
+
+@app.command()
+def weights(
+    trial: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT[/TRIAL]",
+            help="A trial, such as 1m7xnz0qe2nqc/18; default: the best.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the weights to this file.")],
+    last: Annotated[bool, typer.Option("--last", help="The last weights, not the best.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of this seed; default: the first.")] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trial's weights to a file that `torch.load(FILE, weights_only=True)` reads."""
+    experiment, _, number = trial.partition("/")
+    with connect(url, as_json) as client:
+        found = client.experiment(experiment)
+        if number and not number.isdecimal():
+            raise InputError(f"'{number}' is no number of a trial; expected: EXPERIMENT/18")
+        chosen = found.trial(int(number)) if number else found.best
+        if chosen is None:
+            raise InputError(f"{experiment} has no best trial yet; name one: {experiment}/0")
+        kept = chosen.weights("last" if last else "best", seed=seed)
+        kept.save(out)
+        about = {"trial": chosen["number"], "seed": kept.seed, "step": kept.step, "file": str(out)}
+        words = "trial {trial}, seed {seed}, step {step}: {file}".format(**about)
+        _print(about, lambda _: words, as_json)
 
 
 @app.command()

@@ -27,6 +27,10 @@ class TrialNotFoundError(NotFoundError):
         super().__init__(f"experiment '{id}' has no trial {number}; it has opened {opened} so far")
 
 
+class WeightsNotFoundError(NotFoundError):
+    """The store has no such weights of a trial."""
+
+
 class AccountNotFoundError(NotFoundError):
     """There is no user of this name, or no token of this id."""
 

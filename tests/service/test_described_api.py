@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+import torch
 from fastapi import FastAPI
 from pydantic import SecretStr
 from schemathesis.config import SchemathesisConfig
@@ -27,6 +28,7 @@ or that a model fits its task. It may not be called anything else, such as 400 o
 
 @pytest.fixture
 def app(settings: Any, record: Any, dispatcher: Any) -> FastAPI:
+    torch.set_flush_denormal(False)  # a test before may have trained; subnormal numbers are drawn
     return create_app(settings.model_copy(update={"token": SecretStr(TOKEN)}), record, dispatcher)
 
 

@@ -185,10 +185,12 @@ def move(tensor: torch.Tensor) -> torch.Tensor:
     return moved.copy_(tensor)
 
 
-def test_a_notebook_keeps_its_threads():
+def test_a_notebook_keeps_its_threads_and_its_smallest_numbers():
     torch.set_num_threads(2)
+    torch.set_flush_denormal(False)
     train(content("lstm"), device="cpu")
     assert torch.get_num_threads() == 2
+    assert torch.tensor(2.0**-126) / 2 > 0
 
 
 def test_more_cores_are_the_same_to_a_notebook_and_to_a_trial(tmp_path):

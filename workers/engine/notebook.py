@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eigensweep.models.base import Model
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.replicates import gains_by_lanes
@@ -24,6 +25,7 @@ from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateRes
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.shared.states import Outcome
 from eigensweep.workers.trial.training import Training, set_up_thread
+from eigensweep.workers.trial.weights import KeptWeights, NoWeightsError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +45,28 @@ class TrialResult:
     summary: Result
     curves: dict[int, list[CurvePoint]] = field(repr=False)
     """Each replicate's curve, by its seed."""
+    kept: dict[int, KeptWeights] = field(repr=False)
+    """The selected weights of each replicate that has some, by its seed."""
+
+    def load(self, seed: int | None = None) -> Model:
+        """Return the trained network of a seed, by default the first, on the CPU.
+
+        It has the weights that validation chose. `network(x)` gives (logits, state), for x of
+        shape (τ, B) or (τ, B, m).
+
+        Raises:
+            NoWeightsError: if there are none: no evaluation after the first step was finite.
+        """
+        seed = self.config.seed if seed is None else seed
+        if seed not in self.kept:
+            known = ", ".join(map(str, self.kept)) or "none"
+            raise NoWeightsError(f"seed {seed} has no best weights; seeds that have some: {known}")
+        return self.kept[seed].load()
+
+    @property
+    def model(self) -> Model:
+        """The trained network of the first seed: `load()`."""
+        return self.load()
 
     @property
     def outcome(self) -> Outcome | None:
@@ -127,6 +151,7 @@ def train(
     config = config.resolve() if isinstance(config, TrialConfig) else read_trial(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     store, threads = Store(folder) if folder else None, torch.get_num_threads()
+    flushes = (torch.tensor(torch.finfo(torch.float32).tiny) / 2).item() == 0
     set_up_thread(cpus)
     try:
         with _make_bars(progress) as bars:
@@ -146,9 +171,15 @@ def train(
                     replicate.train()
     finally:
         torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushes)
     results = [replicate.training.result() for replicate in replicates]
     curves = {replicate.training.seed: replicate.curve for replicate in replicates}
-    return TrialResult(config, summarise(results), curves)
+    kept = {
+        each.training.seed: KeptWeights(config, each.training.seed, best.step, best.weights)
+        for each in replicates
+        if (best := each.training.selection.best) is not None
+    }
+    return TrialResult(config, summarise(results), curves, kept)
 
 
 class _Replicate:

@@ -325,6 +325,11 @@ class Store:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return Snapshot(checkpoint.step, state, self.points(key))
 
+    def newest_file(self, key: str) -> bytes | None:
+        """Return what is in the newest undamaged checkpoint of `key`; None if there is none."""
+        found = self._newest_content(self._folder(key))
+        return None if found is None else found[1]
+
     def best(self, key: str) -> StateDict | None:
         """Return what was kept of the best evaluation: `step`, `value`, `weights`; None: nothing.
 

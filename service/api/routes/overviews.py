@@ -7,10 +7,12 @@ record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
 from math import isfinite
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
@@ -21,6 +23,7 @@ from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, SummaryNow
+from eigensweep.service.record.errors import WeightsNotFoundError
 from eigensweep.service.record.overviews import (
     ArmRecord,
     list_arms,
@@ -29,12 +32,23 @@ from eigensweep.service.record.overviews import (
     list_reports,
 )
 from eigensweep.service.record.tables import Experiment, Report, Trial
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, open_store, trial_key
+from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, Store, open_store, trial_key
 from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import find_domain, summarize
 
 router = APIRouter(tags=["overviews"])
+
+PT = "application/octet-stream"
+"""Media type of a file of weights."""
+
+
+class Which(StrEnum):
+    """Which weights of a training."""
+
+    best = "best"
+    last = "last"
+
 
 TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
 
@@ -289,6 +303,60 @@ def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) 
             for each in _store(service).list_checkpoints(key)
         ]
     )
+
+
+@router.get(
+    "/experiments/{id}/trials/{number}/weights",
+    summary="Download a trial's weights",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {PT: {}},
+            "description": "For `torch.load(..., weights_only=True)`",
+        },
+        **describe_errors(401, 404, 422, 503),
+    },
+)
+def get_weights(
+    service: TheService,
+    id: ExperimentId,
+    number: TrialNumber,
+    which: Annotated[
+        Which, Query(description="`best`: those that validation chose; `last`: the newest ones")
+    ] = Which.best,
+    seed: Annotated[
+        int | None, Query(ge=0, description="Of which training; default: the first seed")
+    ] = None,
+) -> Response:
+    """Return a file with a trial's weights: a dict of `weights`, `seed`, `step` and `config`.
+
+    For the last ones, and before the end for the best ones too, it is the newest checkpoint: its
+    `model` are the last weights, and those chosen so far stand below `selection`. A reused trial
+    has the weights of its source. `eigensweep weights` and the client's `load()` read either.
+    """
+    trial = service.record.trial(id, number).trial
+    keys = dict(_find_keys(trial))
+    chosen = next(iter(keys)) if seed is None else seed
+    if chosen not in keys:
+        raise WeightsNotFoundError(
+            f"trial {number} has no seed {seed}; it has {', '.join(map(str, keys))}"
+        )
+    store, content = _store(service), None
+    if which is Which.best:
+        with suppress(FileNotFoundError):
+            content = store.read_kept(keys[chosen], BEST)
+    content = content or store.newest_file(keys[chosen])
+    if content is None:
+        raise WeightsNotFoundError(
+            f"the store has no {which} weights of trial {number} with seed {chosen}: they were "
+            "removed (`eigensweep prune`), or it has not committed yet"
+        )
+    name = f"{id}-{number}-seed-{chosen}-{which}.pt"
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(content, headers=headers, media_type=PT)
 
 
 def make_arms(experiment: Experiment, arms: Sequence[ArmRecord]) -> Arms:

@@ -1,0 +1,43 @@
+"""A trial as a client sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from eigensweep.service.client.connection import Connection, JsonObject
+
+if TYPE_CHECKING:
+    from eigensweep.models.base import Model
+    from eigensweep.workers.trial.weights import KeptWeights
+
+
+class Trial(JsonObject):
+    """The service's JSON on a trial, a dict, which can fetch the trial's weights as well."""
+
+    def __init__(self, connection: Connection, content: JsonObject) -> None:
+        super().__init__(content)
+        self._connection = connection
+
+    def weights(
+        self, which: Literal["best", "last"] = "best", *, seed: int | None = None
+    ) -> KeptWeights:
+        """Return the weights of a seed, by default the first: those selected, or the last ones.
+
+        Raises:
+            RefusedError: if the store has them not or no longer; the message says so.
+            NoWeightsError: if none of its evaluations was finite, so that none is the best.
+        """
+        from eigensweep.search_spaces.trial import TrialConfig
+        from eigensweep.workers.trial.weights import read_weights
+
+        number = "" if seed is None else f"&seed={seed}"
+        path = f"{self['links']['self']}/weights?which={which}{number}"
+        config = TrialConfig.from_dict(self["config"])
+        return read_weights(self._connection.download(path), config, which)
+
+    def load(self, which: Literal["best", "last"] = "best", *, seed: int | None = None) -> Model:
+        """Return the trained network, on the CPU; see `weights`.
+
+        `network(x)` gives (logits, state), for x of shape (τ, B) or (τ, B, m).
+        """
+        return self.weights(which, seed=seed).load()

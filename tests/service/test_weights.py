@@ -1,0 +1,180 @@
+"""A trial's weights in one step: by the API, the client, the command, the page and `train`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import s3
+import torch
+from orders import make_order
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from eigensweep import train
+from eigensweep.search_spaces.space import Point
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
+from eigensweep.service.client.experiments import Experiment
+from eigensweep.service.client.trial import Trial
+from eigensweep.service.command import cli
+from eigensweep.service.record.ledger import RecordLedger
+from eigensweep.service.settings import Settings
+from eigensweep.workers.engine.replicates import open_attempt
+from eigensweep.workers.shared.checkpoints import open_store, trial_key
+from eigensweep.workers.shared.messages import Source
+from eigensweep.workers.trial.weights import NoWeightsError
+
+SPEC: dict[str, Any] = {
+    "task": {"name": "copying", "delay": 3, "symbols": 2, "batch_size": 4, "valid_size": 20,
+             "test_size": 20},
+    "model": {"name": "lstm", "hidden_size": 5},
+    "training": {"steps": 20, "evaluate_every": 5},
+    "replicates": 2,
+}  # fmt: skip
+
+
+class Direct:
+    """A client's connection to an application without a server."""
+
+    def __init__(self, client: TestClient) -> None:
+        self.client = client
+
+    def get(self, path: str) -> Any:
+        return self.client.get(path).raise_for_status().json()
+
+    def download(self, path: str) -> bytes:
+        return bytes(self.client.get(path).raise_for_status().content)
+
+
+@pytest.fixture(params=["a folder", "an object store"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
+    if request.param == "a folder":
+        yield Settings(home=tmp_path, data_root=tmp_path)
+        return
+    with s3.serve() as bucket:
+        yield Settings(home=tmp_path, data_root=tmp_path, storage=f"{bucket}/sweeps")
+
+
+@pytest.fixture
+def ledger(client: TestClient, record: Any, settings: Settings) -> RecordLedger:
+    """An experiment of three trials: one has ended, one trains, one was reused from the first."""
+    id = client.post("/v1/experiments", json=SPEC).raise_for_status().json()["id"]
+    ledger = RecordLedger(record.url, id, record.claim(id).generation)
+    spec = ExperimentSpec.model_validate(SPEC)
+    config = spec.trial(Point("lstm", {}))
+    content = config.model_dump(mode="json")
+    for number, rungs in enumerate([(20,), (10, 20)]):
+        ledger.open(number, "lstm", {}, content, config.content_hash())
+        order = make_order(experiment=id, number=number, attempt=ledger.begin(number),
+                           config=content, rungs=rungs,
+                           storage=str(settings.storage_folder))  # fmt: skip
+        report = open_attempt(order, "cpu").advance()
+        if report.outcome is not None:
+            ledger.finish(number, 1, "completed", report.result)
+    ledger.open(2, "lstm", {}, content, config.content_hash())
+    ledger.finish(2, 0, "reused", replace(ledger.load()[0].result, reused_from=Source(id, 0)))
+    return ledger
+
+
+@pytest.fixture
+def experiment(client: TestClient, ledger: RecordLedger) -> Experiment:
+    return Experiment.load(Direct(client), ledger.experiment_id)  # type: ignore[arg-type]
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def run(network: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        logits, _ = network(torch.zeros(7, 3, dtype=torch.int64))
+    return logits
+
+
+class TestTheClient:
+    def test_loads_what_training_selected_and_runs_it(self, experiment):
+        best = experiment.best
+        assert best["number"] in (0, 2), "a dict, as it always was"
+        for seed in (0, 1):
+            assert same(best.load(seed=seed), train(SPEC, device="cpu").load(seed))
+        assert run(best.load()).shape == (7, 3, 9)
+        assert not best.load().training
+
+    def test_loads_the_last_weights_as_well(self, experiment):
+        kept = experiment.trial(0).weights("last", seed=1)
+        assert (kept.seed, kept.step) == (1, 20)
+
+    def test_loads_those_of_a_trial_that_trains(self, experiment):
+        best, last = (experiment.trial(1).weights(which) for which in ("best", "last"))
+        assert (best.seed, last.step) == (0, 10)
+        assert best.step in (5, 10)
+        assert best.load() is not None
+
+    def test_loads_a_reused_trial_from_its_source(self, experiment):
+        assert same(experiment.trial(2).load(), experiment.trial(0).load())
+
+
+class TestTheRoute:
+    def test_gives_a_file_that_needs_no_trust(self, client, ledger):
+        here = f"/v1/experiments/{ledger.experiment_id}/trials/0/weights"
+        answer = client.get(f"{here}?seed=1")
+        assert answer.headers["Content-Type"] == "application/octet-stream"
+        name = f"{ledger.experiment_id}-0-seed-1-best.pt"
+        assert answer.headers["Content-Disposition"] == f'attachment; filename="{name}"'
+
+    def test_says_what_is_missing(self, client, ledger, settings):
+        here = f"/v1/experiments/{ledger.experiment_id}/trials"
+        answer = client.get(f"{here}/0/weights?seed=7")
+        assert (answer.status_code, "it has 0, 1" in answer.json()["detail"]) == (404, True)
+        store = open_store(settings.storage_folder)
+        store.thin_out(trial_key(ledger.experiment_id, 0), "best", 1)
+        assert client.get(f"{here}/0/weights").status_code == 200
+        store.thin_out(trial_key(ledger.experiment_id, 0), "none", 1)
+        answer = client.get(f"{here}/0/weights?which=last")
+        assert answer.status_code == 404
+        assert (
+            "no last weights of trial 0 with seed 0: they were removed" in answer.json()["detail"]
+        )
+
+    def test_is_linked_from_the_page_of_the_trial(self, client, ledger):
+        page = client.get(f"/experiments/{ledger.experiment_id}/trials/0").text
+        links = re.findall(r'href="([^"]*/weights[^"]*)"', page)
+        assert len(links) == 4
+        for link in links:
+            assert client.get(link.replace("&amp;", "&")).status_code == 200
+
+
+def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
+    @contextmanager
+    def connect(url: str | None, as_json: bool = False) -> Iterator[Any]:
+        yield SimpleNamespace(experiment=lambda id: experiment)
+
+    monkeypatch.setattr(cli, "connect", connect)
+    out = tmp_path / "best.pt"
+    said = CliRunner().invoke(cli.app, ["weights", f"{experiment.id}/0", "--out", str(out)])
+    assert (said.exit_code, "trial 0, seed 0, step" in said.output) == (0, True), said.output
+    found = torch.load(out, weights_only=True)
+    assert TrialConfig.from_dict(json.loads(found["config"])).model.name == "lstm"
+    network = experiment.trial(0).load()
+    network.load_state_dict(found["weights"])
+    assert set(found) == {"config", "seed", "step", "weights"}
+
+
+def test_train_returns_the_network_of_its_best_point():
+    result = train({**SPEC, "replicates": 1}, device="cpu")
+    assert run(result.model).shape == (7, 3, 9)
+    with pytest.raises(NoWeightsError, match="seed 3 has no best weights; seeds that have some: 0"):
+        result.load(3)
+
+
+def test_a_trial_is_a_dict_of_what_the_service_says():
+    assert Trial(None, {"number": 3}) == {"number": 3}  # type: ignore[arg-type]
