@@ -277,6 +277,26 @@ class TestCheckpointsInAnObjectStore:
             assert "AWS_ENDPOINT_URL" not in names_of(container_of(objects, name))
 
 
+def test_draining_a_node_ends_neither_head_nor_service_nor_database() -> None:
+    budgets = of_kind(kept("default")[1], "PodDisruptionBudget")
+
+    assert {each["spec"]["maxUnavailable"] for each in budgets} == {0}
+    selectors = {
+        each["metadata"]["name"]: each["spec"]["selector"]["matchLabels"] for each in budgets
+    }
+    assert set(selectors) == {f"sweep-eigensweep-{n}" for n in ("head", "service", "postgresql")}
+    for name in ("service", "postgresql"):
+        labels = [pod["metadata"]["labels"] for _, pod in pods_of(kept("default")[1])]
+        selector = selectors[f"sweep-eigensweep-{name}"].items()
+        assert sum(selector <= each.items() for each in labels) == 1
+    assert selectors["sweep-eigensweep-head"]["ray.io/node-type"] == "head"
+
+
+def test_postgresql_takes_more_connections_than_by_default() -> None:
+    container = container_of(kept("default")[1], "postgresql")
+    assert container["args"] == ["-c", "max_connections=200"]
+
+
 def test_an_upgrade_of_the_image_makes_head_and_workers_anew(objects: list[dict[str, Any]]) -> None:
     (cluster,) = of_kind(objects, "RayCluster")
     assert cluster["spec"]["upgradeStrategy"] == {"type": "Recreate"}
