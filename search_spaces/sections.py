@@ -33,6 +33,18 @@ def _refuse_unseen(text: str) -> str:
     return text
 
 
+def _refuse_unseen_but_lines(text: str) -> str:
+    _refuse_unseen(re.sub(r"[\t\r\n]", "", text))
+    return text
+
+
+def drop_unseen(text: str) -> str:
+    """Return a text of several lines without what `Words` refuses."""
+    return UNSEEN.sub(lambda found: found[0] if found[0] in "\t\r\n" else "", text)
+
+
+Words = Annotated[str, AfterValidator(_refuse_unseen_but_lines)]
+"""Free text of several lines."""
 Name = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_refuse_unseen)]
 ArmName = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Line = Annotated[str, Field(max_length=200), AfterValidator(_refuse_unseen)]

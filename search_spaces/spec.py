@@ -30,6 +30,8 @@ from eigensweep.search_spaces.sections import (
     ResourcesConfig,
     SchedulerConfig,
     SearchConfig,
+    Words,
+    drop_unseen,
 )
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec_text import TextError, read_text
@@ -123,8 +125,8 @@ class ExperimentSpec(Strict):
         description="Models to compare on the task; or give `model`",
     )
     project: Name = Field("default", description="Experiment in MLflow that collects the runs")
-    description: str = Field("", max_length=5_000, description="Free text")
-    source: str = Field(
+    description: Words = Field("", max_length=5_000, description="Free text")
+    source: Words = Field(
         "", max_length=500, description="Paper or program that the settings come from"
     )
     published: list[PublishedNumber] = Field(
@@ -195,9 +197,12 @@ class ExperimentSpec(Strict):
     def from_stored(cls, content: Mapping[str, Any]) -> Self:
         """Return the spec that `model_dump(mode="json")` gave, maybe in an older version.
 
-        Fields that models and tasks have lost since are left out.
+        Fields that models and tasks have lost since are left out, and signs that texts may hold no
+        more.
         """
         current = dict(content)
+        texts = {name: content[name] for name in ("description", "source") if content.get(name)}
+        current |= {name: drop_unseen(text) for name, text in texts.items()}
         current["task"] = _drop_removed("task", content["task"])
         if content.get("model") is not None:
             current["model"] = _drop_removed("model", content["model"])

@@ -6,7 +6,7 @@ it needs by a dependency: `READ`, `SUBMIT` or `ADMIN`, or a parameter of the typ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -133,6 +133,24 @@ def enter_deed(request: Request, audit: Audit, rows: Rows, detail: str) -> None:
         within=rows,
     )
     request.state.is_entered = True
+
+
+def enter_bulk(
+    request: Request, audit: Audit, action: str, done: Sequence[str], refused: Sequence[str]
+) -> None:
+    """Say in the audit log what was done to which experiments, and what was refused."""
+    tell_audit(request, f"{action} {', '.join(done)}")
+    request.state.is_entered = not done
+    if refused:
+        caller: Caller = request.state.caller
+        audit.add(
+            f"{request.method} {request.url.path}",
+            user=caller.user,
+            token=caller.token,
+            address=caller.address,
+            refused=True,
+            detail=f"{action} {', '.join(refused)}: of another user",
+        )
 
 
 def find_scope(route: RouteContext) -> ScopeName | None:

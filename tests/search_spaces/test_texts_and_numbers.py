@@ -97,3 +97,13 @@ def test_a_name_has_no_signs_that_cannot_be_seen(field: str, sign: str) -> None:
     with pytest.raises(ValidationError, match=f"control characters .*U\\+{ord(sign):04X}"):
         ExperimentSpec.model_validate(spec(**{field: f"a{sign}b"}))
     assert ExperimentSpec.model_validate(spec(**{field: "Größe 語 עברית"}))
+
+
+@pytest.mark.parametrize("sign", ["\x00", "\x1b", "\x85", "\u202e"])
+@pytest.mark.parametrize("field", ["description", "source"])
+def test_a_text_of_several_lines_has_none_either(field: str, sign: str) -> None:
+    with pytest.raises(ValidationError, match=f"control characters .*U\\+{ord(sign):04X}"):
+        ExperimentSpec.model_validate(spec(**{field: f"a{sign}b"}))
+    kept = ExperimentSpec.model_validate(spec(**{field: "two\n\tlines"})).model_dump(mode="json")
+    stored = ExperimentSpec.from_stored(kept | {field: f"two\n\tlines{sign}"})
+    assert getattr(stored, field) == "two\n\tlines"

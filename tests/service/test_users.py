@@ -198,6 +198,18 @@ class TestOwners:
         assert second["state"] == "queued"
         assert "belongs to user 'bob'" in second["problem"]
 
+    def test_what_was_refused_in_bulk_is_no_deed_of_the_audit_log(self, of, spec):
+        anna, bob, boss = of("anna"), of("bob"), of("boss", "admin")
+        mine, other = post(anna, spec()), post(bob, spec())
+        for ids in ([other], [mine, other]):
+            anna.post("/v1/experiments/bulk", json={"action": "cancel", "ids": ids})
+        told = [
+            (entry["refused"], mine in entry["detail"], other in entry["detail"])
+            for entry in boss.get("/v1/audit").json()["items"]
+            if entry["action"] == "POST /v1/experiments/bulk"
+        ]
+        assert sorted(told) == [(False, True, False), (True, False, True), (True, False, True)]
+
     def test_a_key_of_one_user_is_not_that_of_another(self, of, spec, record):
         anna, bob = of("anna"), of("bob")
         first = post(anna, spec(), **{"Idempotency-Key": "k"})

@@ -13,7 +13,13 @@ from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, reserve
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
-from eigensweep.service.api.callers import READ, Caller, Submitter, enter_deed, tell_audit
+from eigensweep.service.api.callers import (
+    READ,
+    Caller,
+    Submitter,
+    enter_bulk,
+    enter_deed,
+)
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
@@ -435,8 +441,16 @@ def act_in_bulk(
             got=False,
         )
     ids = list(dict.fromkeys(asked.ids))
-    items = [_act(service.record, caller, id, asked.action) for id in ids]
-    tell_audit(request, f"{asked.action} {', '.join(ids)}")
+    items, refused = [], []
+    for id in ids:
+        try:
+            items.append(_act(service.record, caller, id, asked.action))
+        except NotAllowedError as error:
+            refused.append(id)
+            state = service.record.row(id).state
+            items.append(BulkItem(id=id, state=state, problem=str(error)))
+    done = [item.id for item in items if item.problem is None]
+    enter_bulk(request, service.audit, asked.action, done, refused)
     service.dispatcher.wake()
     service.deletions.set()
     return BulkAnswer(items=items)
@@ -458,7 +472,7 @@ def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkIte
         problem = None
     except NotFoundError as error:
         return BulkItem(id=id, state=None, problem=str(error))
-    except (ConflictError, NotAllowedError) as error:
+    except ConflictError as error:
         problem = str(error)
     return BulkItem(id=id, state=record.row(id).state, problem=problem)
 
