@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -24,6 +25,8 @@ TOKEN_FILE = "EIGENSWEEP_TOKEN_FILE"
 PAGE_SIZE = 100
 PATIENCE_SECONDS = 60.0
 """How long a client that follows an experiment waits for a service that went away."""
+CLOCK_SECONDS = 600.0
+"""How far a clock may have been set since a service began."""
 RETRY_SECONDS = 0.5
 """The pause before a service that is away is asked again."""
 
@@ -225,13 +228,37 @@ def _read_json(response: httpx2.Response) -> JsonObject:
 
 def _find_url() -> str:
     """Return the address that the service of this home folder has written there, or the default."""
-    home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
-    return read_own_url(home.expanduser()) or DEFAULT_URL
+    home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep")).expanduser()
+    url = read_own_url(home)
+    if url is None and (home / "service.json").exists():
+        raise ServiceAwayError(f"the service of {home} has ended")
+    return url or DEFAULT_URL
 
 
 def read_own_url(home: Path) -> str | None:
-    """Return the address that the service of a home folder has written there, None without one."""
+    """Return the address that the service of a home folder has written there.
+
+    None if there is none, or its process has ended: then anybody may listen there, and is sent no
+    token.
+    """
+    path = home / "service.json"
     try:
-        return str(json.loads((home / "service.json").read_text())["url"])
-    except (OSError, ValueError, KeyError, TypeError):
+        told = json.loads(path.read_text())
+        is_here = told.get("host", platform.node()) == platform.node()
+        if is_here and not _lives(int(told["pid"]), path.stat().st_mtime):
+            return None
+        return str(told["url"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _lives(pid: int, written_at: float) -> bool:
+    """Return whether a process of this user lives that may have written a file at that time."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        began = process.create_time() - CLOCK_SECONDS
+        return process.uids().real == os.getuid() and began <= written_at
+    except psutil.Error:
+        return False

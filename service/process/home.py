@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -124,7 +125,7 @@ def _write_holder(lock: int) -> None:
 def write_address(home: Path, url: str, mlflow: str) -> None:
     """Write to `service.json` in the home folder where this service answers, for programs."""
     path = home / "service.json"
-    content = {"url": url, "mlflow": mlflow, "pid": os.getpid()}
+    content = {"url": url, "mlflow": mlflow, "pid": os.getpid(), "host": platform.node()}
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     fresh.replace(path)

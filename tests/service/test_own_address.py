@@ -1,0 +1,58 @@
+"""To whom a client that was given no address sends its token."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eigensweep.service.client import ServiceAwayError
+from eigensweep.service.client.connection import Connection, read_own_url
+from eigensweep.service.process.home import write_address
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path))
+    monkeypatch.delenv("EIGENSWEEP_URL", raising=False)
+    write_address(tmp_path, URL, "/mlflow")
+    return tmp_path
+
+
+def change(home: Path, **fields: Any) -> None:
+    path = home / "service.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_the_address_of_a_service_that_lives_is_used(home):
+    with Connection() as connection:
+        assert connection.url == URL
+
+
+def test_no_token_goes_to_the_address_of_a_service_that_has_ended(home):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    change(home, pid=ended.pid)
+    with pytest.raises(ServiceAwayError, match="has ended"):
+        Connection(token="secret")
+    assert read_own_url(home) is None
+
+
+def test_nor_where_another_process_has_got_its_number(home):
+    os.utime(home / "service.json", (0, 0))  # written long before this process began
+    with pytest.raises(ServiceAwayError, match="has ended"):
+        Connection(token="secret")
+    change(home, pid=1)
+    assert os.getuid() == 0 or read_own_url(home) is None
+
+
+def test_of_another_machine_nothing_is_known(home):
+    change(home, pid=2**22 + 1, host="elsewhere")
+    assert read_own_url(home) == URL
