@@ -254,7 +254,7 @@ def read_own_url(home: Path) -> str | None:
 
 def _lives(pid: int, written_at: float) -> bool:
     """Return whether a process of this user lives that may have written a file at that time."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     try:
         process = psutil.Process(pid)
