@@ -308,10 +308,15 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_configure() -> None:
-    """Let a run that is terminated end as Ctrl-C ends it: fixtures stop what they have started."""
+    """Let a run that is terminated end as Ctrl-C ends it: fixtures stop what they have started.
+
+    A shell starts what it puts into the background with Ctrl-C ignored. What tests start would
+    inherit that, and a shell script cannot trap what is ignored: `make test &` would fail.
+    """
     gc.set_threshold(50_000, 20, 50)  # at 700 a seventh of the time goes into looking for garbage
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
