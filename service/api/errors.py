@@ -34,6 +34,7 @@ from eigensweep.service.record.errors import (
     IdempotencyKeyReusedError,
     NotAllowedError,
     NotFoundError,
+    NotLeadingError,
 )
 from eigensweep.workers.shared.durable_files import StorageError
 
@@ -63,6 +64,7 @@ STATUS: Final[dict[type[Exception], int]] = {
     NotAllowedError: 403,
     ConflictError: 409,
     IdempotencyKeyReusedError: 422,
+    NotLeadingError: 503,
     SpecError: 422,
     StorageError: 503,
     BusyError: 503,

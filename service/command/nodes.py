@@ -34,6 +34,8 @@ def show_nodes(url: Url = None, as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps(found, indent=2))
             return
+        if found["leader"]:
+            typer.echo(found["leader"]["words"])
         if found["problem"]:
             unknown = "" if found["nodes"] else "the nodes are not known: "
             typer.echo(f"{unknown}{found['problem']}", err=True)

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.queue.retention import Pruner
     from eigensweep.service.queue.webhooks import Notifier
+    from eigensweep.service.record.leadership import Leadership
+    from eigensweep.service.record.tables import LeaderJson
 
 logger = logging.getLogger("eigensweep.service.process.serve")  # also where it is run as `__main__`
 
@@ -60,12 +62,22 @@ HANDOVER_SECONDS: Final = 10.0
 driver of its own takes as long to start."""
 DISK_WORDS: Final = ("database or disk is full", "disk I/O error", "readonly database")
 """What SQLite says where its disk cannot be written."""
+PAUSE_SECONDS: Final = 1.0
+"""Between two looks whether another service still leads."""
 REFUSED: Final = 2
 """Exit status of a service that cannot start with its settings."""
 
 
 class RayUnusableError(StartError):
     """Ray could not be started or reached."""
+
+
+class OtherStoreError(StartError):
+    """The service that leads keeps checkpoints elsewhere."""
+
+
+class LeadLostError(RuntimeError):
+    """Another service leads now."""
 
 
 class ServerEndedError(RuntimeError):
@@ -108,6 +120,10 @@ def main() -> int:
             "space and files there (df, df -i), and start it again; nothing is lost\n"
         )
         return REFUSED
+    except LeadLostError as error:
+        logger.warning("%s; starting anew, as a service that waits", error)
+        logging.shutdown()
+        os.execv(sys.executable, sys.orig_argv)  # the same process, without any of its threads
     logging.shutdown()
     os._exit(0)  # with torch and Ray imported, the interpreter needs seconds to end
 
@@ -134,11 +150,12 @@ def serve(settings: Settings) -> None:
         ExitStack() as stack,
     ):
         # Ray's workers import from the current folder, so it must be one that only we can change.
+        stack.callback(os.chdir, os.getcwd())
         os.chdir(settings.home)
-        _require_a_token(settings)
         listener = _listen(settings)
         stack.callback(listener.close)
         url = _name_address(listener, settings.host)
+        about = _describe(settings, listener)
         mlflow = _make_mlflow_server(settings)
         place = _place_mlflow(settings, mlflow, url)
         if mlflow is not None:
@@ -146,7 +163,11 @@ def serve(settings: Settings) -> None:
             stack.callback(mlflow.stop)
         # From here on imports take seconds; MLflow has begun with its own.
         with load_for_good():
-            app, dispatcher, analyses, reproducer, deleter, pruner = _build(settings, place)
+            leadership = stack.enter_context(_open_record(settings, about))
+            _require_a_token(settings)
+            app, dispatcher, analyses, reproducer, deleter, pruner = _build(
+                settings, place, leadership
+            )
         http = _Http(listener, app)
         stack.callback(http.stop)
         home.write_address(settings.home, url, place.pages)
@@ -154,6 +175,15 @@ def serve(settings: Settings) -> None:
             "serving url=%s docs=%s/docs mlflow=%s home=%s",
             *(url, url, place.pages, settings.home),
         )
+
+        def watch() -> None:
+            watcher.restart_if_ended()
+            if mlflow is not None:
+                mlflow.restart_if_ended()
+            if not http.is_alive():
+                raise ServerEndedError("the HTTP server ended by itself")
+
+        _wait_to_lead(leadership, about, dispatcher, watch)
         cluster = stack.enter_context(_run_cluster(settings, dispatcher, watcher.mark))
         dispatcher.start(cluster, _make_driver_options(settings, place))
         analyses.start()
@@ -170,18 +200,16 @@ def serve(settings: Settings) -> None:
             stack.callback(notifier.stop)
         logger.info("ready for experiments at_once=%d", dispatcher.max_experiments)
         stopping.is_starting = False
-        while not stopping.wait(1.0):
-            watcher.restart_if_ended()
-            if mlflow is not None:
-                mlflow.restart_if_ended()
+        while leadership.term is not None and not stopping.wait(1.0):
+            watch()
             cluster.watch()
-            if not http.is_alive():
-                raise ServerEndedError("the HTTP server ended by itself")
         logger.info("stopping")
         http.begin_to_stop()
         if mlflow is not None:
             mlflow.begin_to_stop()
         dispatcher.stop()
+        if not stopping.is_set():
+            raise LeadLostError(leadership.explain_loss())
 
 
 @contextmanager
@@ -232,12 +260,109 @@ def _place_mlflow(settings: Settings, server: MlflowServer | None, url: str) -> 
     return Mlflow(settings.mlflow_uri, settings.mlflow_pages or f"{url}/mlflow", token)
 
 
+@contextmanager
+def _open_record(settings: Settings, about: LeaderJson) -> Iterator[Leadership]:
+    """Bring the record to this version's schema, and lead, unless another service does.
+
+    Who waits for the lead changes nothing. It needs this version's schema to answer, so it waits
+    for that first, if the leader is of an earlier version.
+
+    Raises:
+        RecordUnusableError: if the database cannot be opened, read or changed.
+        NewerRecordError: if its schema has a version that this one does not know.
+        OtherStoreError: if the leader keeps checkpoints elsewhere.
+    """
+    from eigensweep.service.record import migrations
+    from eigensweep.service.record.leadership import Leadership
+
+    leadership, url, is_told = Leadership(settings.database), settings.database, False
+    try:
+        while True:
+            with migrations.try_database(url):
+                leads = leadership.hold()
+                schema, newest = migrations.compare_versions(url)
+            if leads or schema not in (None, *migrations.list_revisions()):
+                migrations.migrate(url)  # or say that it is newer
+            if leads or schema == newest:
+                break
+            if not is_told:
+                logger.warning(
+                    "another service leads, with the schema of an earlier version: this one brings "
+                    "it up to date, and answers, once that service has ended"
+                )
+            is_told = True
+            time.sleep(PAUSE_SECONDS)
+        with migrations.try_database(url):
+            if leads:
+                leadership.begin(about)
+            else:
+                _compare_with_leader(leadership, about)
+        yield leadership
+    finally:
+        leadership.stop()
+
+
+def _compare_with_leader(leadership: Leadership, about: LeaderJson) -> None:
+    """Refuse to wait for the lead with another store than the leader's.
+
+    Raises:
+        OtherStoreError: since what it has committed would be missing then.
+    """
+    lead = leadership.look()
+    if lead is None:
+        return
+    if lead.about["storage"] != about["storage"]:
+        raise OtherStoreError(
+            f"{lead.words}; its checkpoints are in {lead.about['storage']}, and this service would "
+            f"look for them in {about['storage']}: set EIGENSWEEP_STORAGE to the leader's store, "
+            "which both have to see, or EIGENSWEEP_DATABASE_URL to another database"
+        )
+    if lead.about["mlflow"] is None or lead.about["mlflow"] != about["mlflow"]:
+        logger.warning(
+            "the leader has another MLflow server than this service, which would deliver to its "
+            "own once it leads: set EIGENSWEEP_MLFLOW_URI for both"
+        )
+
+
+def _wait_to_lead(
+    leadership: Leadership, about: LeaderJson, dispatcher: Dispatcher, watch: Callable[[], None]
+) -> None:
+    """Wait until no other service leads, and begin to lead; the API answers meanwhile.
+
+    Raises:
+        NewerRecordError: if a newer version of the service has led meanwhile.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from eigensweep.service.record.migrations import RecordUnusableError, migrate
+
+    problem: str | None = None
+    told: float | None = None
+    while leadership.term is None:
+        try:
+            if leadership.hold():
+                migrate(leadership.url)  # whoever has led may be of an earlier version
+                leadership.begin(about)
+                logger.info("this service leads now term=%d", leadership.term)
+                return
+            leadership.look()
+            problem = None
+        except (SQLAlchemyError, RecordUnusableError, OSError) as error:
+            if problem is None:
+                logger.warning("the lead cannot be had now, trying again: %s", error)
+            problem = str(error)
+        dispatcher.problem = leadership.words
+        if problem is None and (lead := leadership.lead) is not None and lead.since != told:
+            told = lead.since
+            logger.info("%s", lead.words)
+        watch()
+        time.sleep(PAUSE_SECONDS)
+
+
 def _build(
-    settings: Settings, mlflow: Mlflow
+    settings: Settings, mlflow: Mlflow, leadership: Leadership
 ) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer, Deleter, Pruner]:
     """Return the application, and what works off its queues."""
-    from sqlalchemy.exc import DBAPIError
-
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.analyses import AnalysisRunner
     from eigensweep.service.queue.deletions import Deleter
@@ -246,18 +371,12 @@ def _build(
     from eigensweep.service.queue.reproductions import Reproducer
     from eigensweep.service.queue.retention import Pruner, Schedule
     from eigensweep.service.record import database
-    from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
     from eigensweep.workers.shared.checkpoints import open_store
 
-    try:
-        migrate(settings.database)
-    except DBAPIError as error:
-        if not database.is_damaged(error):
-            raise
-        raise StartError(database.explain_damage(settings.database, error.orig)) from error
     database.look_for_damage_soon(settings.database)
     record = Record(settings.database, settings.webhook_urls)
+    record.leadership = leadership
     patience = HANDOVER_SECONDS if settings.warm_drivers > 0 else 0.0
     shared, wanted = settings.driver_experiments, settings.max_experiments
     cpus = (settings.cpus or os.cpu_count() or 1) if settings.ray_address is None else None
@@ -297,9 +416,7 @@ def _require_a_token(settings: Settings) -> None:
     knows = settings.token or settings.proxy_secret
     if not knows and not is_loopback(settings.host):
         from eigensweep.service.record.accounts import Accounts
-        from eigensweep.service.record.migrations import migrate
 
-        migrate(settings.database)
         if Accounts(settings.database).has_usable_token():
             return
         raise StartError(
@@ -342,6 +459,21 @@ def _listen(settings: Settings) -> socket.socket:
     if port != settings.port:
         logger.info("port %d is taken, the API uses %d", settings.port, port)
     return listener
+
+
+def _describe(settings: Settings, listener: socket.socket) -> LeaderJson:
+    """Return what the record says of this service while it leads."""
+    host = socket.gethostname()
+    seen_as = settings.host if is_loopback(settings.host) else host
+    return {
+        "host": host,
+        "pid": os.getpid(),
+        "address": _name_address(listener, seen_as),
+        "home": str(settings.home),
+        "storage": settings.storage_folder,
+        "mlflow": settings.mlflow_uri,
+        "ray": settings.ray_address,
+    }
 
 
 def _name_address(listener: socket.socket, host: str) -> str:

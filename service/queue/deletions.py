@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE: Final = 2.0
 """Seconds before the second try; every further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 300.0
+LOOK_SECONDS: Final = 10.0
+"""Seconds between two looks at the record, where a service that waits may have written, too."""
 
 
 @dataclass
@@ -91,7 +93,7 @@ class Deleter:
         # A loop of our own: it has no last try, and `stop` must end its pauses.
         while not self._stopping.is_set():
             try:
-                pause = FIRST_PAUSE if self.tick() else None
+                pause = FIRST_PAUSE if self.tick() else LOOK_SECONDS
             except (SQLAlchemyError, OSError):
                 logger.exception("experiments cannot be removed now, trying again")
                 pause = LONGEST_PAUSE / 10

@@ -21,6 +21,7 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.queue.driver_places import DriverPlaces, Seat, is_small
 from eigensweep.service.record import database
+from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record, Unfinished
 from eigensweep.workers.cluster.nodes import Node
@@ -272,6 +273,7 @@ class Dispatcher:
 
         Raises:
             SQLAlchemyError: if the database does not answer as it should.
+            NotLeadingError: if another service leads by now.
         """
         if self.launcher is not None and self.launcher.problem is not None:
             self.problem = self.launcher.problem
@@ -323,6 +325,9 @@ class Dispatcher:
                 self.tick()
             except Exception as error:  # the queue outlives a database that is away
                 problem = f"{type(error).__name__}: {error}"
+                if isinstance(error, NotLeadingError):
+                    logger.warning("the queue is left to another service: %s", error)
+                    return
                 if self.problem is None and database.is_away(error):
                     logger.warning("the queue waits for the database: %s", problem)
                 elif self.problem is None:
@@ -345,7 +350,7 @@ class Dispatcher:
     def _try_at_once(self, act: Callable[[str, _Care], None], id: str, care: _Care) -> bool:
         try:
             act(id, care)
-        except (SQLAlchemyError, LauncherAwayError):  # concerns every experiment
+        except (SQLAlchemyError, LauncherAwayError, NotLeadingError):  # concerns every experiment
             raise
         except Exception as error:
             if care.problem is None:

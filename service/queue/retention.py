@@ -28,6 +28,8 @@ from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS: Final = 60.0
+"""Seconds between two looks at the record, where a service that waits may have written, too."""
 PAUSE: Final = 30.0
 """Seconds before the next try where the disk or the database did not work."""
 
@@ -128,5 +130,5 @@ class Pruner:
             except (SQLAlchemyError, StorageError):
                 logger.exception("checkpoints cannot be removed now, trying again")
                 pause = PAUSE
-            self.asked.wait(min(pause, 3600.0))
+            self.asked.wait(min(pause, LOOK_SECONDS))
             self.asked.clear()

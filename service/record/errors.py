@@ -55,6 +55,10 @@ class ReproductionNotFoundError(NotFoundError):
     """No reproduction has this id, or it has no such file yet."""
 
 
+class NotLeadingError(RuntimeError):
+    """Only the service that leads may do this, and another one does."""
+
+
 class WrongMoveError(ConflictError):
     """An experiment or a trial may not go from one of its states to the other."""
 

@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.control import lock
-from eigensweep.service.record.errors import IdempotencyKeyReusedError
+from eigensweep.service.record.errors import IdempotencyKeyReusedError, NotLeadingError
 from eigensweep.service.record.journal import emit, end_experiment, move_experiment, tell
+from eigensweep.service.record.leadership import Leadership
 from eigensweep.service.record.posting import check_quotas, make_row
 from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.queue_order import list_newcomers, list_queue
@@ -73,6 +74,8 @@ class Record(Reopening, Removal, Retention):
         super().__init__(url)
         self.webhooks = tuple(webhooks)
         self.posts = Together(url)
+        self.leadership: Leadership | None = None
+        """Who of several services drives experiments; None: there is only this one."""
 
     def add(
         self,
@@ -163,9 +166,13 @@ class Record(Reopening, Removal, Retention):
         """Return the right to drive an experiment, None if it needs no driver.
 
         From now on writes of earlier drivers are refused. A queued experiment becomes `starting`.
+
+        Raises:
+            NotLeadingError: if another service leads; so do `count_death` and `give_up`.
         """
 
         def work(session: Session) -> Claim | None:
+            self._require_to_lead(session)
             experiment = lock(session, id)
             is_left = experiment.state in ENDED and not experiment.tracked
             if experiment.state not in DRIVEN | {"queued"} and not is_left:
@@ -216,6 +223,7 @@ class Record(Reopening, Removal, Retention):
         """
 
         def work(session: Session) -> int:
+            self._require_to_lead(session)
             experiment = lock(session, id)
             reports = select(func.count()).where(Report.experiment_id == id)
             taken = ("reused", "invalid")
@@ -256,8 +264,31 @@ class Record(Reopening, Removal, Retention):
         """End an experiment as failed; writes of its drivers are refused from now on."""
 
         def work(session: Session) -> None:
+            self._require_to_lead(session)
             experiment = lock(session, id)
             experiment.generation += 1
             end_experiment(session, experiment, "failed", error)
 
         database.write(self.url, work)
+
+    @property
+    def waits(self) -> str | None:
+        """Who leads, in words, while this service only answers; None: it is this one."""
+        if self.leadership is None or self.leadership.term is not None:
+            return None
+        return self.leadership.words
+
+    def require_to_lead(self) -> None:
+        """Refuse what a service keeps for itself, and works on only while it leads.
+
+        Raises:
+            NotLeadingError: if another service leads.
+        """
+        if words := self.waits:
+            raise NotLeadingError(
+                f"analyses and reproductions lie with the service that leads, so ask that: {words}"
+            )
+
+    def _require_to_lead(self, session: Session) -> None:
+        if self.leadership is not None:
+            self.leadership.require(session)

@@ -96,6 +96,20 @@ class EventJson(EventDetails):
     experiment: str
 
 
+class LeaderJson(TypedDict):
+    """The service that leads."""
+
+    host: str
+    pid: int
+    address: str
+    home: str
+    storage: str
+    mlflow: str | None
+    """Address of the MLflow server; None: it has its own."""
+    ray: str | None
+    """Address of Ray; None: it has its own."""
+
+
 class Base(DeclarativeBase):
     """Declares the tables; times are seconds since 1970 (UTC)."""
 
@@ -331,6 +345,19 @@ class Delivery(Base):
     delivered_at: Mapped[float | None] = mapped_column(Double)
     error: Mapped[str | None] = mapped_column(Text)
     """Why the last try was in vain."""
+
+
+class Leader(Base):
+    """Which service leads, of those that share the database: one row."""
+
+    __tablename__ = "leaders"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    term: Mapped[int] = mapped_column(Integer)
+    """Each new leader raises it."""
+    about: Mapped[LeaderJson] = mapped_column(JsonColumn)
+    since: Mapped[float] = mapped_column(Double)
+    heartbeat_at: Mapped[float] = mapped_column(Double)
 
 
 class Event(Base):

@@ -181,6 +181,7 @@ def show_experiments(
         query=query,
         states=EXPERIMENT_STATES,
         is_live=any(each.state not in ENDED for each in page.items),
+        waits=service.record.waits,
         mlflow=service.mlflow and service.mlflow.pages,
     )
 

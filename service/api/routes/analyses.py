@@ -130,6 +130,7 @@ def post_analysis(
     The same request gives the same analysis. It is queued again if it failed, if MLflow does not
     have it, or if its files were removed.
     """
+    service.record.require_to_lead()
     spec = complete_request(request, service.record, service.settings.storage_folder)
     record, is_new = service.analyses.add(spec)
     answer = _make_answer(service, record)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from fastapi import APIRouter
 from pydantic import Field
 
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import Answer
+from eigensweep.service.api.schemas import Answer, to_datetime
 from eigensweep.service.record.activity import Use, read_activity
+from eigensweep.service.record.leadership import Lead
 from eigensweep.service.record.tables import Experiment
 from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.shared.fair_shares import Want
@@ -121,9 +123,36 @@ class DriversNow(Answer):
     )
 
 
+class LeaderNow(Answer):
+    """The service that drives experiments, of those that share the database."""
+
+    here: bool = Field(description="Whether it is the one that answers")
+    host: str
+    pid: int
+    address: str
+    since: datetime
+    heartbeat_seconds: float = Field(description="Seconds since it was last heard of")
+    words: str
+
+    @classmethod
+    def of(cls, lead: Lead) -> LeaderNow:
+        """Describe who leads."""
+        about = lead.about
+        return cls(
+            here=lead.here,
+            host=about["host"],
+            pid=about["pid"],
+            address=about["address"],
+            since=to_datetime(lead.since),
+            heartbeat_seconds=lead.heartbeat_seconds,
+            words=lead.words,
+        )
+
+
 class ClusterNow(Answer):
     """The cluster as it is now."""
 
+    leader: LeaderNow | None = Field(description="null: it is not known")
     drivers: DriversNow
     problem: str | None = Field(
         description="Why the nodes are not known, or for how long they have not been seen; null: "
@@ -150,7 +179,10 @@ def get_cluster(service: TheService) -> ClusterNow:
         (row, waiting, _explain(service, row, waiting, len(driven)))
         for row, waiting in activity.experiments
     )
+    leadership = service.record.leadership
+    lead = None if leadership is None else leadership.lead
     return ClusterNow(
+        leader=None if lead is None else LeaderNow.of(lead),
         drivers=_describe_drivers(service, driven),
         problem=problem,
         nodes=[_describe_node(node) for node in nodes or ()],

@@ -58,7 +58,7 @@ async def healthz() -> Alive:
     responses={503: {"model": Readiness, "description": "Something is not ready, see `checks`"}},
 )
 async def readyz(request: Request, response: Response) -> Readiness:
-    """Check database, MLflow, launcher of drivers, packages, disks, store; 503 if one is not ready.
+    """Check database, leader, MLflow, launcher, packages, disks and store; 503 if one is not ready.
 
     A package that cannot be loaded is named, and does not make the service unready. Who sends no
     token is told what is not ready, and no details.
@@ -97,7 +97,18 @@ def _mlflow(service: Service) -> Check:
     return Check(ready=problem is None, detail=problem or "", url=service.mlflow.pages)
 
 
+def _leader(service: Service) -> Check:
+    """Who waits for the lead is ready: what is posted to it waits in the record for the leader."""
+    if (leadership := service.record.leadership) is None:
+        return Check(ready=True, detail="")
+    lead = leadership.lead
+    is_heard = leadership.term is not None or (lead is not None and not lead.is_silent)
+    return Check(ready=is_heard, detail=leadership.words)
+
+
 def _launcher(service: Service) -> Check:
+    if service.record.waits:
+        return Check(ready=True, detail="another service starts drivers")
     problem, problems = service.dispatcher.explain_problem(), service.dispatcher.problems
     words = "; ".join(f"experiment {id} is tried again: {why}" for id, why in problems.items())
     return Check(ready=problem is None, detail=problem or words)
@@ -128,6 +139,7 @@ def _store(service: Service) -> Check:
 
 CHECKS: dict[str, Callable[[Service], Check]] = {
     "database": _database,
+    "leader": _leader,
     "mlflow": _mlflow,
     "launcher": _launcher,
     "packages": _packages,

@@ -221,6 +221,7 @@ def post_reproduction(
     The same request gives the same reproduction, and what has finished is not run again. It is
     opened again where it failed, was cancelled, or an experiment of it was.
     """
+    service.record.require_to_lead()
     found, is_new = service.reproductions.add(request.name, request.budget, caller.user)
     service.dispatcher.wake()
     answer = make_answer(service, found)
@@ -269,6 +270,7 @@ def cancel_reproduction(
     With scope `submit` a user cancels what is the user's own; experiments of others go on.
     Post it again to go on: what has finished stays.
     """
+    service.record.require_to_lead()
     caller.require_owner(service.reproductions.get(id).owner, f"reproduction {id}")
     found = service.reproductions.cancel(id, caller.owns)
     service.dispatcher.wake()

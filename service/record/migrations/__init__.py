@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -38,7 +40,10 @@ def migrate(url: str, revision: str = "head") -> None:
     """
     config = _configure()
     try:
-        with database.engine(url).execution_options(mode="writes").begin() as connection:
+        with (
+            try_database(url),
+            database.engine(url).execution_options(mode="writes").begin() as connection,
+        ):
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
     except CommandError as error:
@@ -47,10 +52,20 @@ def migrate(url: str, revision: str = "head") -> None:
             "version, since a schema never goes back, or set EIGENSWEEP_HOME or "
             "EIGENSWEEP_DATABASE_URL to another place, such as a restored backup"
         ) from error
-    except DBAPIError as error:
+
+
+@contextmanager
+def try_database(url: str) -> Iterator[None]:
+    """Raise RecordUnusableError in place of an error that says that the database is away."""
+    try:
+        yield
+    except (DBAPIError, FileNotFoundError, PermissionError) as error:
+        if isinstance(error, DBAPIError) and database.is_damaged(error):
+            raise RecordUnusableError(database.explain_damage(url, error.orig)) from error
         place = make_url(url).render_as_string(hide_password=True)
+        what = error.orig if isinstance(error, DBAPIError) else error
         raise RecordUnusableError(
-            f"the database of the record at {place} cannot be used: {error.orig}; start it, or set "
+            f"the database of the record at {place} cannot be used: {what}; start it, or set "
             "EIGENSWEEP_DATABASE_URL to another one"
         ) from error
 

@@ -1,0 +1,298 @@
+"""Which service leads: of those that share a database one works off its queue, the others wait.
+
+The lead is a lock that goes with its holder, in whatever way that ends: in PostgreSQL an advisory
+lock of a connection that is kept open, with SQLite the kernel's lock of a file beside the database.
+A row says who leads, and in which term. Each new leader raises the term; so whoever finds another
+one there leads no more, whatever it believes. Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
+from sqlalchemy import Connection, NullPool, create_engine, make_url, select, text, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.errors import NotLeadingError
+from eigensweep.service.record.rows import RowSession
+from eigensweep.service.record.tables import Leader, LeaderJson
+from eigensweep.service.settings import name_driver
+
+logger = logging.getLogger(__name__)
+
+THE_ROW: Final = 1
+"""The table has one row."""
+LOOK_SECONDS: Final = 1.0
+"""Seconds between two looks at the lock, by who has it and by who waits for it."""
+HEARTBEAT_SECONDS: Final = 5.0
+SILENT_SECONDS: Final = 60.0
+"""A leader that has not been heard of for so long counts as silent; it may hang."""
+
+TIMES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+"""By these both ends of the connection find out in some ten seconds that the other one's machine is
+gone. Seconds, seconds, and looks in vain."""
+SET: Final = text("SELECT set_config(:name, :value, false)")
+TRY_LOCK: Final = text(
+    # The schema is part of the name: two records may lie in two schemas of a database.
+    "SELECT pg_try_advisory_lock(1164535655, CAST(CAST(CAST("
+    "current_schema() AS regnamespace) AS oid) AS integer))"
+)
+
+
+class Lock(Protocol):
+    """A lock of the database. Both methods raise SQLAlchemyError or OSError if it is away."""
+
+    def hold(self) -> bool:
+        """Return whether this process has the lock; take it if nobody has it."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+
+class AdvisoryLock:
+    """A lock of PostgreSQL, on a connection of its own that is kept open."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = create_engine(
+            name_driver(url),
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args={"connect_timeout": 5, "tcp_user_timeout": 10_000, **TIMES},
+        )
+        self._connection: Connection | None = None
+        self._has_it = False
+
+    def hold(self) -> bool:
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+                for name, value in TIMES.items():
+                    self._connection.execute(SET, {"name": f"tcp_{name}", "value": str(value)})
+            if self._has_it:
+                self._connection.execute(text("SELECT 1"))
+            else:
+                self._has_it = bool(self._connection.scalar(TRY_LOCK))
+        except DBAPIError:
+            self.release()
+            raise
+        return self._has_it
+
+    def release(self) -> None:
+        connection, self._connection, self._has_it = self._connection, None, False
+        if connection is not None:
+            with suppress(SQLAlchemyError):
+                connection.invalidate()
+                connection.close()
+
+
+class FileOfLock:
+    """The kernel's lock of a file beside a SQLite database."""
+
+    def __init__(self, url: str) -> None:
+        place = make_url(url).database or ""
+        path = Path(urlsplit(place).path if place.startswith("file:") else place).resolve()
+        self._lock = FileLock(
+            path.with_name(f"{path.name}.leader"),
+            mode=0o600,
+            thread_local=False,
+            fallback_to_soft=False,
+        )
+
+    def hold(self) -> bool:
+        if not self._lock.is_locked:
+            with suppress(Timeout):
+                self._lock.acquire(blocking=False)
+        return self._lock.is_locked
+
+    def release(self) -> None:
+        self._lock.release(force=True)
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Who leads, as one service knows it."""
+
+    here: bool
+    """Whether it is this service."""
+    about: LeaderJson
+    since: float
+    """Time, in seconds since 1970."""
+    heartbeat_seconds: float
+    """Seconds since it was last heard of."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not been heard of for long."""
+        return self.heartbeat_seconds > SILENT_SECONDS
+
+    @property
+    def words(self) -> str:
+        """Who leads, in words."""
+        about, since = self.about, datetime.fromtimestamp(self.since, UTC)
+        who = f"{about['host']} pid {about['pid']} at {about['address']}"
+        return (
+            f"this service {f'({who})' if self.here else f'waits: {who}'} leads since "
+            f"{since:%Y-%m-%d %H:%M:%S} UTC, heartbeat {self.heartbeat_seconds:.0f} s ago"
+        )
+
+
+class Leadership:
+    """Has the lead of a database, or waits for it.
+
+    `hold` until it is true, then `begin`; from then on a thread keeps the lead. It is over when
+    `term` is None. A database that is away ends no lead: only the next leader's term does.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.url = url
+        self.term: int | None = None
+        """The term in which this service leads; None: it does not."""
+        self.problem: str | None = None
+        """Why it is not sure that it still leads; None: it is, or it waits."""
+        self._clock = clock
+        is_sqlite = make_url(url).get_backend_name() == "sqlite"
+        self._lock: Lock = FileOfLock(url) if is_sqlite else AdvisoryLock(url)
+        self._row: tuple[int, LeaderJson, float, float] | None = None
+        """Term, who leads, since when, and the heartbeat that was last seen."""
+        self._heard_at = 0.0
+        """By the clock, when that heartbeat was seen first."""
+        self._stopping = threading.Event()
+
+    def hold(self) -> bool:
+        """Return whether this service has the lock; take it if no other one has it.
+
+        Raises:
+            SQLAlchemyError, OSError: if the database is away, or its lock cannot be made.
+        """
+        return self._lock.hold()
+
+    def begin(self, about: LeaderJson) -> None:
+        """Begin a term, and keep it in a thread; call it when `hold` was true.
+
+        Raises:
+            SQLAlchemyError: if the database does not answer.
+        """
+        now = time.time()
+
+        def work(session: Session) -> int:
+            row = session.get(Leader, THE_ROW, with_for_update=True)
+            if row is None:
+                row = Leader(id=THE_ROW, term=0)
+                session.add(row)
+            row.term, row.about, row.since, row.heartbeat_at = row.term + 1, about, now, now
+            return row.term
+
+        term = database.write(self.url, work)
+        self._row, self._heard_at = (term, about, now, now), self._clock()
+        self.term = term
+        threading.Thread(target=self._keep_on, name="leadership", daemon=True).start()
+
+    def keep(self) -> None:
+        """Look once whether this service still leads, and let the others know."""
+        term = self.term
+        if term is None:
+            return
+        try:
+            holds = self._lock.hold()
+            is_due = self._clock() >= self._heard_at + HEARTBEAT_SECONDS
+            if (is_due or not holds or self.problem is not None) and not self._beat(term):
+                self.term = None
+                return
+            problem = None if holds else "another session has the lock of the database"
+        except (SQLAlchemyError, OSError) as error:
+            problem = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        if problem is not None and self.problem is None:
+            logger.warning("it is not sure whether this service still leads: %s", problem)
+        elif problem is None and self.problem is not None:
+            logger.info("this service still leads term=%d", term)
+        self.problem = problem
+
+    def look(self) -> Lead | None:
+        """Return who leads, read from the database; None: nobody has led yet.
+
+        Raises:
+            SQLAlchemyError: if the database does not answer.
+        """
+        columns = Leader.term, Leader.about, Leader.since, Leader.heartbeat_at
+        found = database.look(
+            self.url, lambda connection: connection.execute(select(*columns)).first()
+        )
+        if found is not None and tuple(found) != self._row:
+            first = self._row is None
+            self._row = found.term, found.about, found.since, found.heartbeat_at
+            # Clocks of machines differ, so after the first look only this one's counts.
+            ago = max(0.0, time.time() - found.heartbeat_at) if first else 0.0
+            self._heard_at = self._clock() - ago
+        return self.lead
+
+    @property
+    def lead(self) -> Lead | None:
+        """Who leads, as it was last seen; None: not known."""
+        if self._row is None:
+            return None
+        _, about, since, _ = self._row
+        ago = self._clock() - self._heard_at
+        return Lead(self.term is not None, about, since, ago)
+
+    @property
+    def words(self) -> str:
+        """Who leads, in words."""
+        if (lead := self.lead) is None:
+            return "this service waits: another one has the lock of the database"
+        return f"{lead.words}; {self.problem}" if self.problem else lead.words
+
+    def explain_loss(self) -> str:
+        """Return who leads now instead of this service."""
+        with suppress(SQLAlchemyError):
+            self.look()
+        return self.words
+
+    def require(self, session: Session) -> None:
+        """Refuse what only the leader does; what it then does is over before the next one begins.
+
+        Raises:
+            NotLeadingError: if this service does not lead.
+        """
+        in_force = session.scalars(select(Leader.term).with_for_update(read=True)).first()
+        if self.term is None or self.term != in_force:
+            self.term = None
+            raise NotLeadingError(f"only the leader does this, and {self.words}")
+
+    def stop(self) -> None:
+        """Give up the lead."""
+        self._stopping.set()
+        self.term = None
+        self._lock.release()
+
+    def _keep_on(self) -> None:
+        pause = LOOK_SECONDS
+        while self.term is not None and not self._stopping.wait(pause):
+            was_sure = self.problem is None
+            self.keep()
+            # A connection that was cut is made anew at once, before others take the lead.
+            pause = 0.0 if was_sure and self.problem is not None else LOOK_SECONDS
+
+    def _beat(self, term: int) -> bool:
+        """Write down that this service lives; return whether it still leads."""
+        now = time.time()
+
+        def work(rows: RowSession) -> bool:
+            mine = update(Leader).where(Leader.id == THE_ROW, Leader.term == term)
+            return bool(rows.execute(mine.values(heartbeat_at=now)).rowcount)  # type: ignore[attr-defined]
+
+        leads = database.write_ahead(self.url, work)
+        if leads:
+            self._heard_at = self._clock()
+        return leads
