@@ -19,7 +19,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm"
 KEPT = ROOT / "tests" / "helm"
-CASES = ("default", "outer", "objectstore")
+CASES = ("default", "outer", "objectstore", "placed")
 RANDOM = re.compile(r'^(  [a-z-]+-(?:token|password): )"[A-Za-z0-9+/=]+"$', re.MULTILINE)
 HEAD = "# Made by `python tests/charts.py`. Digest of the chart and its values: "
 

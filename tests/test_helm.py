@@ -21,7 +21,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from charts import CASES, CHART, ROOT, digest, kept, parse, render
+from charts import CASES, CHART, KEPT, ROOT, digest, kept, parse, render
 from jsonschema import Draft7Validator
 
 from eigensweep.service.settings import Settings
@@ -44,6 +44,8 @@ KNOWN_KEYS = {
 """Source: ray-operator/apis/ray/v1/raycluster_types.go of KubeRay."""
 OF_THE_STORE = {"AWS_ENDPOINT_URL"}
 """Compose takes the object store's variables from the person's own file."""
+OF_THE_VALUES = {"SSL_CERT_FILE"}
+"""tests/helm/placed.values.yaml sets it."""
 WITH_HELM = pytest.mark.skipif(shutil.which("helm") is None, reason="install helm to run this")
 
 
@@ -179,7 +181,9 @@ class TestItIsWhatComposeStarts:
     def test_a_worker_has_the_same_variables(self, objects: list[dict[str, Any]]) -> None:
         of_compose = set(COMPOSE["ray-worker"]["environment"])
 
-        assert names_of(container_of(objects, "ray-worker")) - OF_THE_STORE == of_compose - {
+        assert names_of(
+            container_of(objects, "ray-worker")
+        ) - OF_THE_STORE - OF_THE_VALUES == of_compose - {
             *("NODE_PORTS", "WORKER_CPUS", "WORKER_GIB"),
         }
         assert names_of(container_of(objects, "ray-head")) == names_of(
@@ -275,6 +279,36 @@ class TestCheckpointsInAnObjectStore:
         for name in self.CONTAINERS:
             assert "envFrom" not in container_of(objects, name)
             assert "AWS_ENDPOINT_URL" not in names_of(container_of(objects, name))
+
+
+class TestWhereAPodRunsAndWhatItHasBesides:
+    MAIN = ("service", "mlflow", "postgresql", "ray-head", "ray-worker")
+
+    def test_every_pod_is_placed_as_the_values_say(self) -> None:
+        asked = yaml.safe_load((KEPT / "placed.values.yaml").read_text())["service"]
+        pods = dict(pods_of(kept("placed")[1]))
+
+        assert len(pods) == len(self.MAIN)
+        for name, pod in pods.items():
+            assert pod["metadata"]["annotations"] == asked["podAnnotations"], name
+            for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+                assert pod["spec"][key] == asked[key], name
+
+    def test_its_main_container_has_the_variables_and_volumes_of_the_values(self) -> None:
+        objects = kept("placed")[1]
+        asked = yaml.safe_load((KEPT / "placed.values.yaml").read_text())["service"]
+
+        for name in self.MAIN:
+            container = container_of(objects, name)
+            assert container["env"][-1:] == asked["extraEnv"], name
+            assert container["volumeMounts"][-1:] == asked["extraVolumeMounts"], name
+        for name, pod in pods_of(objects):
+            assert asked["extraVolumes"][0] in pod["spec"]["volumes"], name
+
+    def test_by_default_none_of_it_is_there(self) -> None:
+        for name, pod in pods_of(kept("default")[1]):
+            assert "annotations" not in pod["metadata"], name
+            assert not {"affinity", "priorityClassName", "nodeSelector"} & set(pod["spec"]), name
 
 
 def test_draining_a_node_ends_neither_head_nor_service_nor_database() -> None:
@@ -403,6 +437,11 @@ class TestValues:
             ("replicas", 3),
             ("service/replicas", 2),
             ("service/settings", {"PORT": "1"}),
+            ("service/affinity", {"nodeAfinity": {}}),
+            ("mlflow/nodeSelector", ["pool"]),
+            ("postgresql/extraEnv", [{"value": "without a name"}]),
+            ("ray/head/podAnnotations", {"count": 3}),
+            ("ray/head/extraVolumeMounts", [{"name": "without a path"}]),
             ("service/settings", {"EIGENSWEEP_STORAGE": "s3://bucket/prefix"}),
             ("storage/url", "/srv/storage"),
             ("mlflow/builtIn", False),

@@ -201,3 +201,25 @@ limits: {{ toJson $given }}
 memory: {{ mul (sub (int .memoryGiB) 1) 1073741824 | quote }}
 object-store-memory: "268435456"
 {{- end }}
+
+{{/* What a section of the values says of its pods: where they run, and what they have besides. */}}
+{{- define "eigensweep.placement" -}}
+{{- range $key, $value := pick . "nodeSelector" "tolerations" "affinity" "priorityClassName" }}
+{{- with $value }}
+{{ toYaml (dict $key .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "eigensweep.annotations" -}}
+{{- with .podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "eigensweep.extra" -}}
+{{- with . }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
