@@ -1,8 +1,7 @@
 """deploy/helm: what Helm makes of the chart fits Kubernetes' schemas, Compose and the code.
 
 The tests read what Helm made before (tests/charts.py). Where `helm` is on PATH, they compare. No
-package has KubeRay's schema, so the keys of a RayCluster are listed here, and its pods are held to
-Kubernetes' own schema.
+package has KubeRay's schema, so what the chart uses of it is here.
 """
 
 from __future__ import annotations
@@ -22,26 +21,73 @@ import kubernetes_validate
 import pytest
 import yaml
 from charts import CASES, CHART, KEPT, ROOT, digest, kept, parse, render
+from fastapi.routing import APIRoute
 from jsonschema import Draft7Validator
 
+from eigensweep.service.api.routes import metrics
 from eigensweep.service.settings import Settings
 
 OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
-GROUP = {"rayStartParams", "template"}
-KNOWN_KEYS = {
-    "spec": {
-        *("rayVersion", "upgradeStrategy", "enableInTreeAutoscaling", "autoscalerOptions"),
-        *("headGroupSpec", "workerGroupSpecs"),
-    },
-    "autoscalerOptions": {
-        *("resources", "image", "imagePullPolicy", "env", "envFrom", "volumeMounts"),
-        *("securityContext", "idleTimeoutSeconds", "upscalingMode"),
-    },
-    "headGroupSpec": GROUP | {"serviceType", "headService", "enableIngress"},
-    "workerGroupSpecs": GROUP
-    | {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "scaleStrategy"},
-}
-"""Source: ray-operator/apis/ray/v1/raycluster_types.go of KubeRay."""
+
+
+def strict(required: str = "", **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object without other keys; the words of `required` must be there."""
+    known = {"type": "object", "additionalProperties": False}
+    return {**known, "required": required.split(), "properties": properties}
+
+
+TEXT, NUMBER, ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "object"}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+GROUP = {"rayStartParams": TEXTS, "template": strict("metadata spec", metadata=ANY, spec=ANY)}
+RAY_CLUSTER = strict(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "ray.io/v1"},
+    kind={"const": "RayCluster"},
+    metadata=strict("name labels", name=TEXT, labels=TEXTS),
+    spec=strict(
+        "rayVersion headGroupSpec workerGroupSpecs",
+        rayVersion=TEXT,
+        upgradeStrategy=strict("type", type={"enum": ["Recreate", "None"]}),
+        enableInTreeAutoscaling={"type": "boolean"},
+        gcsFaultToleranceOptions=strict(
+            "redisAddress",
+            redisAddress=TEXT,
+            redisPassword=strict(
+                "valueFrom",
+                valueFrom=strict(
+                    "secretKeyRef", secretKeyRef=strict("name key", name=TEXT, key=TEXT)
+                ),
+            ),
+        ),
+        autoscalerOptions=strict(
+            upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]},
+            idleTimeoutSeconds=NUMBER,
+            image=TEXT,
+            imagePullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+            env={"type": "array"},
+            securityContext=ANY,
+            resources=ANY,
+        ),
+        headGroupSpec=strict("template", serviceType=TEXT, **GROUP),
+        workerGroupSpecs={
+            "type": "array",
+            "minItems": 1,
+            "items": strict(
+                "groupName minReplicas maxReplicas template",
+                groupName=TEXT,
+                replicas=NUMBER,
+                minReplicas=NUMBER,
+                maxReplicas=NUMBER,
+                **GROUP,
+            ),
+        },
+    ),
+)
+"""What the chart uses of KubeRay's schema. Its pods are held to Kubernetes' own.
+
+Source: ray-operator/apis/ray/v1/raycluster_types.go of KubeRay.
+"""
+OF_OPERATORS = ("RayCluster", "ServiceMonitor")
 OF_THE_STORE = {"AWS_ENDPOINT_URL"}
 """Compose takes the object store's variables from the person's own file."""
 OF_THE_VALUES = {"SSL_CERT_FILE"}
@@ -119,7 +165,7 @@ class TestWhatHelmMakes:
     ) -> None:
         assert len(objects) > 6
         for each in objects:
-            if each["kind"] != "RayCluster":
+            if each["kind"] not in OF_OPERATORS:
                 kubernetes_validate.validate(each, version, strict=True)
         for name, pod in pods_of(objects):
             whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **pod}
@@ -129,19 +175,33 @@ class TestWhatHelmMakes:
 
     def test_kuberay_knows_every_field(self, objects: list[dict[str, Any]]) -> None:
         (cluster,) = of_kind(objects, "RayCluster")
-        spec = cluster["spec"]
 
-        assert cluster["apiVersion"] == "ray.io/v1"
-        assert set(spec) - {"gcsFaultToleranceOptions"} == KNOWN_KEYS["spec"]
-        assert set(spec.get("gcsFaultToleranceOptions", {})) <= {"redisAddress", "redisPassword"}
-        assert set(spec["autoscalerOptions"]) <= KNOWN_KEYS["autoscalerOptions"]
-        assert set(spec["headGroupSpec"]) <= KNOWN_KEYS["headGroupSpec"]
-        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-            assert {type(value) for value in group["rayStartParams"].values()} == {str}
-        for group in spec["workerGroupSpecs"]:
-            assert set(group) <= KNOWN_KEYS["workerGroupSpecs"]
+        assert [str(error) for error in Draft7Validator(RAY_CLUSTER).iter_errors(cluster)] == []
+        for group in cluster["spec"]["workerGroupSpecs"]:
             assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert spec["autoscalerOptions"]["upscalingMode"] in ("Default", "Aggressive")
+
+    def test_kubernetes_knows_every_field_of_the_autoscaler(
+        self, objects: list[dict[str, Any]]
+    ) -> None:
+        options = of_kind(objects, "RayCluster")[0]["spec"]["autoscalerOptions"]
+        of_ray = ("upscalingMode", "idleTimeoutSeconds")
+        container = {key: value for key, value in options.items() if key not in of_ray}
+
+        spec = {"containers": [{"name": "autoscaler", **container}]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        kubernetes_validate.validate(pod, NEWEST, strict=True)
+
+    @pytest.mark.parametrize(
+        "path", ["spec", "spec/autoscalerOptions", "spec/headGroupSpec", "spec/workerGroupSpecs/0"]
+    )
+    def test_a_key_that_kuberay_does_not_know_is_found(self, path: str) -> None:
+        (cluster,) = of_kind(kept("default")[1], "RayCluster")
+        inner: Any = cluster
+        for word in path.split("/"):
+            inner = inner[int(word) if word.isdigit() else word]
+        inner["nodeSelector"] = {"pool": "sweeps"}
+
+        assert not Draft7Validator(RAY_CLUSTER).is_valid(cluster)
 
     def test_names_are_unique_and_selectors_find_their_pods(
         self, objects: list[dict[str, Any]]
@@ -311,6 +371,27 @@ class TestWhereAPodRunsAndWhatItHasBesides:
             assert not {"affinity", "priorityClassName", "nodeSelector"} & set(pod["spec"]), name
 
 
+def test_prometheus_finds_the_metrics_and_has_a_token() -> None:
+    objects = kept("outer")[1]
+    (monitor,) = of_kind(objects, "ServiceMonitor")
+
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
+    (service,) = (
+        each
+        for each in of_kind(objects, "Service")
+        if selector <= each["metadata"]["labels"].items()
+    )
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["path"] in {
+        route.path for route in metrics.router.routes if isinstance(route, APIRoute)
+    }
+    credentials = endpoint["authorization"].pop("credentials")
+    assert credentials == {"name": "eigensweep-secrets", "key": "eigensweep-token"}
+    assert of_kind(kept("default")[1], "ServiceMonitor") == []
+
+
 def test_draining_a_node_ends_neither_head_nor_service_nor_database() -> None:
     budgets = of_kind(kept("default")[1], "PodDisruptionBudget")
 
@@ -439,6 +520,7 @@ class TestValues:
             ("service/settings", {"PORT": "1"}),
             ("service/affinity", {"nodeAfinity": {}}),
             ("mlflow/nodeSelector", ["pool"]),
+            ("serviceMonitor/interval", "often"),
             ("postgresql/extraEnv", [{"value": "without a name"}]),
             ("ray/head/podAnnotations", {"count": 3}),
             ("ray/head/extraVolumeMounts", [{"name": "without a path"}]),
