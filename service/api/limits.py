@@ -9,6 +9,7 @@ import json
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eigensweep.search_spaces.spec_text import TextError, read_text, refuse_double_keys
@@ -47,7 +48,10 @@ class BodyLimits:
             )
             await refusal(scope, receive, send)
             return
-        body = await self._read(receive)
+        try:
+            body = await self._read(receive)
+        except ClientDisconnect:
+            return  # what it wanted is not known whole, so it is not done
         if body is None:
             refusal = problem(
                 413,
@@ -86,12 +90,16 @@ class BodyLimits:
         await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return the whole body; None if it is over the limit."""
+        """Return the whole body; None if it is over the limit.
+
+        Raises:
+            ClientDisconnect: if the client leaves before the body has come.
+        """
         pieces, size = [], 0
         while size <= LARGEST_DISCARDED:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return b""
+                raise ClientDisconnect
             piece = message.get("body", b"")
             size += len(piece)
             if size <= self._largest:

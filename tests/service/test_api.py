@@ -9,6 +9,7 @@ import threading
 from math import exp
 from typing import Any
 
+import anyio
 import pandas as pd
 import pytest
 from pydantic import SecretStr
@@ -25,6 +26,7 @@ from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api import store_probe
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.comparison import Comparison
+from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.paging import encode
 from eigensweep.service.api.routes import experiments
 from eigensweep.service.api.routes.analyses import AnalysisNow
@@ -266,6 +268,22 @@ class TestRefusals:
         assert answer.status_code == 422
         assert answer.json()["detail"] == "the key 'delay' stands twice"
         assert client.get("/v1/experiments").json()["items"] == []
+
+    @pytest.mark.parametrize("sent", [b"", b'{"action": "can'])
+    def test_what_a_client_did_not_send_whole_is_not_done(self, sent):
+        reached: list[str] = []
+
+        async def act(scope: Any, receive: Any, send: Any) -> None:
+            reached.append(scope["path"])
+
+        pieces = [{"type": "http.request", "body": sent, "more_body": True}]
+
+        async def receive() -> Any:
+            return pieces.pop() if pieces else {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/experiments/e1/cancel"}
+        anyio.run(BodyLimits(act), {**scope, "headers": []}, receive, receive)
+        assert reached == []
 
     @pytest.mark.parametrize("announced", [True, False])
     def test_a_body_of_ten_megabytes_is_refused_in_words(self, client, announced):

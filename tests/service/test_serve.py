@@ -192,6 +192,12 @@ class TestServe:
         home = service.folder / "home"
         assert all(folder == home or home in folder.parents for folder in folders), folders
 
+    def test_rays_autoscaler_shows_its_metrics_to_nobody(self, service):
+        family = service.process.children(recursive=True)
+        assert any("monitor.py" in " ".join(each.cmdline()) for each in family)
+        places = [place.laddr.port for each in family for place in each.net_connections("inet")]
+        assert 44217 not in places
+
     def test_a_second_service_does_not_share_its_home(self, service):
         refused = service.command(
             EIGENSWEEP_PORT=str(ports.find_free_port("127.0.0.1", 29642, True))

@@ -503,6 +503,8 @@ class RayCluster:
         # Ray turns tokens on for a cluster that it starts, and keeps one in the home folder where
         # none is given. One for each process: Ray remembers the first.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Ray's autoscaler would show its metrics to everybody on this machine, and has no switch.
+        os.environ["AUTOSCALER_METRIC_PORT"] = "-1"  # cannot be listened at; Ray logs that
         os.environ["SPT_NOENV"] = "1"  # Ray's processes keep their environment readable
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         try:
