@@ -147,7 +147,7 @@ class TestOutcomes:
         result = e.ledger.load()[0].result
         assert run.data.metrics["objective"] == result.value == min(v for _, v in valid)
         assert run.data.params == {"model.name": "lstm", "model.hidden_size": "6"}
-        assert run.info.run_name == "lstm"
+        assert run.info.run_name == "0 lstm"
         assert parent.data.params["task.delay"] == str(COPYING["delay"])
         assert run.data.metrics["baseline_ratio"] == result.value / result.baseline
         assert [a.path for a in e.client.list_artifacts(run.info.run_id)] == ["config.json"]
