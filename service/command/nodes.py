@@ -74,6 +74,8 @@ def _make_node_row(node: JsonObject, name: str) -> list[str]:
     amounts[-1] += " GB"
     labels = ", ".join(f"{key}={value}" for key, value in node["labels"].items())
     state = "gone" if not node["alive"] else "alive" if node["answers"] else "does not answer"
+    if node["drains"] and state == "alive":
+        state = f"drains until {node['drains_until']}" if node["drains_until"] else "drains"
     return [name, node["address"], state, *amounts, node["accelerator_type"] or "-", labels or "-"]
 
 

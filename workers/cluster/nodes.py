@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from eigensweep.workers.engine.shares import ACCELERATOR_LABEL
 from eigensweep.workers.shared.messages import Json
 
+NONE: Mapping[str, float] = {}
+
 
 @dataclass(frozen=True)
 class Amounts:
@@ -43,6 +45,8 @@ class Node:
     """In the network."""
     answers: bool = True
     """Whether Ray's process there answered at the last look."""
+    drains_until: float | None = None
+    """Unix time at which its machine goes, 0 where that is not known; None: it stays."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Look:
 
     nodes: list[Node]
     living: list[Json]
-    """What Ray tells of each living node."""
+    """What Ray tells of each living node that does not drain."""
     may_change: bool
     """Whether nodes come and go."""
     problem: str | None = None
@@ -59,14 +63,22 @@ class Look:
 
 
 def read_nodes(
-    nodes: Iterable[Json], free: Mapping[str, Mapping[str, float]], silent: Collection[str] = ()
+    nodes: Iterable[Json],
+    free: Mapping[str, Mapping[str, float]],
+    silent: Collection[str] = (),
+    draining: Mapping[str, float] = NONE,
 ) -> list[Node]:
     """Return nodes, those that live first; `free` has what is free by the id of a node.
 
-    `silent` are the ids of those that do not answer.
+    `silent` are the ids of those that do not answer, and `draining` has the deadlines of those that
+    drain.
     """
     found = [
-        replace(_read_node(node, free.get(node["NodeID"])), answers=node["NodeID"] not in silent)
+        replace(
+            _read_node(node, free.get(node["NodeID"])),
+            answers=node["NodeID"] not in silent,
+            drains_until=draining.get(node["NodeID"]),
+        )
         for node in nodes
     ]
     return sorted(found, key=lambda node: (not node.alive, node.name, node.id))

@@ -653,9 +653,11 @@ class RayCluster:
 
     def list_nodes(self, silent: Collection[str] = ()) -> list[Node]:
         """Return the nodes of now, those that live first; the `silent` ones do not answer."""
+        from eigensweep.workers.driver.capacity import find_draining
+
         nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
         free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
-        return read_nodes(nodes, free, silent)
+        return read_nodes(nodes, free, silent, find_draining())
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes.

@@ -142,8 +142,19 @@ def _given_or_living(nodes: Iterable[Json] | None) -> list[Json]:
 
 
 def list_living_nodes() -> list[Json]:
-    """Return what Ray tells of each living node."""
+    """Return what Ray tells of each living node that does not drain."""
     import ray  # the service counts with what it was told, and loads no Ray
 
     nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node for node in nodes if node["Alive"]]
+    draining = find_draining()
+    return [n for n in nodes if n["Alive"] and n.get("NodeID") not in draining]
+
+
+def find_draining() -> dict[str, float]:
+    """Return Ray's ids of the nodes that drain, each with its deadline in Unix time; 0: none."""
+    import ray
+
+    if not ray.is_initialized():
+        return {}
+    found: dict[str, int] = ray._private.state.state.get_draining_nodes()
+    return {node: deadline / 1000 for node, deadline in found.items()}

@@ -28,12 +28,14 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.driver.capacity import (
     count_slots,
     explain_no_slot,
+    find_draining,
     find_nodes,
     find_parts,
     find_silent_nodes,
 )
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
+from eigensweep.workers.driver.draining import Draining
 from eigensweep.workers.driver.fair_share import FairShare
 from eigensweep.workers.driver.lanes import choose_lanes
 from eigensweep.workers.driver.leaders import config_to_train
@@ -171,6 +173,7 @@ class ExperimentDriver:
         self._is_crowded_out = False
         """Whether Tune was left because other experiments have all places."""
         self._waits_for_others = False
+        self._draining = Draining(experiment, options.storage, self._watch, find_draining)
         self._paused_at: float | None = None
         self._has_given_up = False
         """Whether a pause was asked for, because trials fail one after another."""
@@ -285,7 +288,10 @@ class ExperimentDriver:
     def _tell(self) -> None:
         """Let the ledger know why the experiment comes on slowly, if that has changed."""
         low, crowded, away = self._disks.notice(), self._fair.notice(), self._watch.notice
+        self._draining.look(lambda: self.sweep.training)
+        self.sweep.draining = self._draining.nodes
         notices = [*filter(None, (low, crowded, away)), *self.sweep.notices()]
+        notices += self._draining.notices()
         if notices != self._told:
             if low and low not in (self._told or ()):
                 logger.warning("%s experiment=%s", low.words, self.experiment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass, replace
 
 from eigensweep.search_spaces.sequences import quasi_random
@@ -171,6 +171,8 @@ class Sweep:
         """Why trials wait for disk or store, as the first one said."""
         self._faults: Counter[str] = Counter()
         self._failures = Failures()
+        self.draining: Collection[str] = ()
+        """Nodes that drain: no trial begins there."""
         self._left_out: dict[str, _LeftOut] = {}
         """Nodes that other trials do not go to, by Ray's id."""
         self._engines: set[Place] = set()
@@ -328,6 +330,7 @@ class Sweep:
     def _list_avoided(self, number: int) -> Iterator[str]:
         """Yield nodes that a trial does not go to now; some may come twice."""
         yield from self._left_out
+        yield from self.draining
         yield from self._list_silent()
         lost = {*self._lost_devices.get(number, ())}
         if lost and self._find_nodes() - self._left_out.keys() - lost:
@@ -488,6 +491,8 @@ class Sweep:
             self._warn(number, "trial %d lost its device: %s", number, cause)
         elif by != "pause":
             counts[by][number] += 1
+        elif not self._is_held:
+            cause = "its node drains: it committed and goes on elsewhere"
         if by in ("process", "engine"):  # perhaps with its node
             self._silent = self._find_silent_nodes()
             self._silent_until = self._clock() + SILENT_SECONDS

@@ -24,7 +24,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils.log import set_verbosity
 
 from eigensweep.workers.driver.actor_events import PromptActorManager
-from eigensweep.workers.driver.searcher import ExperimentSearch, Halt, Recorder
+from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch, Halt, Recorder
 from eigensweep.workers.driver.trainable import TrialProcesses, TrialTrainable
 from eigensweep.workers.engine.runner import REPORT
 from eigensweep.workers.shared.messages import Json, Order, Report
@@ -132,6 +132,9 @@ class Controller(TuneController):
         """
         report: Report | None = getattr(trial, "report", None)
         if report is not None and report.lost and report.lost_by in ("node", "device"):
+            return False
+        place = None if report is None else report.place
+        if place is not None and place.node_id in LIVE[trial.config["experiment"]].sweep.draining:
             return False
         return bool(super()._maybe_cache_trial_actor(trial))
 

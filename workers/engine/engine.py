@@ -39,7 +39,13 @@ from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.occupancy import Occupancy, Span
 from eigensweep.workers.engine.turns import LaneError, SideBySide, Turns
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import Mark, StaleAttemptError, cancel_mark, pause_mark
+from eigensweep.workers.shared.checkpoints import (
+    Mark,
+    StaleAttemptError,
+    cancel_mark,
+    leave_mark,
+    pause_mark,
+)
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Report
 from eigensweep.workers.trial.attempt import GLANCE_SECONDS, Attempt
@@ -689,6 +695,8 @@ class Engine:
             )
             if trial.is_over or trial.attempt is None:
                 continue
+            own = trial.order.number, trial.order.attempt
+            is_paused = is_paused or leave_mark(*place, *own).exists()
             if is_cancelled:
                 self._guard(trial, lambda trial=trial: self._end(trial))  # type: ignore[misc]
                 self._hold(trial, trial.attempt.report_cancelled())

@@ -138,6 +138,11 @@ def pause_mark(storage: str | Path, experiment: str) -> Mark:
     return _mark(storage, experiment, "paused")
 
 
+def leave_mark(storage: str | Path, experiment: str, number: int, attempt: int) -> Mark:
+    """Return the file whose presence tells one attempt to commit and to leave: its node drains."""
+    return _mark(storage, experiment, f"leave-{number}-{attempt}")
+
+
 def _mark(storage: str | Path, experiment: str, name: str) -> Mark:
     if not is_url(storage):
         return Path(storage) / experiment / name

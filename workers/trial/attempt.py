@@ -26,6 +26,7 @@ from eigensweep.workers.shared.checkpoints import (
     StateDict,
     Store,
     cancel_mark,
+    leave_mark,
     open_store,
     pause_mark,
     replicate_key,
@@ -83,6 +84,8 @@ class Attempt:
         self._cpus = order.resources["CPU"]
         set_up_thread(self._cpus)
         config = TrialConfig.from_dict(order.config)
+        pause = pause_mark(order.storage, order.experiment)
+        leave = leave_mark(order.storage, order.experiment, order.number, order.attempt)
         store, place = open_store(order.storage), (order.storage, order.experiment)
         data_root = find_data_root(order, config, store)
         self.replicates = [
@@ -91,7 +94,7 @@ class Attempt:
                 order,
                 store,
                 is_unwanted=cancel_mark(*place).exists,
-                is_paused=pause_mark(*place).exists,
+                is_paused=lambda: pause.exists() or leave.exists(),
                 clock=clock,
             )
             for seed in config.seeds

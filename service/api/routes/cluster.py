@@ -46,6 +46,8 @@ class NodeNow(Answer):
     address: str = Field(description="Its address in the network")
     alive: bool
     answers: bool = Field(description="Whether Ray's process there answered at the last look")
+    drains: bool = Field(description="Whether its machine will go; no trial begins there")
+    drains_until: datetime | None = Field(description="When it will go, where that is known")
     total: AmountsNow
     free: AmountsNow | None = Field(description="What no trial reserves; null if it is not known")
     labels: dict[str, str] = Field(description="What `resources.labels` of a spec can ask for")
@@ -241,6 +243,8 @@ def _describe_node(node: Node) -> NodeNow:
         address=node.address,
         alive=node.alive,
         answers=node.answers,
+        drains=node.drains_until is not None,
+        drains_until=to_datetime(node.drains_until) if node.drains_until else None,
         total=AmountsNow.of(node.total),
         free=None if node.free is None else AmountsNow.of(node.free),
         labels=node.labels,
