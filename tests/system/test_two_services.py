@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SHORT: Any = {"prefix": "es-", "dir": "/tmp", "ignore_cleanup_errors": True}
 """So Ray's files lie in the home, too."""
-GRID = Grid(trials=3, steps=150)
+GRID = Grid(trials=3, steps=400)
 LEADS = text(
     "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -78,7 +78,9 @@ def check(url: str, service: Any, ids: list[str], generations: list[int]) -> Non
     for id in ids:
         assert service.wait(id)["state"] == "completed"
         trials = service.trials(id)
-        assert [(trial["state"], trial["step"]) for trial in trials] == [("completed", 150)] * 3
+        assert [(trial["state"], trial["step"]) for trial in trials] == [
+            ("completed", GRID.steps)
+        ] * 3
     rows = [Record(url).row(id) for id in ids]
     assert [row.deaths for row in rows] == [0] * len(ids)
     assert [row.generation for row in rows] == generations
