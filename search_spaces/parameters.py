@@ -128,6 +128,8 @@ class Choice(_Parameter):
     @model_validator(mode="before")
     @classmethod
     def _list_is_choices(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping) and raw.keys() & {"min", "max"}:
+            raise ValueError("a range has 'low' and 'high'; got 'min' and 'max'")
         return {"choices": raw} if isinstance(raw, list | tuple) else raw
 
     @field_validator("values")

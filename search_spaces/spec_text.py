@@ -92,11 +92,19 @@ def read_text(text: str) -> Any:
         raise TextError(f"it is nested more than {DEEPEST} deep") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        raise TextError(str(error.problem), mark.line + 1 if mark else None) from error
+        problem = str(error.problem)
+        if mark is not None and _is_tab(text, mark.line, mark.column):
+            problem = "a tab stands where YAML wants spaces"
+        raise TextError(problem, mark.line + 1 if mark else None) from error
     except yaml.YAMLError as error:
         raise TextError(str(error)) from error
     except (ValueError, LookupError) as error:  # a tag says int, and the text is none
         raise TextError(str(error)) from error
+
+
+def _is_tab(text: str, line: int, column: int) -> bool:
+    lines = text.splitlines()
+    return line < len(lines) and "\t" in lines[line][: column + 1]
 
 
 def refuse_double_keys(text: str) -> None:

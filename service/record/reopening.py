@@ -69,7 +69,8 @@ class Reopening(Control):
             count = _reopen_failed(rows, experiment, configs)
             if not count and experiment.state != "failed":
                 raise NothingToDoError(
-                    f"experiment {id} has no failed trial, so there is nothing to retry"
+                    f"experiment {id} has no failed trial, so there is nothing to retry; 'extend' "
+                    "gives it more to do, and takes up what was cancelled"
                 )
             experiment.closed = experiment.state == "cancelled"
             words = f"another try of {count} failed trial{'s' * (count != 1)}"

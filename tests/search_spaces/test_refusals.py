@@ -137,6 +137,11 @@ def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
             "did you mean 'high'",
         ),
         (
+            {"search": grid(optimizer__lr={"min": 1e-4, "max": 0.1})},
+            "search.space.optimizer.lr",
+            "a range has 'low' and 'high'; got 'min' and 'max'",
+        ),
+        (
             {"search": grid(optimizer__lr={"low": 0.2, "high": 0.1})},
             "search.space.optimizer.lr",
             "'low' must be below 'high'",

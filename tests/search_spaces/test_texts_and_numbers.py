@@ -107,3 +107,9 @@ def test_a_text_of_several_lines_has_none_either(field: str, sign: str) -> None:
     kept = ExperimentSpec.model_validate(spec(**{field: "two\n\tlines"})).model_dump(mode="json")
     stored = ExperimentSpec.from_stored(kept | {field: f"two\n\tlines{sign}"})
     assert getattr(stored, field) == "two\n\tlines"
+
+
+def test_a_tab_is_called_a_tab():
+    with pytest.raises(TextError, match="a tab stands where YAML wants spaces") as refused:
+        read_text("training:\n\tsteps: 5\n")
+    assert refused.value.line == 2

@@ -217,6 +217,7 @@ def test_a_retry_without_a_failed_trial_is_refused(cli: Cli, spec: str) -> None:
     done = cli("retry", id)
     assert done.exit_code == 1
     assert f"experiment {id} has no failed trial, so there is nothing to retry" in done.stderr
+    assert "'extend' gives it more to do" in done.stderr
 
 
 def test_nothing_is_deleted_without_yes(cli: Cli, spec: str) -> None:

@@ -243,7 +243,7 @@ class TestPages:
             ledger.report(0, attempt, step, {"valid/loss": loss}, None)
             assert (look().state, look().step, look().metrics) == (
                 *("running", step),
-                {"valid/loss": loss},
+                {"loss": loss},
             )
         ledger.set_run(0, "run0", "7")
         assert "runs/run0" in str(look().links.mlflow)
