@@ -224,7 +224,7 @@ def played_ray(slots: int, seconds: float, start_seconds: float = 0.0) -> Iterat
             (tune_controller, "PlacementGroupResourceManager", lambda: Slots(slots)),
             (TrialProcesses, "get", lambda *of: ActorClass(ray)),
             (storage, "_get_ray_train_session_dir", lambda: folder),
-            (capacity, "_living_nodes", lambda: nodes),
+            (capacity, "list_living_nodes", lambda: nodes),
         ]
         for place, name, played in parts:
             stack.enter_context(mock.patch.object(place, name, played))

@@ -322,3 +322,10 @@ def pytest_configure() -> None:
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name bytes by their argument: packed ones hold a time, and workers must agree on names."""
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.fixture(autouse=True)
+def _no_trial_ends_the_tests(request, monkeypatch) -> None:
+    """Watch no trial in this process: all tests together hold more than one may take."""
+    if request.path.name != "test_memory_limit.py":
+        monkeypatch.setattr("eigensweep.workers.trial.memory_limit.watch", lambda order: None)

@@ -22,7 +22,7 @@ LARGE = {"low": 1e-4, "high": 1e-1}
 def shared(record: Record, launcher: Any) -> Dispatcher:
     """A dispatcher that puts three small experiments into each of two drivers."""
     places = DriverPlaces(experiments=3, drivers=2)
-    return Dispatcher(record, 6, places, launcher=launcher, options=OPTIONS, problem=None)
+    return Dispatcher(record, 6, places=places, launcher=launcher, options=OPTIONS, problem=None)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_the_one_that_ends_drivers_fails_and_the_others_do_not(record, launcher,
     clock = iter(range(0, 10**9, 1000))
     places = DriverPlaces(experiments=3, drivers=6)
     dispatcher = Dispatcher(
-        record, 6, places, launcher=launcher, options=OPTIONS, clock=lambda: next(clock)
+        record, 6, places=places, launcher=launcher, options=OPTIONS, clock=lambda: next(clock)
     )
     poison, *others = [post() for _ in range(3)]
     dispatcher.tick()
@@ -181,7 +181,8 @@ def test_a_driver_that_takes_no_other_one_is_not_tried_again(shared, launcher, p
 def test_after_a_death_that_is_nobodys_fault_they_share_again(record, launcher, post, error):
     now = [0.0]
     dispatcher = Dispatcher(
-        *(record, 6, DriverPlaces(3, 2)),
+        *(record, 6),
+        places=DriverPlaces(3, 2),
         launcher=launcher,
         options=OPTIONS,
         clock=lambda: now[0],

@@ -139,6 +139,9 @@ DAMAGES: dict[str, Callable[[Store], None]] = {
     "a digit of the curve": edit(CURVE, another_digit),
     "an end of a line": edit(CURVE, lambda content: content.replace(b"\n", b" ", 1)),
     "half a curve": edit(CURVE, lambda content: content[: len(content) // 2]),
+    "whole lines of the curve": edit(
+        CURVE, lambda content: content[: content[:-1].rfind(b"\n") + 1]
+    ),
     "no curve": remove(CURVE),
     "no newest checkpoint": remove("step"),
     "no whole checkpoint": garble_checkpoints,

@@ -481,11 +481,14 @@ class ObjectStore(Store):
         read = b""
         for part in head.parts:
             try:
-                read += self._get(folder / part.file)
+                found = self._get(folder / part.file)
             except FileNotFoundError:
                 if self._see(folder)[0].number != head.number:
                     raise  # merged since by a newer head
                 break
+            read += found
+            if len(found) != part.bytes:
+                break  # it lacks whole lines, or has others: what follows would be out of place
         return read
 
     def _read_parts(self, folder: Path, head: _ObjectHead, offset: int) -> bytes:
