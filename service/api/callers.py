@@ -122,16 +122,7 @@ def enter_deed(request: Request, audit: Audit, rows: Rows, detail: str) -> None:
 
     `Access` writes the entries of all other requests, each in a transaction of its own.
     """
-    caller: Caller = request.state.caller
-    audit.add(
-        f"{request.method} {request.url.path}",
-        user=caller.user,
-        token=caller.token,
-        address=caller.address,
-        refused=False,
-        detail=detail,
-        within=rows,
-    )
+    _enter(request, audit, detail, rows)
     request.state.is_entered = True
 
 
@@ -142,15 +133,22 @@ def enter_bulk(
     tell_audit(request, f"{action} {', '.join(done)}")
     request.state.is_entered = not done
     if refused:
-        caller: Caller = request.state.caller
-        audit.add(
-            f"{request.method} {request.url.path}",
-            user=caller.user,
-            token=caller.token,
-            address=caller.address,
-            refused=True,
-            detail=f"{action} {', '.join(refused)}: of another user",
-        )
+        _enter(request, audit, f"{action} {', '.join(refused)}: of another user", refused=True)
+
+
+def _enter(
+    request: Request, audit: Audit, detail: str, within: Rows | None = None, refused: bool = False
+) -> None:
+    caller: Caller = request.state.caller
+    audit.add(
+        f"{request.method} {request.url.path}",
+        user=caller.user,
+        token=caller.token,
+        address=caller.address,
+        refused=refused,
+        detail=detail,
+        within=within,
+    )
 
 
 def find_scope(route: RouteContext) -> ScopeName | None:

@@ -99,11 +99,7 @@ TEMPLATES.globals |= {"plotly": PLOTLY_NAME, "ACTIONS": ACTIONS, "ENDED": ENDED}
 
 
 class PageRoute(APIRoute):
-    """A route whose errors are pages, too; HEAD is answered as GET, without the body."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.methods = {*(self.methods or ()), "HEAD"}  # the server leaves the body out
+    """A route whose errors are pages, too."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = super().get_route_handler()
