@@ -255,6 +255,17 @@ def test_a_trial_without_a_conditional_setting_reaches_the_metric(browser, serve
     assert "not set" in text_of(browser, "#parallel .drawing")
 
 
+def test_a_setting_with_one_value_has_one_mark(browser, serve, ledger, settings):
+    ledger.open(8, "lstm", {"optimizer.lr": 1e-3, "model.forget_bias": 2.5}, {}, "h8")
+    result = summarise([seed_result(0, 0.05, "completed")])
+    ledger.finish(8, ledger.begin(8), "completed", result)
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    find(browser, "#parallel:not([hidden]) .scatterlayer path.js-line")
+    marks = "return document.querySelector('#parallel .drawing').layout.annotations"
+    found = browser.execute_script(f"{marks}.map(({{x, text}}) => [x, text])")
+    assert [text for x, text in found if x == 1] == ["2.5", "not set"]
+
+
 def test_a_trial_shows_each_metric(browser, serve, ledger):
     here = f"{serve()}/experiments/{ledger.experiment_id}/trials/0"
     browser.get(here)

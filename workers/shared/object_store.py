@@ -166,8 +166,8 @@ class ObjectStore(Store):
             return getattr(import_module(library.module), library.name)(use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise StoreAwayError(
-                f"cannot use EIGENSWEEP_STORAGE={self.url}: {error}. Install "
-                f"eigensweep[{library.extra}] on every node"
+                f"cannot use EIGENSWEEP_STORAGE={self.url}: {error}. On every node "
+                f"run pip install '.[{library.extra}]' in a checkout of Eigensweep"
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:

@@ -111,7 +111,8 @@ function scale(values) {
     const floor = power ? floorOf(known) : -Infinity; // zeros stand there
     const f = power ? (value) => Math.log10(Math.max(value, floor)) : (value) => value;
     const low = f(Math.min(...known));
-    const span = f(Math.max(...known)) - low || 1;
+    const span = f(Math.max(...known)) - low;
+    if (!span) return { at: () => 0.5, marks: [[0.5, known[0]]] }; // one value has no scale
     const marks = [0, 0.5, 1].map((at) => [at, power ? 10 ** (low + at * span) : low + at * span]);
     return { at: (value) => (f(value) - low) / span, marks };
   }
@@ -156,7 +157,7 @@ function drawParallel(mine, varied) {
       traces: traces.reverse(),
       layout: {
         xaxis: {
-          range: [-0.15, columns.length - 0.6],
+          range: [-0.4, columns.length - 0.6],
           tickvals: columns.map((_, place) => place),
           ticktext: columns.map(([name]) => plain(name)),
           zeroline: false,
@@ -188,7 +189,7 @@ function drawHistory(mine) {
   if (figure.hidden) return;
   const values = ended.map((point) => point.value);
   const soFar = values.map((_, at) => best(values.slice(0, at + 1)));
-  const power = isWide(values);
+  const power = isWide(values, 10);
   const lift = power ? (value) => Math.max(value, floorOf(values)) : (value) => value;
   draw(figure.querySelector(".drawing"), () => {
     const tone = colour(arms.indexOf(mine[0].arm));

@@ -24,7 +24,7 @@ export function scaleOf(values, power = isWide(values)) {
   if (!power) return { type: "linear" };
   const above = positive(values);
   const span = Math.max(...above) / Math.min(...above);
-  return { type: "log", tickformat: "~g", dtick: span > 100 ? 1 : "D2" };
+  return { type: "log", tickformat: "~g", dtick: span > 30 ? 1 : "D2" };
 }
 
 export function axis(title, extra = {}) {
