@@ -124,7 +124,8 @@ class Access:
                 "accept", ""
             ):
                 request.state.told = str(error)
-                return sessions.ask_to_sign_in()
+                place = request.url.replace(scheme="", netloc="", fragment="")
+                return sessions.ask_to_sign_in(place=str(place))
             return _refuse(request, 401, str(error), {"WWW-Authenticate": "Bearer"})
         request.state.caller = caller
         if (pause := self._rates.count(caller.user, caller.token or "", address)) is not None:
@@ -163,7 +164,7 @@ class Access:
         except UnknownCallerError as error:
             self._rates.count_failure(address or "")
             request.state.told = str(error)
-            return sessions.ask_to_sign_in(str(error))
+            return sessions.ask_to_sign_in(str(error), place=place)
         request.state.caller = Caller(grant.user, grant.scope, grant.token_id, address)
         request.state.told = "signed in"
         return sessions.lead_back(

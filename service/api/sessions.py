@@ -48,7 +48,7 @@ PAGE: Final = f"""<!doctype html>
 <form method="post" action="{PLACE}" class="stack">
 <label for="token">Your token, or the value of EIGENSWEEP_TOKEN</label>
 <input id="token" type="password" name="token" autocomplete="current-password" autofocus required>
-<input type="hidden" name="place" value="/"> <button class="primary">Sign in</button>
+<input type="hidden" name="place" value="%s"> <button class="primary">Sign in</button>
 </form></main></body></html>
 """
 
@@ -111,10 +111,12 @@ def read_cookie(cookies: str) -> tuple[str, str] | None:
     return None if found is None else (found.value, found.value.partition(".")[0])
 
 
-def ask_to_sign_in(words: str = "Sign in to see this page.", status: int = 401) -> Response:
-    """Return the page with the form."""
+def ask_to_sign_in(
+    words: str = "Sign in to see this page.", status: int = 401, *, place: str = "/"
+) -> Response:
+    """Return the page with the form, which leads to `place`."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    return HTMLResponse(PAGE % escape(words), status, headers | PAGE_HEADERS)
+    return HTMLResponse(PAGE % (escape(words), escape(place)), status, headers | PAGE_HEADERS)
 
 
 async def read_form(request: Request) -> tuple[str, str]:

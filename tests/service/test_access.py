@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -128,6 +130,15 @@ class TestSessions:
         assert "samesite=strict" in cookie.lower()
         assert client.get("/mlflow/").status_code == 200
         assert client.get("/v1/models").status_code == 200
+
+    def test_a_mistyped_token_does_not_lose_the_page_that_was_asked_for(self, make_client):
+        client, wanted = make_client(), '/experiments/e1/trials?state=failed&arm="a b"'
+        form = client.get(wanted, headers={"Accept": "text/html"})
+        for token, status in (("mistyped", 401), ("again", 401), (TOKEN, 303)):
+            (place,) = re.findall(r'name="place" value="([^"]*)"', form.text)
+            form = client.post("/session", data={"token": token, "place": html.unescape(place)})
+            assert form.status_code == status
+        assert form.headers["location"] == wanted.replace('"', "%22").replace(" ", "%20")
 
     @pytest.mark.parametrize("given", ["", "wrong", "ä", "x" * 100_000])
     def test_a_wrong_token_gives_no_session(self, make_client, given):

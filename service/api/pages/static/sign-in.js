@@ -1,2 +1,2 @@
-// After signing in, the browser comes back to this page.
-document.forms[0].place.value = location.pathname + location.search + location.hash;
+// After signing in, the browser comes back to this page; of its address only the browser knows the end.
+document.forms[0].place.value += location.hash;
