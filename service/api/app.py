@@ -130,7 +130,14 @@ def create_app(
     answer_errors(app)
     if traces.is_on():
         app.add_middleware(RequestSpans)
-    app.add_middleware(BodyLimits)
+    find_scope = require_scopes(app, PUBLIC | DOCS)
+    app.add_middleware(
+        BodyLimits,
+        find_scope=lambda method, path: (
+            find_scope(method, path) or mlflow_proxy.find_scope(method, path)
+        ),
+        refuse=mlflow_proxy.answer_refusal,
+    )
     service: Service = app.state.service
     app.add_middleware(
         Access,
@@ -142,7 +149,6 @@ def create_app(
     app.add_middleware(SafeHeaders)
     app.add_middleware(Latencies)
     app.add_middleware(Heads)  # the last one is the first to see a request
-    require_scopes(app, PUBLIC | DOCS)
     return app
 
 

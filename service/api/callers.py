@@ -6,7 +6,7 @@ it needs by a dependency: `READ`, `SUBMIT` or `ADMIN`, or a parameter of the typ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -18,12 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eigensweep.service.record.accounts import SCOPES, ScopeName, includes
 from eigensweep.service.record.audit import Audit
-from eigensweep.service.record.errors import NotAllowedError
+from eigensweep.service.record.errors import NotOwnerError, ScopeError
 from eigensweep.service.record.rows import Rows
 from eigensweep.service.record.tables import OPERATOR
 
 READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 """Methods that change nothing."""
+FindScope = Callable[[str, str], ScopeName | None]
+"""Says which scope a request with a body needs, by method and path; None: no route takes it."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class Caller:
         """Refuse a caller whose scope is not enough.
 
         Raises:
-            NotAllowedError: names the scope that is needed.
+            ScopeError: names the scope that is needed.
         """
         if not self.may(needed):
-            raise NotAllowedError(
+            raise ScopeError(
                 f"this needs a token with scope '{needed}'; yours, of user '{self.user}', has "
                 f"scope '{self.scope}'"
             )
@@ -60,10 +62,10 @@ class Caller:
         """Refuse a caller who may not change what belongs to another user.
 
         Raises:
-            NotAllowedError: names the owner.
+            NotOwnerError: names the owner.
         """
         if not self.owns(owner):
-            raise NotAllowedError(
+            raise NotOwnerError(
                 f"{what} belongs to user '{owner}': this needs a token of that user, or one with "
                 f"scope 'admin'; yours is of user '{self.user}'"
             )
@@ -85,7 +87,7 @@ class Needs:
         """Return the caller.
 
         Raises:
-            NotAllowedError: if the caller's scope is not enough.
+            ScopeError: if the caller's scope is not enough.
         """
         return require(request, self.scope)
 
@@ -103,7 +105,7 @@ def require(request: Request, needed: ScopeName) -> Caller:
     """Return the caller of a request, for which the largest `needed` is kept.
 
     Raises:
-        NotAllowedError: if the caller's scope is not enough.
+        ScopeError: if the caller's scope is not enough.
     """
     caller: Caller = request.state.caller
     before: ScopeName = getattr(request.state, "needed", "read")
@@ -163,20 +165,31 @@ def find_scope(route: RouteContext) -> ScopeName | None:
     return max(found, key=SCOPES.index, default=None)
 
 
-def require_scopes(app: FastAPI, open_paths: frozenset[str]) -> None:
-    """Refuse to make an application that has a route without a scope.
+def require_scopes(app: FastAPI, open_paths: frozenset[str]) -> FindScope:
+    """Refuse to make an application that has a route without a scope; return what finds scopes.
 
     Raises:
         RuntimeError: names the route.
     """
+    changing = []
     for route in iter_route_contexts(app.routes):
-        is_ours = isinstance(route.original_route, APIRoute)
-        if is_ours and route.path not in open_paths and find_scope(route) is None:
+        if not isinstance(route.original_route, APIRoute) or route.path in open_paths:
+            continue
+        needed, methods = find_scope(route), route.methods or set()
+        if needed is None:
             raise RuntimeError(
-                f"the route {sorted(route.methods or ())} {route.path} does not say which scope it "
+                f"the route {sorted(methods)} {route.path} does not say which scope it "
                 "needs: give it the dependency READ, SUBMIT or ADMIN of eigensweep.service.api."
                 "callers"
             )
+        if not methods <= READING:
+            changing.append((methods, route.path_regex, needed))
+
+    def find(method: str, path: str) -> ScopeName | None:
+        fitting = (s for methods, place, s in changing if method in methods and place.match(path))
+        return next(fitting, None)
+
+    return find
 
 
 def _list_scopes(route: Any) -> Iterator[ScopeName]:

@@ -35,12 +35,16 @@ from eigensweep.service.record.errors import (
     NotAllowedError,
     NotFoundError,
     NotLeadingError,
+    NotOwnerError,
+    QuotaExceededError,
+    ScopeError,
 )
 from eigensweep.workers.shared.durable_files import StorageError
 
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
+URN: Final = "urn:eigensweep:problem:"
 
 
 class NotInCatalogueError(NotFoundError):
@@ -69,6 +73,16 @@ STATUS: Final[dict[type[Exception], int]] = {
     StorageError: 503,
     BusyError: 503,
 }
+KINDS: Final[dict[type[Exception], str]] = {
+    ScopeError: "scope-too-small",
+    NotOwnerError: "of-another-user",
+    QuotaExceededError: "quota-exceeded",
+    IdempotencyKeyReusedError: "idempotency-key-reused",
+    NotLeadingError: "not-leading",
+    StorageError: "store-away",
+    BusyError: "busy",
+}
+"""How the `type` of a problem ends where the status does not say enough; else as its title."""
 
 
 class ProblemItem(BaseModel):
@@ -84,7 +98,7 @@ class ProblemItem(BaseModel):
 class Problem(BaseModel):
     """An error, for people (`detail`, `errors`) and for programs (`type`, `status`)."""
 
-    type: str
+    type: str = Field(description="A URN; its last part is for programs")
     title: str
     status: int
     detail: str
@@ -132,14 +146,15 @@ def problem(
     errors: Sequence[ProblemItem] = (),
     headers: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
+    kind: str | None = None,
 ) -> Response:
     """Return an error as problem+json; fields of `errors` that are None are left out.
 
-    `more` are members for readers of other kinds of errors.
+    `more` are members for readers of other kinds of errors. `kind` is one of `KINDS`.
     """
     title = _title(status)
     content = Problem(
-        type=f"urn:eigensweep:problem:{title.lower().replace(' ', '-')}",
+        type=f"{URN}{kind or title.lower().replace(' ', '-')}",
         title=title,
         status=status,
         detail=detail,
@@ -156,10 +171,12 @@ def answer_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer_error)
 
 
-def answer_error(request: Request, error: Exception) -> Response:
-    """Return the answer to a request that raised `error`, as problem+json."""
+def answer_error(
+    request: Request, error: Exception, more: Mapping[str, str] | None = None
+) -> Response:
+    """Return the answer to a request that raised `error`; `more` as in `problem`."""
     if isinstance(error, tuple(STATUS)):
-        return _answer_known_error(request, error)
+        return _answer_known_error(request, error, more)
     if isinstance(error, RequestValidationError):
         return _answer_invalid_request(request, error)
     if isinstance(error, HTTPException):
@@ -175,8 +192,12 @@ def _title(status: int) -> str:
     )
 
 
-def _answer_known_error(request: Request, error: Exception) -> Response:
-    status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+def _answer_known_error(
+    request: Request, error: Exception, more: Mapping[str, str] | None
+) -> Response:
+    bases = type(error).__mro__
+    status = next(STATUS[base] for base in bases if base in STATUS)
+    kind = next((KINDS[base] for base in bases if base in KINDS), None)
     if isinstance(error, NotAllowedError):
         request.state.told = str(error)  # for the audit log
     words, found = str(error), []
@@ -188,7 +209,7 @@ def _answer_known_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, IdempotencyKeyReusedError):
         found = [ProblemItem(path="Idempotency-Key", message=words)]
     headers = {"Retry-After": "5"} if status == 503 else None
-    return problem(status, _summarise(found) or words, found, headers)
+    return problem(status, _summarise(found) or words, found, headers, more, kind)
 
 
 def _answer_invalid_request(request: Request, error: RequestValidationError) -> Response:

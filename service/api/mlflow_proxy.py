@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from eigensweep.service.api.callers import READING, Caller, require, tell_audit
-from eigensweep.service.api.errors import ProblemItem, problem
+from eigensweep.service.api.errors import ProblemItem, answer_error, problem
 from eigensweep.service.api.mlflow_requests import (
     CHANGES,
     GRAPHQL,
@@ -29,6 +29,7 @@ from eigensweep.service.api.mlflow_requests import (
     is_read,
     name_request,
 )
+from eigensweep.service.record.accounts import ScopeName
 from eigensweep.service.record.errors import NotAllowedError
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow
@@ -82,7 +83,7 @@ class MlflowProxy:
         except ClientDisconnect:
             return
         except NotAllowedError as error:
-            answer = _refuse(request, str(error))
+            answer = answer_refusal(request, error)
         except _WrongBodyError as error:
             answer = problem(422, str(error), [ProblemItem(path="", message=str(error))])
         except (httpx2.HTTPError, TimeoutError) as error:
@@ -197,6 +198,23 @@ class MlflowProxy:
         return response
 
 
+def find_scope(method: str, path: str) -> ScopeName | None:
+    """Return the scope of who may send a body to a path below `PLACE`; None: it reads none there.
+
+    >>> find_scope("POST", "/mlflow/api/2.0/mlflow/runs/search")
+    'read'
+    >>> find_scope("POST", "/mlflow/api/2.0/mlflow/runs/log-batch") is None
+    True
+    """
+    place, _, asked = path.partition(PLACE)
+    if place or method != "POST":
+        return None
+    change = CHANGES.get(name_request(asked) or "")
+    if change is not None:
+        return change.scope
+    return "read" if is_read(method, asked) else None
+
+
 async def _read_body(request: Request) -> Json:
     """Return a body, whose size and kind `BodyLimits` has checked."""
     try:
@@ -208,10 +226,11 @@ async def _read_body(request: Request) -> Json:
     return content
 
 
-def _refuse(request: Request, words: str) -> Response:
-    """Return a refusal that MLflow's pages show, too."""
-    tell_audit(request, words)
-    return problem(403, words, more={"error_code": "PERMISSION_DENIED", "message": words})
+def answer_refusal(request: Request, error: NotAllowedError) -> Response:
+    """Return the answer to who may not do something; MLflow's pages show one below `PLACE`, too."""
+    is_here = request.scope["path"].startswith(f"{PLACE}/")
+    more = {"error_code": "PERMISSION_DENIED", "message": str(error)} if is_here else None
+    return answer_error(request, error, more)
 
 
 def _is_handed_on(header: str) -> bool:

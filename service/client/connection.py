@@ -46,6 +46,11 @@ class RefusedError(Exception):
         super().__init__(status, problem)
 
     @property
+    def kind(self) -> str:
+        """What it is, for programs: the end of the problem's `type`, such as `quota-exceeded`."""
+        return str(self.problem.get("type") or "").rpartition(":")[2]
+
+    @property
     def errors(self) -> list[JsonObject]:
         """One entry for each wrong field: path, message, and what was expected."""
         return self.problem.get("errors") or []

@@ -50,7 +50,7 @@ def connect(url: str | None, as_json: bool = False) -> Iterator[Client]:
         fail(f"error: {error}", problem, as_json, BAD_INPUT)
     except RefusedError as error:
         words = f"error: {error}"
-        if error.status == 401 or (error.status == 403 and "scope" in str(error)):
+        if error.kind in ("unauthorized", "scope-too-small"):
             words += "\n  the token is read from EIGENSWEEP_TOKEN, or from the file of --token-file"
         code = BAD_INPUT if 400 <= error.status < 500 else FAILURE
         fail(words, {"status": error.status, **error.problem}, as_json, code)

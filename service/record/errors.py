@@ -43,6 +43,14 @@ class NotAllowedError(PermissionError):
     """Who asks is known, and may not do this; the message says what it would need."""
 
 
+class ScopeError(NotAllowedError):
+    """The scope of the token is not enough."""
+
+
+class NotOwnerError(NotAllowedError):
+    """It belongs to another user."""
+
+
 class QuotaExceededError(NotAllowedError):
     """The user's quota does not allow one more experiment, or not one of this size."""
 

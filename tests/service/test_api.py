@@ -25,6 +25,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api import store_probe
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.callers import Caller
 from eigensweep.service.api.comparison import Comparison
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.paging import encode
@@ -282,7 +283,8 @@ class TestRefusals:
             return pieces.pop() if pieces else {"type": "http.disconnect"}
 
         scope = {"type": "http", "method": "POST", "path": "/v1/experiments/e1/cancel"}
-        anyio.run(BodyLimits(act), {**scope, "headers": []}, receive, receive)
+        scope |= {"headers": [], "state": {"caller": Caller("operator", "admin", None, None)}}
+        anyio.run(BodyLimits(act, lambda *_: "submit"), scope, receive, receive)
         assert reached == []
 
     @pytest.mark.parametrize("announced", [True, False])

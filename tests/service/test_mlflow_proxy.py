@@ -99,6 +99,14 @@ def test_what_changes_something_in_mlflow_is_refused_but_for_names_notes_and_tag
     assert passes["root"] == READ_WITH_A_BODY | OF_ONES_OWN | OF_ADMINS
 
 
+def test_what_a_scope_does_not_allow_is_refused_as_mlflow_shows_it(make_ask):
+    reader = make_ask(Mlflow("http://127.0.0.1:9", "/mlflow", "the secret"))("reader")
+    told = reader.post("/mlflow/ajax-api/2.0/mlflow/runs/set-tag", json={}).json()
+    assert told["error_code"] == "PERMISSION_DENIED"
+    assert told["message"] == told["detail"]
+    assert told["type"] == "urn:eigensweep:problem:scope-too-small"
+
+
 def test_nothing_is_handed_on_that_only_looks_like_a_read(make_ask):
     client = make_ask(Mlflow("http://127.0.0.1:9", "/mlflow", "the secret"))("root")
     for method, path in (

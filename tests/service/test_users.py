@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import uvicorn
 from pydantic import SecretStr, ValidationError
@@ -257,6 +258,7 @@ class TestQuotas:
         assert boss.post("/v1/users/anna/quotas", json=quotas).status_code == 200
         answer = anna.post("/v1/experiments", json=spec())
         assert answer.status_code == 403
+        assert answer.json()["type"] == "urn:eigensweep:problem:quota-exceeded"
         assert words in answer.json()["detail"]
         assert anna.get("/v1/experiments").json()["items"] == []
         post(of("bob"), spec())  # it is nobody else's
@@ -651,6 +653,31 @@ class TestCommands:
         monkeypatch.setenv("EIGENSWEEP_TOKEN_FILE", "")
         alone = run("--url", address, "user", "list")
         assert (alone.exit_code, "--token-file" in alone.output) == (2, True)
+
+    def test_a_refusal_speaks_of_the_token_where_that_is_the_reason(
+        self, run, address, accounts, spec, tmp_path
+    ):
+        accounts.create_user("anna", Quotas(max_experiments=0))
+        ben = accounts.create_token("ben", "submit", None)
+        file, body = tmp_path / "token", tmp_path / "spec.json"
+        body.write_text(json.dumps(spec(name="a scope of rates")))
+
+        def run_as(token: str, *words: str) -> tuple[str, bool]:
+            file.write_text(token)
+            file.chmod(0o600)
+            done = run("--token-file", str(file), "--url", address, *words)
+            assert done.exit_code == 2, done.output
+            return done.output, "the token is read from" in done.output
+
+        mine = accounts.create_token("anna", "submit", None).token
+        assert run_as(mine, "submit", str(body))[1] is False  # the quota
+        post = {"Authorization": f"Bearer {ben.token}"}
+        here = httpx2.post(f"{address}/v1/experiments", json=spec(), headers=post).json()["id"]
+        told, speaks = run_as(mine, "prioritize", here, "3")
+        assert (speaks, "belongs to user 'ben'" in told) == (False, True)
+        reader = accounts.create_token("carl", "read", None).token
+        assert run_as(reader, "submit", str(body))[1] is True
+        assert run_as("mistyped", "submit", str(body))[1] is True
 
     @pytest.mark.parametrize(
         ("words", "told"),
