@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 import s3
 import torch
@@ -28,8 +30,16 @@ from eigensweep.service.command import cli
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.engine.replicates import open_attempt
-from eigensweep.workers.shared.checkpoints import open_store, trial_key
+from eigensweep.workers.shared.checkpoints import (
+    BEST,
+    PIECE,
+    open_store,
+    pack,
+    replicate_key,
+    trial_key,
+)
 from eigensweep.workers.shared.messages import Source
+from eigensweep.workers.shared.object_store import ObjectStore
 from eigensweep.workers.trial.weights import NoWeightsError
 
 SPEC: dict[str, Any] = {
@@ -130,6 +140,48 @@ class TestTheRoute:
         assert answer.headers["Content-Type"] == "application/octet-stream"
         name = f"{ledger.experiment_id}-0-seed-1-best.pt"
         assert answer.headers["Content-Disposition"] == f'attachment; filename="{name}"'
+
+    @pytest.mark.parametrize("which", ["best", "last"])
+    def test_never_holds_a_whole_file(self, client, ledger, settings, which, monkeypatch):
+        store, key = open_store(settings.storage_folder), replicate_key(ledger.experiment_id, 0, 0)
+        large = {"weights": torch.rand(12 * PIECE)}  # 48 MiB
+        if which == "best":
+            store.keep_file(key, 1, BEST, pack(large))
+        else:
+            store.commit(key, 1, 21, large, [])
+        path = f"/v1/experiments/{ledger.experiment_id}/trials/0/weights"
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [],
+                 "query_string": f"which={which}".encode(), "client": ("127.0.0.1", 1)}  # fmt: skip
+        sizes: list[int] = []
+        told: dict[bytes, bytes] = {}
+        most = 0
+        whole = ObjectStore._get
+
+        def refuse_weights(store: ObjectStore, path: Path) -> bytes:
+            assert path.suffix != ".pt", "a file of weights is asked for in parts"
+            return whole(store, path)
+
+        monkeypatch.setattr(ObjectStore, "_get", refuse_weights)
+
+        async def receive() -> Any:
+            await anyio.sleep_forever()
+
+        async def send(message: Any) -> None:
+            nonlocal most
+            if message["type"] == "http.response.start":
+                told.update(message["headers"])
+            most = max(most, tracemalloc.get_traced_memory()[0])
+            sizes.append(len(message.get("body", b"")))
+
+        tracemalloc.start()
+        try:
+            anyio.run(client.app, scope, receive, send)
+        finally:
+            tracemalloc.stop()
+        assert sum(sizes) == int(told[b"content-length"]) > 48 * PIECE
+        assert max(sizes) <= PIECE
+        if settings.storage is None:  # the memory of an object store's server is this process's
+            assert most < 24 * PIECE
 
     def test_says_what_is_missing(self, client, ledger, settings):
         here = f"/v1/experiments/{ledger.experiment_id}/trials"

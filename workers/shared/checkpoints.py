@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, TypeVar
+from typing import IO, Any, Final, Literal, Protocol, Self, TypeVar
 
 from eigensweep.workers.shared.durable_files import (
     DamagedError,
@@ -84,6 +84,11 @@ KEPT = 2
 
 BEST = "best.pt"
 """The file with the weights of the best evaluation."""
+
+PIECE: Final = 1024 * 1024
+"""Bytes of a file that is read piece by piece."""
+
+DAMAGED: Final = "checkpoint damaged, falling back path=%s step=%d"
 
 STEP_FILE = re.compile(r"step-(?P<step>\d+)-(?P<commit>\d+)(?:-\d+)?\.pt")
 CURVE_FILE = re.compile(r"curve(?:-\d+)?\.jsonl")
@@ -237,6 +242,7 @@ class _Head:
 
 
 H = TypeVar("H", bound=_Head)
+T = TypeVar("T")
 
 
 class Store:
@@ -323,16 +329,22 @@ class Store:
         folder = self._folder(key)
         if not self._head(folder).checkpoints:
             return None
-        found = self._newest_content(folder)
+        found = self._newest(folder, self._content)
         if found is None:
             return None
         checkpoint, content = found
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return Snapshot(checkpoint.step, state, self.points(key))
 
-    def newest_file(self, key: str) -> bytes | None:
-        """Return what is in the newest undamaged checkpoint of `key`; None if there is none."""
-        found = self._newest_content(self._folder(key))
+    def open_newest(self, key: str) -> IO[bytes] | None:
+        """Open the newest undamaged checkpoint of `key`; None if there is none.
+
+        It can be read to its end also if it is removed meanwhile, in a folder. None of it is kept.
+
+        Raises:
+            StorageError: if it cannot be read.
+        """
+        found = self._newest(self._folder(key), self._open_whole)
         return None if found is None else found[1]
 
     def best(self, key: str) -> StateDict | None:
@@ -481,7 +493,7 @@ class Store:
         name, folder, source = f"{step} {source_key}", self._folder(key), self._folder(source_key)
         if self._see(folder)[0].taken_over == name:
             return
-        found = self._newest_content(source)
+        found = self._newest(source, self._content)
 
         def change(head: _Head) -> _Head:
             after = replace(head, commits=head.commits + 1, checkpoints=(), taken_over=name)
@@ -597,7 +609,16 @@ class Store:
             FileNotFoundError: if there is none.
             StorageError: if it cannot be read.
         """
-        return self.read_file(f"{key}/{name}")
+        return self.read_file(self._kept_file(key, name))
+
+    def open_kept(self, key: str, name: str) -> IO[bytes]:
+        """Open the same file, for who reads it piece by piece.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            StorageError: if it cannot be read.
+        """
+        return self._open(self.root / self._kept_file(key, name))
 
     def kept_path(self, key: str, name: str, scratch: Path) -> Path:
         """Return where a file lies that `keep_file` wrote; one of an object store in `scratch`.
@@ -793,13 +814,44 @@ class Store:
         except FileNotFoundError:
             return None
 
-    def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
-        """Return the newest undamaged checkpoint of a folder, and what is in it."""
+    def _newest(
+        self, folder: Path, read: Callable[[Path, _Checkpoint], T | None]
+    ) -> tuple[_Checkpoint, T] | None:
+        """Return the newest checkpoint of a folder of which `read` finds something, and that."""
         with hold_lock(folder):
             for checkpoint in self._see(folder)[0].checkpoints:
-                content = self._content(folder, checkpoint)
+                content = read(folder, checkpoint)
                 if content is not None:
                     return checkpoint, content
+        return None
+
+    def _kept_file(self, key: str, name: str) -> str:
+        """Return the path in the store of a file that `keep_file` wrote."""
+        return f"{key}/{name}"
+
+    def _open(self, path: Path) -> IO[bytes]:
+        try:
+            return path.open("rb")
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+
+    def _open_whole(self, folder: Path, checkpoint: _Checkpoint) -> IO[bytes] | None:
+        """Open a checkpoint that is undamaged; None if it is not."""
+        path, crc = folder / checkpoint.file, 0
+        try:
+            file = self._open(path)
+            while piece := file.read(PIECE):
+                crc = zlib.crc32(piece, crc)
+            if crc == checkpoint.crc:
+                return file
+            file.close()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+        logger.warning(DAMAGED, path, checkpoint.step)
         return None
 
     def _folder(self, key: str) -> Path:
@@ -831,7 +883,7 @@ class Store:
             pass
         except OSError as error:
             raise storage_error("read", path, error) from error
-        logger.warning("checkpoint damaged, falling back path=%s step=%d", path, checkpoint.step)
+        logger.warning(DAMAGED, path, checkpoint.step)
         return None
 
     def _clean(self, folder: Path, head: _Head) -> None:

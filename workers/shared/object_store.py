@@ -36,10 +36,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import IO, Any, Final, NamedTuple, NoReturn, Self, TypeVar
 
 from eigensweep.workers.shared.checkpoints import (
     BEST,
+    DAMAGED,
     DAMAGED_CURVE,
     DAMAGED_HEAD,
     CurvePoint,
@@ -60,12 +61,15 @@ from eigensweep.workers.shared.checkpoints import (
 )
 from eigensweep.workers.shared.durable_files import (
     DamagedError,
+    StorageError,
     StoreAwayError,
     StoreKeysError,
     write_whole,
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class _Library(NamedTuple):
@@ -107,6 +111,9 @@ MOST_TRIES: Final = 50
 
 KEPT_FILE: Final = re.compile(r"(?P<stem>.+?)(?:-(?P<attempt>\d+))?(?P<kind>\.\w+)")
 """The name of an object that an attempt keeps; older versions did not say which attempt."""
+
+BLOCK: Final = 4 * 1024 * 1024
+"""Bytes that one request fetches of an object that is read piece by piece."""
 
 MARK_SECONDS: Final = 5.0
 """How long one relies on having seen a mark or none: each look is a request."""
@@ -214,7 +221,7 @@ class ObjectStore(Store):
         name = f"{step} {source_key}"
         if self._see(self._folder(key))[0].taken_over == name:
             return
-        found = self._newest_content(self._folder(source_key))
+        found = self._newest(self._folder(source_key), self._content)
 
         def make(head: _Head) -> _Change:
             check_attempt(key, head, attempt)
@@ -292,14 +299,6 @@ class ObjectStore(Store):
         check_attempt(key, self._head(self._folder(key)), attempt)
         stem, _, kind = name.rpartition(".")
         self.write_file(f"{key}/{stem}-{attempt}.{kind}", content)
-
-    def read_kept(self, key: str, name: str) -> bytes:
-        folder, _, file = name.rpartition("/")
-        place = f"{key}/{folder}" if folder else key
-        found = _find_kept(self.file_names(place)).get(file)
-        if not found:
-            raise FileNotFoundError(f"{self.place}/{key}/{name}")
-        return self.read_file(f"{place}/{found[-1]}")
 
     def kept_path(self, key: str, name: str, scratch: Path) -> Path:
         path = scratch / Path(name).name
@@ -444,11 +443,13 @@ class ObjectStore(Store):
     def _head(self, folder: Path) -> _ObjectHead:
         return self._look(folder)[0]
 
-    def _newest_content(self, folder: Path) -> tuple[_Checkpoint, bytes] | None:
+    def _newest(
+        self, folder: Path, read: Callable[[Path, _Checkpoint], T | None]
+    ) -> tuple[_Checkpoint, T] | None:
         head, seen = self._see(folder)[0], -1
         while head.number != seen:  # a newer head may have let a checkpoint go meanwhile
             for checkpoint in head.checkpoints:
-                content = self._content(folder, checkpoint)
+                content = read(folder, checkpoint)
                 if content is not None:
                     return checkpoint, content
             head, seen = self._see(folder)[0], head.number
@@ -460,9 +461,33 @@ class ObjectStore(Store):
             content = self._get(path)
             if zlib.crc32(content) == checkpoint.crc:
                 return content
-        words = "checkpoint damaged, falling back path=%s step=%d"
-        logger.warning(words, self._words(path), checkpoint.step)
+        logger.warning(DAMAGED, self._words(path), checkpoint.step)
         return None
+
+    def _kept_file(self, key: str, name: str) -> str:
+        folder, _, file = name.rpartition("/")
+        place = f"{key}/{folder}" if folder else key
+        found = _find_kept(self.file_names(place)).get(file)
+        if not found:
+            raise FileNotFoundError(f"{self.place}/{key}/{name}")
+        return f"{place}/{found[-1]}"
+
+    def _open(self, path: Path) -> IO[bytes]:
+        try:
+            opened: IO[bytes] = self._files.open(path.as_posix(), "rb", block_size=BLOCK)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            self._give_up("read", path, error)
+        return opened
+
+    def _open_whole(self, folder: Path, checkpoint: _Checkpoint) -> IO[bytes] | None:
+        try:
+            return super()._open_whole(folder, checkpoint)
+        except StorageError:
+            raise
+        except Exception as error:
+            self._give_up("read", folder / checkpoint.file, error)
 
     def _read_curve(self, folder: Path, head: _Head, offset: int) -> bytes:
         assert isinstance(head, _ObjectHead)

@@ -6,13 +6,15 @@ record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
+from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
@@ -32,7 +34,14 @@ from eigensweep.service.record.overviews import (
     list_reports,
 )
 from eigensweep.service.record.tables import Experiment, Report, Trial
-from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, Store, open_store, trial_key
+from eigensweep.workers.shared.checkpoints import (
+    BEST,
+    PIECE,
+    CurvePoint,
+    Store,
+    open_store,
+    trial_key,
+)
 from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import find_domain, summarize
@@ -341,12 +350,12 @@ def get_weights(
         raise WeightsNotFoundError(
             f"trial {number} has no seed {seed}; it has {', '.join(map(str, keys))}"
         )
-    store, content = _store(service), None
+    store, file = _store(service), None
     if which is Which.best:
         with suppress(FileNotFoundError):
-            content = store.read_kept(keys[chosen], BEST)
-    content = content or store.newest_file(keys[chosen])
-    if content is None:
+            file = store.open_kept(keys[chosen], BEST)
+    file = file or store.open_newest(keys[chosen])
+    if file is None:
         raise WeightsNotFoundError(
             f"the store has no {which} weights of trial {number} with seed {chosen}: they were "
             "removed (`eigensweep prune`), or it has not committed yet"
@@ -355,8 +364,16 @@ def get_weights(
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
         "X-Content-Type-Options": "nosniff",
+        "Content-Length": str(file.seek(0, os.SEEK_END)),
     }
-    return Response(content, headers=headers, media_type=PT)
+    return StreamingResponse(_read(file), headers=headers, media_type=PT)
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        file.seek(0)
+        while piece := file.read(PIECE):
+            yield piece
 
 
 def make_arms(experiment: Experiment, arms: Sequence[ArmRecord]) -> Arms:
