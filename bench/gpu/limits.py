@@ -196,7 +196,7 @@ def step_latency(n: int, sequences: int, rates: dict[str, float], plan: Plan) ->
     nearest = next(size for size in SCANNED if size >= n)
     one = rates.get(f"time step of a scan, n={nearest}, us", NODES * node)
     processors = kernels.count_processors(torch.device(plan.device)) if plan.on_gpu else 1
-    shape = scan.choose_shape(n, sequences, processors)
+    shape = scan.choose_shape(n, sequences, max(1, processors // scan.count_blocks(n)))
     blocks = -(-sequences // shape.rows) * shape.blocks
     return one * max(1, -(-blocks // processors))
 

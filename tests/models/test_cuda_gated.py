@@ -73,7 +73,9 @@ def kernel(kernels_folder):
 def on_cpu(kernel, monkeypatch):
     monkeypatch.setattr(cuda_gated, "launch", kernel.launch)
     monkeypatch.setattr(cuda_gated, "is_available", lambda steps, weights: True)
-    monkeypatch.setattr(kernels, "count_processors", lambda device: 16)
+    monkeypatch.setattr(
+        cuda_gated, "count_clusters", lambda cell, n, device: 16 // count_blocks(cell, n)
+    )
     return kernel
 
 
@@ -225,7 +227,7 @@ class TestChoice:
         finally:
             cuda_gated._is_loaded.cache_clear()
         assert loaded == set(shapes(Cell.GRU, [100]))
-        rows = {kernels.choose_rows(size, 2, 132) for size in range(1, 600)}
+        rows = {kernels.choose_rows(size, 66) for size in range(1, 600)}
         assert rows <= {shape.rows for shape in loaded}
 
     def test_without_a_gpu_the_backend_is_refused_with_words(self):
@@ -238,9 +240,36 @@ class TestChoice:
         assert not cuda_gated.is_available(LSTMSteps, (leaves[1],))
 
 
-@pytest.mark.gpu
+def kind_of(cell):
+    """Return the kernel's kind of a cell."""
+    name, variant, _ = cell
+    if name == "lstm":
+        kinds = {"diagonal": Cell.LSTM_DIAGONAL, "output_full": Cell.LSTM_FULL}
+        return kinds.get(variant, Cell.LSTM)
+    return Cell.GORU if name == "goru" else Cell.GRU_CHO if variant == "cho" else Cell.GRU
+
+
+def sizes_on_a_gpu(cell):
+    """Return sizes of each number of blocks, the largest that the kernel takes among them."""
+    largest = CLUSTERS[kind_of(cell)][-1][0]
+    return [n for n in (2, 64, 96, 128, 138, 192, 256) if n < largest] + [largest]
+
+
 @pytest.mark.parametrize("cell", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("n", [2, 64, 96, 128, 138, 192, 256, 320])
+def test_the_kernel_takes_every_size_that_is_tried_on_a_gpu(cell):
+    for n in sizes_on_a_gpu(cell):
+        count_blocks(kind_of(cell), n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "cell"),
+    [
+        pytest.param(n, cell, id=f"{name}-{n}")
+        for name, cell in KINDS.items()
+        for n in sizes_on_a_gpu(cell)
+    ],
+)
 def test_on_a_gpu_the_kernel_is_the_reference(n, cell):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")

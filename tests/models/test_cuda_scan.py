@@ -13,11 +13,11 @@ from cuda_program import OnCpu
 
 from eigensweep.models.recurrence import reference
 from eigensweep.models.recurrence.complex_reference import FORMS
-from eigensweep.models.recurrence.cuda import compiler, kernels, scan
-from eigensweep.models.recurrence.cuda.kernels import ROWS
+from eigensweep.models.recurrence.cuda import compiler, scan
 from eigensweep.models.recurrence.cuda.scan import (
     CLUSTERS,
     PAIRED_CLUSTERS,
+    ROWS,
     SOURCE,
     ScanShape,
     choose_shape,
@@ -32,6 +32,8 @@ PARAMETERS = (
 )
 SPILLING = {("sm_100", 480, 4): 28}
 """Bytes that the backward pass of paired units spills: a few, once a step, in one of 48 shapes."""
+MOST_SPILLED = 72
+"""Bytes that a thread may store and load again in a step where a cluster has five or six rows."""
 DEVICES = ("sm_80", "sm_90", "sm_100")
 
 
@@ -56,7 +58,7 @@ def kernel(kernels_folder):
 def on_cpu(kernel, monkeypatch):
     monkeypatch.setattr(scan, "launch", kernel.launch)
     monkeypatch.setattr(scan, "is_available", lambda W, activation: True)
-    monkeypatch.setattr(kernels, "count_processors", lambda device: 4)
+    monkeypatch.setattr(scan, "count_clusters", lambda n, activation, device: 4)
     return kernel
 
 
@@ -72,6 +74,31 @@ def draw(n, *, batch=3, steps=5, symbols=4, outputs=2):
     return x, [leaf.requires_grad_() for leaf in (*leaves, normal(batch, n))]
 
 
+def draw_pairs(n):
+    """Draw the same for units in pairs: both units of one have the same threshold."""
+    x, leaves = draw(n, batch=5, steps=4)
+    leaves = [leaf.detach() for leaf in leaves]
+    leaves[2] = leaves[2][::2].repeat_interleave(2)
+    return x, [leaf.requires_grad_() for leaf in leaves]
+
+
+def draw_stable(n):
+    """Draw what is compared on a GPU: float32 gives the digits of float64, up to rounding.
+
+    With W as `draw` makes it, states of some activations grow to 5e5 within 50 steps.
+    """
+    x, leaves = draw(n, batch=20, steps=50)
+    W = leaves[1].detach()
+    leaves[1] = (0.97 / torch.linalg.eigvals(W).abs().max() * W).requires_grad_()
+    return x, leaves
+
+
+def precise_results(x, leaves, activation):
+    """Return `results` of the loop in float64."""
+    leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    return results(recur, x, leaves, activation=activation, backend="torch")
+
+
 def results(run, x, leaves, **options):
     """Return logits, last state and the gradients of all leaves."""
     *others, h0 = leaves
@@ -80,7 +107,7 @@ def results(run, x, leaves, **options):
     return [logits, h, *gradients]
 
 
-TOLERANCE = 1e-4
+TOLERANCE, GPU_TOLERANCE = 1e-4, 2e-3
 
 
 class TestTheKernelIsTheReference:
@@ -107,10 +134,7 @@ class TestTheKernelIsTheReference:
     @pytest.mark.parametrize("activation", FORMS)
     @pytest.mark.parametrize("n", [6, 170])
     def test_for_units_in_pairs(self, on_cpu, n, activation):
-        x, leaves = draw(n, batch=5, steps=4)
-        leaves = [leaf.detach() for leaf in leaves]
-        leaves[2] = leaves[2][::2].repeat_interleave(2)  # both units of a pair have one threshold
-        leaves = [leaf.requires_grad_() for leaf in leaves]
+        x, leaves = draw_pairs(n)
         assert_close(
             results(recur, x, leaves, activation=activation, backend="cuda"),
             results(recur, x, leaves, activation=activation, backend="torch"),
@@ -144,7 +168,16 @@ class TestTheKernelIsTheReference:
             results(reference.recur, x, leaves, activation="relu"),
             TOLERANCE,
         )
-        assert on_cpu.shapes[-1].rows == 4
+        assert on_cpu.shapes[-1].rows == 3
+
+    def test_for_as_many_rows_as_a_cluster_may_take(self, on_cpu):
+        x, leaves = draw(33, batch=23)
+        assert_close(
+            results(recur, x, leaves, activation="modrelu", backend="cuda"),
+            results(reference.recur, x, leaves, activation="modrelu"),
+            TOLERANCE,
+        )
+        assert on_cpu.shapes[-1].rows == ROWS[-1]
 
     def test_for_several_lanes(self, on_cpu):
         lanes = [draw(20) for _ in range(3)]
@@ -212,7 +245,13 @@ class TestTheKernelIsCompiled:
         for shape in shapes(range(32, largest + 1, 32), activation):
             spilled = compile_for(shape, device).spilled_bytes
             known = SPILLING.get((device, shape.units, shape.rows), 0)
+            known = max(known, MOST_SPILLED if shape.rows > 4 else 0)
             assert spilled <= known, (shape, device)
+
+    @pytest.mark.parametrize("n", [192, 512])
+    def test_the_most_rows_of_a_cluster_spill_few_registers(self, n):
+        for shape in shapes([n], "modrelu", rows=ROWS[-1:]):
+            assert compile_for(shape, "sm_90").spilled_bytes <= MOST_SPILLED, shape
 
     def test_an_unknown_device_is_refused_with_the_compilers_words(self):
         with pytest.raises(compiler.CompileError, match="sm_1"):
@@ -225,13 +264,28 @@ class TestTheKernelIsCompiled:
         assert compiler.load_cubin(tmp_path, SOURCE, dict(shape.definitions), "sm_90") == first
         assert [path.suffix for path in tmp_path.iterdir()] == [".cubin"]
 
+    def test_a_cache_that_takes_no_file_costs_the_cache_alone(self, tmp_path, caplog):
+        (tmp_path / "file").write_text("in the way of a folder")
+        shape = ScanShape(8, 1, 1, False, "tanh")
+        made = [
+            compiler.load_cubin(tmp_path / "file", SOURCE, dict(shape.definitions), "sm_90")
+            for _ in range(2)
+        ]
+        assert all(cubin.startswith(b"\x7fELF") for cubin in made)
+        (record,) = caplog.records
+        assert "compiled anew in each process" in record.getMessage()
+
 
 class TestChoice:
     @pytest.mark.parametrize(
-        ("units", "sequences", "rows"), [(192, 132, 1), (192, 133, 2), (512, 16, 1), (64, 4096, 4)]
+        ("sequences", "clusters", "rows"),
+        [(132, 132, 1), (133, 132, 2), (640, 132, 5), (16, 16, 1), (17, 16, 2)],
     )
-    def test_a_cluster_takes_as_few_rows_as_let_all_run_at_once(self, units, sequences, rows):
-        assert choose_shape(units, sequences, processors=132).rows == rows
+    def test_a_cluster_takes_as_few_rows_as_let_all_run_at_once(self, sequences, clusters, rows):
+        assert choose_shape(192, sequences, clusters).rows == rows
+
+    def test_where_not_all_run_at_once_the_last_wave_is_not_nearly_empty(self):
+        assert choose_shape(192, 2560, clusters=132).rows == 5  # four waves; four rows take five
 
     def test_more_units_than_fit_are_refused(self):
         with pytest.raises(ValueError, match="at most 512 units; there are 513"):
@@ -301,19 +355,27 @@ def test_clipped_states_leave_the_kernel_with_one_line_of_log(caplog):
     ]
 
 
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, *FORMS])
+@pytest.mark.parametrize("n", [2, 64])
+def test_what_is_tried_on_a_gpu_is_the_same_in_float32_and_float64(n, activation):
+    x, leaves = draw_stable(n)
+    found = results(recur, x, leaves, activation=activation, backend="torch")
+    expected = precise_results(x, leaves, activation)
+    assert_close([each.double() for each in found], expected, GPU_TOLERANCE / 4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, *FORMS])
 @pytest.mark.parametrize("n", [2, 64, 138, 192, 256, 300, 512])
 def test_on_a_gpu_the_kernel_is_the_reference(n, activation):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
-    x, leaves = draw(n, batch=20, steps=50)
+    x, leaves = draw_stable(n)
     x, leaves = x.cuda(), [leaf.detach().cuda().requires_grad_() for leaf in leaves]
-    assert_close(
-        results(recur, x, leaves, activation=activation, backend="cuda"),
-        results(recur, x, leaves, activation=activation, backend="torch"),
-        2e-3,
-    )
+    expected = precise_results(x, leaves, activation)
+    for backend in ("cuda", "torch"):
+        found = results(recur, x, leaves, activation=activation, backend=backend)
+        assert_close([each.double() for each in found], expected, GPU_TOLERANCE)
 
 
 @pytest.mark.gpu

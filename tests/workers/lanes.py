@@ -85,8 +85,12 @@ def build(config, seed=0, precise=True, **options):
 
 
 def train_lanes(trainings, lanes=None, group=None):
-    """Train all side by side to their ends; those without a place wait for one."""
-    group = group or Group(copy.copy(trainings[0]), lanes or len(trainings))
+    """Train all side by side to their ends; those without a place wait for one.
+
+    A group that is given is left open.
+    """
+    own = Group(copy.copy(trainings[0]), lanes or len(trainings)) if group is None else None
+    group = group or own
     waiting = list(trainings)
     while waiting or group.trainings:
         while waiting and group.free:
@@ -95,7 +99,8 @@ def train_lanes(trainings, lanes=None, group=None):
         for training in group.trainings:
             if training.is_finished:
                 group.leave(training)
-    group.close()
+    if own is not None:
+        own.close()
 
 
 def assert_equal(lane, alone, atol=1e-10):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,10 @@ from orders import make_order
 from sweeps import Bench, at, spec
 
 from eigensweep.workers.engine import actor as actor_module
-from eigensweep.workers.engine import devices, runner
+from eigensweep.workers.engine import devices, runner, trial_process
 from eigensweep.workers.engine.actor import EngineActor
 from eigensweep.workers.engine.devices import DeviceError, find_crowding, try_out
+from eigensweep.workers.engine.errors import EngineError
 from eigensweep.workers.engine.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared import code
 from eigensweep.workers.shared.code import ForeignCodeError, check_build
@@ -207,6 +209,120 @@ class TestADeviceThatIsLost:
             bench.sweep.report(0, 5, {"objective": 1.0}, None)
             bench.sweep.lose(0, job.attempt, LOST_IN_TRAINING, by="device", place=at(node))
             assert bench.sweep.entries[0].state == "waiting"
+
+
+class TestAGpuThatIsLostAgain:
+    """Losses are counted by node and GPU, whoever trained there."""
+
+    @pytest.fixture
+    def bench(self, tmp_path):
+        content = spec({"space": {"optimizer.lr": [1e-1, 1e-2, 1e-3, 1e-4]}})
+        bench = Bench(tmp_path, content, retries=0, find_nodes=lambda: {"n1", "n2"})
+        for number in range(4):
+            self.begin(bench, number)
+        return bench
+
+    def begin(self, bench, number):
+        job = bench.sweep.next_job()
+        assert job.entry.number == number
+        bench.sweep.begin(number, job.attempt)
+
+    def lose(self, bench, number, gpu="0", pid=1, lanes=None):
+        place = replace(at("n1"), device=f"cuda:{gpu}", pid=pid, lanes=lanes)
+        bench.sweep.lose(number, 1, LOST_IN_TRAINING, by="device", place=place)
+        return place
+
+    def test_under_a_second_trial_leaves_its_node_out(self, bench):
+        self.lose(bench, 0)
+        assert bench.sweep.notices() == []
+        self.lose(bench, 1)
+        (notice,) = bench.sweep.notices()
+        assert LOST_IN_TRAINING in notice.words
+        assert bench.sweep.next_job().avoid == ("n1",)
+
+    def test_is_another_one_than_its_neighbour(self, bench):
+        for number in range(3):
+            self.lose(bench, number, gpu=str(number))
+        assert bench.sweep.notices() == []
+
+    def test_counts_once_for_all_trials_of_its_engine(self, bench):
+        for number in range(3):
+            self.lose(bench, number, pid=7, lanes=8)
+        assert bench.sweep.notices() == []
+        self.lose(bench, 3, pid=8, lanes=8)
+        assert [notice.kind for notice in bench.sweep.notices()] == ["node"]
+
+    def test_under_an_engine_is_the_engines_death_and_fails_no_trial(self, bench):
+        for pid in range(4):
+            self.lose(bench, 0, gpu=str(pid), pid=pid, lanes=8)
+            assert bench.sweep.entries[0].state == "waiting"
+            job = bench.sweep.next_job()
+            assert job.alone == (pid > 0), "two engines died under it: it trains alone"
+            bench.sweep.begin(0, job.attempt)
+
+    def test_counts_no_longer_once_a_trial_comes_on_there(self, bench):
+        place = self.lose(bench, 0)
+        bench.sweep.report(1, 5, {"objective": 1.0}, place)
+        self.lose(bench, 2)
+        assert bench.sweep.notices() == []
+
+
+def test_what_an_engine_says_of_a_lost_device_names_node_and_gpu(with_cuda, monkeypatch):
+    with_cuda()
+    monkeypatch.setattr(actor_module.os, "_exit", lambda status: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    need = EngineNeed(lanes=2, trials=3, cpus=1.0, gpus=1.0)
+    order = replace(make_order(), engine=need)
+
+    class Lost:
+        longest_turn = 0.0
+
+        def ask(self, order, seconds):
+            raise EngineError("it could not go on") from RuntimeError(LOST_IN_TRAINING)
+
+        def seconds_in_turn(self):
+            return 0.0
+
+        def status(self):
+            return {"error": "lost"}
+
+        def leave(self, order, commit=False):
+            pass
+
+    async def scene() -> Report:
+        engine = EngineActor("cuda:3", "3", need.to_dict(), order.code.to_dict())
+        engine._open = Lost
+        assert await engine.board(order.to_dict())
+        told = await engine.advance(order.to_dict())
+        engine._watch.cancel()
+        return Report.from_dict(told)
+
+    report = asyncio.run(scene())
+    assert (report.lost_by, report.place.device, report.place.lanes) == ("device", "cuda:3", 2)
+
+
+class TestTheGpuOfAProcess:
+    @pytest.fixture(autouse=True)
+    def _no_traces(self, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+        monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+        monkeypatch.setattr(trial_process.ray, "is_initialized", lambda: True)
+
+    def test_is_the_one_that_ray_gave_it_and_the_only_one_that_it_sees(self, monkeypatch):
+        monkeypatch.setattr(trial_process.ray, "get_gpu_ids", lambda: [3])
+        assert trial_process.assigned_device() == "cuda:3"
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        monkeypatch.delenv("CUDA_DEVICE_ORDER")
+
+    def test_stands_in_its_reports(self, with_cuda, tmp_path):
+        with_cuda(fails="No CUDA GPUs are available")
+        told = Runner(make_order(storage=str(tmp_path)).to_dict(), "cuda:3", "n1").train()
+        assert Report.from_dict(json.loads(told[REPORT])).place.device == "cuda:3"
+
+    def test_is_none_where_ray_gave_none(self, monkeypatch):
+        monkeypatch.setattr(trial_process.ray, "get_gpu_ids", list)
+        assert trial_process.assigned_device() == "cpu"
 
 
 def test_an_engine_that_cannot_use_its_device_says_so_and_ends(with_cuda, monkeypatch):

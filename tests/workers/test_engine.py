@@ -16,7 +16,7 @@ from toys import Line, Lines
 
 from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
-from eigensweep.workers.engine.engine import Engine
+from eigensweep.workers.engine.engine import KEPT_SECONDS, Engine
 from eigensweep.workers.engine.errors import EngineError
 from eigensweep.workers.shared.checkpoints import (
     StaleAttemptError,
@@ -400,6 +400,17 @@ class TestErrors:
             "out of memory, fewer lanes lanes=4 of=8",
             "out of memory, fewer lanes lanes=2 of=4",
         ]
+
+    def test_groups_are_closed_when_no_trial_has_been_here_for_a_while(self, bench):
+        bench.to_the_end(bench.order(0))
+        bench.engine.turn()
+        (group,) = bench.groups
+        assert not group.is_closed, "the next trial may come at once"
+        bench.clock.now += 1.1 * KEPT_SECONDS
+        bench.engine.turn()
+        assert group.is_closed
+        (again,) = bench.to_the_end(bench.order(1))
+        assert again[-1].outcome == "completed"
 
     def test_one_that_never_fits_waits_for_the_others_and_then_fails_with_words(self, bench):
         def fill(group):

@@ -53,6 +53,20 @@ def test_every_model_is_captured_and_trains_as_alone(name):
     compare(configs_of(name), 1e-8)
 
 
+@pytest.mark.parametrize("lanes", [1, 32])
+@pytest.mark.parametrize("name", ["scornn", "enrnn"])
+def test_the_cayley_map_of_a_real_size_is_captured(name, lanes):
+    sizes = {"enrnn": {"short_size": 20, "negative_ones": 10}, "scornn": {"negative_ones": 95}}
+    config = config_of({"name": name, "hidden_size": 190, **sizes[name]}, TASK)
+    training = build(config, 0, precise=False, device="cuda")
+    group = Group(training, lanes)
+    group.join(training)
+    while training.step < 2:
+        group.advance(1e-9)
+    assert group.is_captured, "no CUDA graph was captured; the log says why"
+    group.close()
+
+
 @pytest.mark.parametrize("name", get_args(UpdateRule))
 def test_every_optimizer_is_captured_and_trains_as_alone(name):
     compare(configs_of("scornn", {"name": name, "momentum": 0.5, "name_orth": "rmsprop"}), 1e-9)

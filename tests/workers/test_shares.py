@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from sweeps import spec
 
 from eigensweep.search_spaces.lanes import count_aboard
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.engine.shares import UNITS, share_of
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver import experiment
+from eigensweep.workers.engine.shares import UNITS, share_of, to_units
 
 
 def share(replicates=1, lanes=None, **resources):
@@ -68,3 +73,38 @@ def test_an_engine_on_cpus_has_the_cores_of_the_spec():
     found = share(lanes=4, cpus=2)
     assert found.engine.resources == {"CPU": 2}
     assert found.count_slots({"CPU": 5.0}) == 2 * found.trials == 10
+
+
+class TestADriverOfSeveralGpus:
+    def choose(self, monkeypatch, engines, *, trials=64, replicates=1, bound=None, **resources):
+        """Return the share that a driver settles on, with an engine for each of so many GPUs."""
+        content = {"cpus": 1, "gpus": 1, "lanes": 32, **resources}
+        driver = object.__new__(experiment.ExperimentDriver)
+        driver.experiment = "e1"
+        search = {"space": {"optimizer.lr": [0.1, 0.2]}}
+        given = spec(search, replicates=replicates, resources=content)
+        driver.spec = ExperimentSpec.model_validate(given)
+        driver.options = SimpleNamespace(concurrency=bound)
+        driver.sweep = SimpleNamespace(left=trials)
+        driver.share = share_of(driver.spec.resources, replicates, 32)
+        slots = engines * driver.share.trials
+        monkeypatch.setattr(experiment, "count_slots", lambda share: slots)
+        driver._choose_lanes()
+        return driver.share
+
+    @pytest.mark.parametrize(
+        ("trials", "engines", "aboard", "lanes"),
+        [(64, 8, 8, 8), (64, 3, 22, 22), (1000, 8, 36, 32), (64, 1, 36, 32), (None, 8, 36, 32)],
+    )
+    def test_gives_each_its_part_of_the_trials(self, monkeypatch, trials, engines, aboard, lanes):
+        share = self.choose(monkeypatch, engines, trials=trials)
+        assert (share.trials, share.engine.lanes) == (aboard, lanes)
+        assert share.resources["GPU"] == to_units(1 / aboard) / UNITS
+
+    def test_counts_a_lane_for_each_replicate(self, monkeypatch):
+        share = self.choose(monkeypatch, 4, trials=8, replicates=4)
+        assert (share.trials, share.engine.lanes) == (2, 8)
+
+    def test_counts_no_more_trials_than_run_at_once(self, monkeypatch):
+        share = self.choose(monkeypatch, 4, bound=8)
+        assert (share.trials, share.engine.lanes) == (2, 2)

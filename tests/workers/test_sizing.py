@@ -51,6 +51,25 @@ def test_a_number_that_does_not_fit_after_all_is_not_chosen():
     assert (choice.lanes, choice.why) == (4, "the memory does not hold 8 lanes")
 
 
+def test_a_number_between_that_fills_the_device_is_found():
+    def seconds(lanes):  # 26 lanes fill it; what exceeds them runs once more
+        return 1.0 * -(-lanes // 26)
+
+    choice = decide(measuring(seconds), None, full=[6, 13, 19, 26, 33, 39, 52])
+    assert (choice.lanes, choice.why) == (26, "26 lanes just fill the device")
+    lanes = [m.lanes for m in choice.measurements]
+    assert lanes == sorted(lanes)
+    assert not {6, 52} & set(lanes), "far from the best doubled number"
+
+
+def test_numbers_that_fill_the_device_are_not_tried_beyond_memory_or_what_is_asked_for():
+    measure = measuring(lambda lanes: 1.0, bytes_a_lane=10, base=100)
+    choice = decide(measure, 1000, full=[66, 90])
+    assert [m.lanes for m in choice.measurements][-2:] == [64, 66]
+    assert choice.lanes == 64, "66 lanes gain too little"
+    assert decide(measure, None, most=64, full=[65]).measurements[-1].lanes == 64
+
+
 def test_an_error_of_another_kind_is_not_taken_for_a_full_memory():
     def measure(lanes):
         raise RuntimeError("a bug")

@@ -23,7 +23,7 @@ from eigensweep.workers.shared.messages import Measures, ParameterCount, Replica
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.trial.evaluation import carry_into, evaluate
 from eigensweep.workers.trial.selection import selected_weights
-from eigensweep.workers.trial.training import Training
+from eigensweep.workers.trial.training import Training, set_up_gpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -451,3 +451,26 @@ class TestReplicates:
         assert to_exact(killed.replicates) == to_exact(whole.replicates)
         values = [[(p.step, p.metrics) for p in r.curves[0]] for r in (killed, whole)]
         assert values[0] == values[1]
+
+
+class TestOnAGpu:
+    @pytest.fixture
+    def chosen(self, monkeypatch):
+        """Play a PyTorch with CUDA that takes TF32, and return the libraries that are chosen."""
+        chosen, before = [], torch.get_float32_matmul_precision()
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.backends.cuda, "preferred_linalg_library", chosen.append)
+        torch.set_float32_matmul_precision("high")  # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 does so
+        set_up_gpu.cache_clear()
+        yield chosen
+        set_up_gpu.cache_clear()
+        torch.set_float32_matmul_precision(before)
+
+    def test_products_are_in_float32_and_factors_by_a_library_that_graphs_allow(self, chosen):
+        Training(trial(), 0, device="meta")
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert chosen == ["cusolver"]
+
+    def test_a_training_on_a_cpu_changes_nothing(self, chosen):
+        Training(trial(), 0)
+        assert (torch.get_float32_matmul_precision(), chosen) == ("high", [])

@@ -50,7 +50,7 @@ from eigensweep.workers.driver.study import Study, close_storage, open_storage
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.trial_processes import load_ahead
 from eigensweep.workers.driver.tune_loop import run_tune
-from eigensweep.workers.engine.shares import Share, share_of
+from eigensweep.workers.engine.shares import Share, share_of, spread_lanes
 from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
@@ -353,13 +353,38 @@ class ExperimentDriver:
                 return
 
     def _choose_lanes(self) -> None:
-        """Measure how many lanes are best where the trials will run, if the spec leaves it open."""
-        if self.spec.resources.lanes == "auto":
+        """Settle how many lanes an engine has, and how many trials share it.
+
+        Where the spec leaves it open, it is measured where the trials will run. There are no more
+        than let the trials use all GPUs.
+        """
+        wanted, replicates = self.spec.resources.lanes, self.spec.replicates
+        if wanted is None:
+            return
+        most = self._count_for_each_gpu()
+        lanes = wanted
+        if lanes == "auto":
             lanes = choose_lanes(self.spec, self.options, self.why_stop)
-            reserved = reserve_memory(self.spec, lanes)
-            self.share = share_of(reserved, self.spec.replicates, lanes)
-            self.asked = share_of(self.spec.resources, self.spec.replicates, lanes)
-            self._looked_at = -math.inf
+        if most is not None:
+            spread = spread_lanes(lanes, replicates, most)
+            if spread < lanes:
+                words = "fewer lanes, so that all GPUs train lanes=%d of=%d experiment=%s"
+                logger.info(words, spread, lanes, self.experiment)
+            lanes = spread
+        elif lanes == wanted:
+            return
+        reserved = reserve_memory(self.spec, lanes)
+        self.share = share_of(reserved, replicates, lanes, most)
+        self.asked = share_of(self.spec.resources, replicates, lanes, most)
+        self._looked_at = -math.inf
+
+    def _count_for_each_gpu(self) -> int | None:
+        """Return how many trials each GPU of now gets if all get equally many; None: no matter."""
+        trials = [count for count in (self.sweep.left, *self._bounds()) if count is not None]
+        engines = count_slots(self.share) // self.share.trials
+        if not (self.spec.resources.gpus and trials and engines > 1):
+            return None
+        return -(-min(trials) // engines)
 
     def _run_tune(self) -> None:
         """Run Ray Tune until the sweep is over. What it writes is never read back."""

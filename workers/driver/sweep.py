@@ -64,6 +64,10 @@ LONGEST_REST = 60.0
 MOST_SHORTAGES = 30
 """How often a trial may be lost between two of its reports because its node has no memory left."""
 
+MOST_LOSSES = 2
+"""How often a GPU may be lost, under different trials or engines, between two reports of any that
+trains on it, before its node is left out."""
+
 MOST_DEVICES = 2
 """Devices that may be lost under a trial between two of its reports before it has failed: its own
 kernels can end a device, too."""
@@ -156,6 +160,9 @@ class Sweep:
         self._lost_engines: Counter[int] = Counter()
         self._lost_devices: defaultdict[int, list[str]] = defaultdict(list)
         """The nodes on which devices were lost under each trial, since it last reported."""
+        self._losses: defaultdict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
+        """Under whom each GPU of a node was lost, since somebody came on there: engines by process,
+        trials alone by number."""
         self._lost_by_disk: Counter[int] = Counter()
         self._lost_by_memory: Counter[int] = Counter()
         self._clock = clock
@@ -375,7 +382,9 @@ class Sweep:
         told = RungReport(step, metrics, place)
         if comes_on:
             told = self._read_report(entry, told)
-            self._failures.see_progress(None if place is None else place.node_id)
+            if place is not None:
+                self._failures.see_progress(place.node_id)
+                self._losses.pop((place.node_id or NOWHERE, place.device), None)
         self.ledger.report(number, entry.attempt, step, told.metrics, place)
         self._put(_with_report(entry, told))
 
@@ -465,8 +474,9 @@ class Sweep:
         after `MOST_SHORTAGES` of them without any report: it may itself take what the node has not.
 
         A device that is lost in the middle of a training may have been ended by the trial. So the
-        trial goes elsewhere, and has failed if it loses a second one. Whether the node is to blame
-        shows when the next process there tries its device out.
+        trial goes elsewhere, and has failed if it loses a second one; where an engine lost it, that
+        counts as the engine's death. Whether the node is to blame shows when the next process there
+        tries its device out, and when the same GPU is lost under another trial, or engine.
 
         `place` is where it was.
         """
@@ -487,8 +497,12 @@ class Sweep:
             host = None if place is None else place.node
             cause = self._leave_out(node or NOWHERE, host, cause, longest)
         elif by == "device":
-            self._lost_devices[number].append(node or NOWHERE)
             self._warn(number, "trial %d lost its device: %s", number, cause)
+            if place is not None and place.lanes is not None:
+                self._lost_engines[number] += 1
+            else:
+                self._lost_devices[number].append(node or NOWHERE)
+            cause = self._count_loss(number, place, cause)
         elif by != "pause":
             counts[by][number] += 1
         elif not self._is_held:
@@ -507,8 +521,6 @@ class Sweep:
             words = f"{MOST_DEVICES} devices were lost under it in a row; the last: {cause}"
             self.end(number, "failed", error=words)
             return
-        if by == "device" and self._failures.see_loss(node):
-            self._leave_out_failing(place, cause)
         if entry.attempt == attempt:
             self.ledger.interrupt(number, attempt, cause)
         self._put(replace(entry, state="waiting"))
@@ -521,6 +533,17 @@ class Sweep:
             self._disk_fault = cause
         self._warn(number, "%s fails, trial %d waits %.0f s: %s", by, number, rest, cause)
         self._rests[number] = self._clock() + rest
+
+    def _count_loss(self, number: int, place: Place | None, cause: str) -> str:
+        """Count a loss of a GPU; leave its node out if there were several. Return the cause."""
+        if place is None:
+            return cause
+        node = place.node_id or NOWHERE
+        under = self._losses[node, place.device]
+        under.add(("trial", number) if place.lanes is None else ("engine", place.pid))
+        if len(under) < MOST_LOSSES:
+            return cause
+        return self._leave_out(node, place.node, cause, LONGEST_LEAVE)
 
     def _warn(self, number: int, words: str, *values: object) -> None:
         """Log a warning about a trial; the driver's process knows the experiment."""

@@ -24,7 +24,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from eigensweep.workers.engine.devices import DeviceError, try_out
+from eigensweep.workers.engine.devices import DeviceError, see_only, try_out
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.logs import LogFormat
@@ -99,8 +99,8 @@ class EngineActor:
         """Take the device as trials name it, `cpu` or `cuda:ID`, and the id of its GPU."""
         logs.set_up(log_format)
         # Ray gives this process no GPU, because the trials' shares are the account. It sees the one
-        # that Ray gave to the trial which started it. Nothing has loaded CUDA yet.
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu or ""
+        # that Ray gave to the trial which started it.
+        see_only(gpu)
         self._device, self._need = device, EngineNeed.from_dict(need)
         self._code = Code.from_dict(code)
         self._place = Place(platform.node(), os.getpid(), device, node_id=find_node())
@@ -189,7 +189,7 @@ class EngineActor:
     async def _ask(self, order: Order) -> Report | None:
         """Ask the engine; if it cannot go on, that is a report, too."""
         from eigensweep.tasks.corpus import CorpusMissingError
-        from eigensweep.workers.engine.errors import EngineError, is_of_the_disk
+        from eigensweep.workers.engine.errors import EngineError, is_of_the_device, is_of_the_disk
 
         assert self._engine is not None
         try:
@@ -203,8 +203,12 @@ class EngineActor:
         except EngineError as error:
             # A report, because the trial's thin process would load torch to read the error itself.
             self._is_broken = self._is_broken or self._engine.status()["error"] is not None
-            by: LostBy = "disk" if is_of_the_disk(error) else "engine"
-            words = f"node {platform.node()}: {error}" if by == "disk" else str(error)
+            by: LostBy = "engine"
+            if is_of_the_disk(error):
+                by = "disk"
+            elif is_of_the_device(error):
+                by = "device"
+            words = str(error) if by == "engine" else f"node {platform.node()}: {error}"
             return Report(order.reported, lost=words, lost_by=by)
 
     def _put_off(self, seat: _Seat, *, commit: bool = False) -> None:

@@ -10,6 +10,7 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 
@@ -26,6 +27,16 @@ SLACK = 0.05
 
 class DeviceError(RuntimeError):
     """A device cannot be used. The node's fault: its trials go elsewhere."""
+
+
+def see_only(gpu: str | None) -> None:
+    """Let this process see one GPU, by the id that Ray gave; None: none. Nothing uses CUDA yet.
+
+    Ray itself leaves that out if RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set. It counts GPUs
+    as nvidia-smi does; CUDA by itself would count the fastest one first.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu or ""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 @cache

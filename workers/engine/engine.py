@@ -15,6 +15,7 @@ commits, and each trial goes on in another engine or in a process of its own.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -34,6 +35,7 @@ from eigensweep.workers.engine.errors import (
     is_of_the_device,
     is_of_the_disk,
     is_out_of_memory,
+    let_go,
 )
 from eigensweep.workers.engine.group import Group, explain_alone, shape_key
 from eigensweep.workers.engine.occupancy import Occupancy, Span
@@ -64,6 +66,9 @@ WRITERS = 2
 
 KEPT_EMPTY = 2
 """Groups without trainings that are kept, since making one costs seconds on a GPU."""
+
+KEPT_SECONDS = 5.0
+"""Without any trial, groups are kept for so long: those of a population come back at once."""
 
 IDLE_SECONDS = 0.5
 """An engine with nothing to train looks around this often."""
@@ -138,6 +143,8 @@ class Engine:
         """Shapes whose program does not work here, and why."""
         self._told_alone: set[str] = set()
         self._looked_at = -GLANCE_SECONDS
+        self._wanted_at = clock()
+        """When a trial was last here."""
         self._occupancy = Occupancy()
         self._turn_began: float | None = None
         """When the turn of now began, in seconds of `time.monotonic`; None between two turns."""
@@ -360,6 +367,7 @@ class Engine:
         room = min(
             (r for r in self._rooms.values() if r.aboard), key=lambda r: r.used, default=None
         )
+        self._clear_when_idle()
         if room is None:
             self._publish()
             return False
@@ -620,14 +628,28 @@ class Engine:
 
     def _clear_empty(self, kept: int) -> int:
         """Drop groups without trainings but for so many; return how many were dropped."""
-        empty = sorted((r for r in self._rooms.values() if not r.aboard), key=lambda r: r.used)
-        dropped = empty[: max(0, len(empty) - kept)]
-        for room in dropped:
-            del self._rooms[room.name]
-            room.group.close()
-        if dropped and self.device != "cpu":
-            torch.cuda.empty_cache()
+        used = {name: room.used for name, room in self._rooms.items() if not room.aboard}
+        dropped = sorted(used, key=used.__getitem__)[: max(0, len(used) - kept)]
+        for name in dropped:
+            self._rooms.pop(name).group.close()
+        if dropped:
+            self._give_back()
         return len(dropped)
+
+    def _give_back(self) -> None:
+        """Give the device the memory of groups that are gone."""
+        if self.device != "cpu":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _clear_when_idle(self) -> None:
+        """Drop all groups when no trial has been here for a while: others may need the memory."""
+        with self._changed:
+            is_wanted = any(not trial.is_over for trial in self._trials.values())
+        if is_wanted:
+            self._wanted_at = self._clock()
+        elif self._rooms and self._clock() - self._wanted_at > KEPT_SECONDS:
+            self._clear_empty(0)
 
     # Trials that go.
 
@@ -721,6 +743,7 @@ class Engine:
         elif is_of_the_disk(error):
             self._lose(error, for_good=False)
         elif is_out_of_memory(error):
+            let_go(error)  # before anything is made anew
             self._shrink(room, error)
         elif isinstance(error, LaneError):
             self._blame(room, error)
@@ -743,6 +766,8 @@ class Engine:
         self, name: str, lanes: int, trials: Iterable[TrialAboard], error: Exception
     ) -> None:
         """Decide what to try after so many lanes of a shape did not fit into the memory."""
+        let_go(error)
+        self._give_back()
         if self._clear_empty(0):
             return
         if lanes > 1:
@@ -807,6 +832,7 @@ class Engine:
         lanes, room.aboard = room.aboard, []
         for lane in lanes:
             lane.room, lane.is_lost = None, True
+        self._give_back()
         trials = list(dict.fromkeys(lane.trial for lane in lanes))
         for trial in trials:
             self._guard(trial, lambda trial=trial: self._reopen(trial))  # type: ignore[misc]

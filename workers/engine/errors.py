@@ -27,7 +27,11 @@ DEVICE_LOST = (
     "No CUDA GPUs are available",
     "no NVIDIA driver",
     "cudaGetDeviceCount",
+    "c10/cuda/",
+    "ATen/cuda/",
+    "ATen/native/cuda/",
 )
+"""The last ones are files that PyTorch names where it finds its own state inconsistent."""
 
 
 class EngineError(RuntimeError):
@@ -55,6 +59,12 @@ def is_of_the_device(error: BaseException) -> bool:
 def is_of_the_disk(error: BaseException) -> bool:
     """Tell whether the disk failed, rather than what was to be written on it."""
     return disk_failure(error) is not None
+
+
+def let_go(error: BaseException) -> None:
+    """Drop what the functions that raised an error still hold: tensors of a device among it."""
+    for each in _causes(error):
+        traceback.clear_frames(each.__traceback__)
 
 
 def describe(error: BaseException) -> str:

@@ -119,8 +119,10 @@ class Group:
         del self._aboard[lane]
 
     def close(self) -> None:
-        """End the group's threads; it is of no use afterwards."""
+        """End the group's threads and let go of its tensors; it is of no use afterwards."""
+        self._aboard.clear()
         self._program.close()
+        del self._program
 
     def _running(self) -> dict[int, Training]:
         return {lane: t for lane, t in self._aboard.items() if not t.is_finished}

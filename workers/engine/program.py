@@ -25,6 +25,7 @@ from eigensweep.models.stack import Stack
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.workers.engine import graphs
 from eigensweep.workers.engine.batches import Batches, equalise
+from eigensweep.workers.engine.errors import is_of_the_device, is_out_of_memory
 from eigensweep.workers.engine.optimizers import LaneOptimizers
 from eigensweep.workers.engine.scoring import Scorer
 from eigensweep.workers.shared.messages import Metrics
@@ -299,9 +300,9 @@ class Program:
                 try:
                     found = self._scorer.score(split)
                     return {lane: found[lane] for lane in lanes}
-                except torch.OutOfMemoryError:
-                    raise
                 except RuntimeError as error:
+                    if is_out_of_memory(error) or is_of_the_device(error):
+                        raise
                     reason = str(error).splitlines()[0]
                     logger.info("lanes are scored one by one split=%s reason=%s", split, reason)
                     self._scored_singly.add(split)
@@ -348,8 +349,13 @@ class Program:
         ]
 
     def close(self) -> None:
-        """End the threads that draw batches."""
+        """End the threads that draw batches, and let go of graphs and data for evaluations.
+
+        Then all tensors go with the program itself: it and its scorer refer to each other.
+        """
         self.batches.close()
+        self._graph = None
+        self._scorer.close()
 
     def _put(
         self,

@@ -63,9 +63,10 @@ class Runner:
         node_id: str | None = None,
         take_seat: Callable[[Order], Seat] | None = None,
     ) -> None:
-        """Take an order as plain data, a device as PyTorch names it, and Ray's id of this node.
+        """Take an order as plain data, `cpu` or `cuda:ID`, and Ray's id of this node.
 
-        `take_seat` finds a place in an engine for a trial that asks for one.
+        Of the GPUs this process sees the one with that id alone. `take_seat` finds a place in an
+        engine for a trial that asks for one.
         """
         self.config = config
         """The order, as plain data."""
@@ -74,7 +75,9 @@ class Runner:
         """Of the attempt."""
         self.memory: MemoryWatch | None = None
         """Over this process, while it trains."""
-        self._device, self._node_id = device, node_id
+        self._place = Place(platform.node(), os.getpid(), device, node_id=node_id)
+        self._device = device.partition(":")[0]
+        """As PyTorch names it."""
         self._take_seat = take_seat
         self._leave: Callable[[], None] | None = None
 
@@ -123,12 +126,13 @@ class Runner:
             elif (crowding := self._find_crowding(error)) is not None:
                 report = Report(step, lost=crowding, lost_by="node")
             elif self._has_used_device and is_of_the_device(error):
-                words = f"node {platform.node()} lost {self._device}: {describe_failure(error)}"
+                words = (
+                    f"node {platform.node()} lost {self._place.device}: {describe_failure(error)}"
+                )
                 report = Report(step, lost=words, lost_by="device")
             else:
                 report = Report(step, outcome="failed", error=describe_failure(error))
-        here = Place(platform.node(), os.getpid(), self._device, node_id=self._node_id)
-        report = replace(report, place=report.place or here)
+        report = replace(report, place=report.place or self._place)
         lost = report.lost is not None
         done = lost or report.outcome is not None
         if done:

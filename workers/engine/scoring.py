@@ -93,6 +93,12 @@ class Scorer:
         """Number of CUDA graphs."""
         return len(self._captured)
 
+    def close(self) -> None:
+        """Let go of graphs, data and the owner of the weights; it is of no use afterwards."""
+        self._captured.clear()
+        self._splits.clear()
+        del self._tensors
+
     def score(self, split: Split) -> list[Metrics]:
         """Return each lane's scores; they may be not finite.
 

@@ -78,8 +78,23 @@ class Room:
     """Whether nodes come and go, so that a problem may go, too."""
 
 
-def share_of(resources: ResourcesConfig, replicates: int, lanes: int | None) -> Share:
-    """Return what one trial asks for; `lanes` is the number where the spec says `auto`."""
+def spread_lanes(lanes: int, replicates: int, aboard: int) -> int:
+    """Return how many lanes an engine gets that will have so many trials aboard at most.
+
+    >>> spread_lanes(32, 1, aboard=8), spread_lanes(4, 2, aboard=8)
+    (8, 4)
+    """
+    return min(lanes, max(1, aboard * replicates))
+
+
+def share_of(
+    resources: ResourcesConfig, replicates: int, lanes: int | None, most: int | None = None
+) -> Share:
+    """Return what one trial asks for; `lanes` is the number where the spec says `auto`.
+
+    `most` is how many trials an engine takes aboard at most; None: those that train, and spare
+    ones. Ray fills one GPU before it begins with the next.
+    """
     whole = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory or 0}
     whole = {kind: amount for kind, amount in whole.items() if amount}
     labels = node_labels(resources)
@@ -87,6 +102,7 @@ def share_of(resources: ResourcesConfig, replicates: int, lanes: int | None) -> 
         alone = {kind: to_units(amount) / UNITS for kind, amount in whole.items()}
         return Share(alone, labels=labels)
     trials = count_aboard(lanes, replicates)
+    trials = trials if most is None else max(1, min(trials, most))
     part = {kind: max(1, to_units(amount) // trials) / UNITS for kind, amount in whole.items()}
     if "memory" in part:
         part["memory"] = float(int(part["memory"]))  # Ray takes whole bytes

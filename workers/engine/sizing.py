@@ -1,18 +1,20 @@
 """How many lanes a device is best given: measured with the real program, and remembered.
 
 The number is doubled for as long as that lets the device take at least a tenth more lane-steps a
-second, and its memory holds them. It depends on device and shape and not on learning rates and
-seeds, so one measurement serves all trials of a shape.
+second, and its memory holds them. Then numbers near it are tried that just fill a GPU. It depends
+on device and shape and not on learning rates and seeds, so one measurement serves all trials of a
+shape.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 
+from eigensweep.models.recurrence.cuda import kernels, scan
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.errors import is_out_of_memory
 from eigensweep.workers.engine.group import Group, explain_alone, shape_key
@@ -91,7 +94,8 @@ def choose_lanes(
         return known
     bench = _Bench(config, device, data_root)
     on_cpu = torch.device(device).type == "cpu"
-    choice = decide(bench.measure, bench.free_bytes, most=most, can_train_alone=on_cpu)
+    full = [] if on_cpu else list_full(config, kernels.count_processors(torch.device(device)))
+    choice = decide(bench.measure, bench.free_bytes, most=most, can_train_alone=on_cpu, full=full)
     logger.info("lanes chosen lanes=%d why=%s", choice.lanes, choice.why)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +109,13 @@ def decide(
     *,
     most: int = MOST_LANES,
     can_train_alone: bool = False,
+    full: Sequence[int] = (),
 ) -> Choice:
     """Return the number of lanes from which on doubling gains too little, or does not fit.
 
     `free_bytes` is the memory that is free before anything is measured. With `can_train_alone` the
-    best number must gain over a training without a group, as on a CPU.
+    best number must gain over a training without a group, as on a CPU. `full` are numbers of lanes
+    that just fill the device: those between half and twice the best doubled one are tried, too.
     """
     room = None if free_bytes is None else int(MEMORY_SHARE * free_bytes)
     measured = [measure(1)]
@@ -135,6 +141,22 @@ def decide(
             why = f"{lanes} lanes take {gain:.2f} times the steps of {last.lanes}"
             break
     best = last
+    for lanes in full:
+        fitting = largest_fitting(measured, room)
+        is_near = last.lanes < 2 * lanes and lanes < 2 * last.lanes and lanes != last.lanes
+        if not is_near or lanes > most or (fitting is not None and lanes > fitting):
+            continue
+        try:
+            filled = measure(lanes)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        measured.append(filled)
+        least = LEAST_GAIN if lanes > best.lanes else 1.0
+        if filled.lane_steps_a_second > least * best.lane_steps_a_second:
+            best, why = filled, f"{lanes} lanes just fill the device"
+    measured.sort(key=lambda each: each.lanes)
     if can_train_alone:
         alone = measure(0)
         measured.insert(0, alone)
@@ -143,6 +165,25 @@ def decide(
             words = f"{best.lanes} lanes take {gain:.2f} times the steps of one training alone"
             return Choice(1, words, tuple(measured))
     return Choice(best.lanes, why, tuple(measured))
+
+
+def list_full(config: TrialConfig, processors: int) -> list[int]:
+    """Return the numbers of lanes whose rows just fill so many multiprocessors.
+
+    A cluster of the scan kernel takes up to six rows of a lane's batch side by side. Gated networks
+    have clusters of other sizes: for them the numbers are a guess.
+
+    >>> from eigensweep.search_spaces.trial import TrialConfig
+    >>> config = {"task": {"name": "copying", "delay": 9, "batch_size": 20},
+    ...           "model": {"name": "exprnn", "hidden_size": 192}, "training": {"steps": 1}}
+    >>> list_full(TrialConfig.from_dict(config), processors=132)
+    [6, 13, 19, 26, 33, 39]
+    """
+    n = config.resolve().model.hidden_size or 1
+    if n > scan.LARGEST:
+        return []
+    clusters, batch = processors // scan.count_blocks(n), config.task.batch_size
+    return sorted({rows * clusters // batch for rows in scan.ROWS} - {0})
 
 
 def largest_fitting(
@@ -192,6 +233,7 @@ class _Bench:
 
     def measure(self, lanes: int) -> Measurement:
         if self._is_cuda:
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         if not lanes:

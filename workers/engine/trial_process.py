@@ -24,6 +24,7 @@ from typing import TypeVar
 import ray
 
 from eigensweep.workers.engine.actor import Seat, find_node
+from eigensweep.workers.engine.devices import see_only
 from eigensweep.workers.engine.forked import Forked, ForkedEndedError, fork
 from eigensweep.workers.engine.runner import Runner
 from eigensweep.workers.shared import logs
@@ -87,5 +88,9 @@ def _end_with(call: Callable[[], T]) -> T:
 
 
 def assigned_device() -> str:
-    """Return the device that Ray gave to this process."""
-    return "cuda" if ray.is_initialized() and ray.get_gpu_ids() else "cpu"
+    """Return the device that Ray gave to this process, `cpu` or `cuda:ID`; it sees no other GPU."""
+    gpus = ray.get_gpu_ids() if ray.is_initialized() else []
+    if not gpus:
+        return "cpu"
+    see_only(str(gpus[0]))
+    return f"cuda:{gpus[0]}"

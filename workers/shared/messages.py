@@ -109,7 +109,7 @@ class Place(Flat):
     """The host's name."""
     pid: int
     device: str
-    """`cpu` or `cuda`; in an engine with the number of its GPU, such as `cuda:3`."""
+    """`cpu`, or `cuda` with Ray's id of the GPU, such as `cuda:3`."""
     lanes: int | None = None
     """How many lanes the engine has; None: the process is the trial's own."""
     node_id: str | None = None

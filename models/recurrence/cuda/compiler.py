@@ -6,13 +6,18 @@ from its source, its definitions, the architecture and NVRTC's version.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
 """Without `-default-device`, NVRTC before 13.2 takes a generic lambda for the host's."""
@@ -91,9 +96,10 @@ def load_cubin(
 ) -> bytes:
     """Return the device code from `folder`; compile it if it is not there.
 
+    Where the folder cannot be written, one line of log says so, and nothing is kept.
+
     Raises:
         ImportError, CompileError: as `compile_kernel` does.
-        OSError: if the folder cannot be written.
     """
     from cuda.bindings import nvrtc
 
@@ -103,14 +109,24 @@ def load_cubin(
     version = nvrtc.nvrtcVersion()[1:]
     key.update(repr((sorted(definitions.items()), architecture, OPTIONS, version)).encode())
     path = folder / f"{source.stem}-{architecture}-{key.hexdigest()[:16]}.cubin"
-    if not path.exists():
-        cubin = compile_kernel(source, definitions, architecture).cubin
+    with suppress(OSError):
+        return path.read_bytes()
+    cubin = compile_kernel(source, definitions, architecture).cubin
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
             made.write_bytes(cubin)
             made.replace(path)  # it appears whole or not at all
-    return path.read_bytes()
+    except OSError as error:
+        _warn_of_folder(folder, str(error))
+    return cubin
+
+
+@functools.cache
+def _warn_of_folder(folder: Path, error: str) -> None:
+    words = "kernels are compiled anew in each process: %s takes no file: %s"
+    logger.warning(words, folder, error)
 
 
 def _answer(returned: tuple[Any, ...]) -> Any:

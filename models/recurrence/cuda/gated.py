@@ -82,6 +82,18 @@ def count_blocks(cell: Cell, units: int) -> int:
     raise ValueError(f"the kernel takes at most {most} units of this cell; there are {units}")
 
 
+def count_clusters(cell: Cell, units: int, device: torch.device) -> int:
+    """Return how many clusters of the kernel for so many units run at once on a GPU."""
+    shape = GatedShape(cell, units, 1, count_blocks(cell, units), is_backward=False)
+    return _count_clusters(shape, device.index or 0)
+
+
+@functools.cache
+def _count_clusters(shape: GatedShape, device: int) -> int:
+    shared_bytes = kernels.count_shared_bytes(device)
+    return kernels.count_clusters(load_kernel(shape, device), shape.blocks, device, shared_bytes)
+
+
 class CudaGatedSteps(GatedSteps):
     """The loops over time in one kernel; float32."""
 
@@ -110,8 +122,9 @@ class CudaGatedSteps(GatedSteps):
         carry: Tensor | None = None,
     ) -> None:
         R, *_ = self.weights
-        blocks, processors = count_blocks(self.cell, self.n), kernels.count_processors(R.device)
-        rows = kernels.choose_rows(self.lanes * A.shape[2], blocks, processors)
+        blocks = count_blocks(self.cell, self.n)
+        clusters = count_clusters(self.cell, self.n, R.device)
+        rows = kernels.choose_rows(self.lanes * A.shape[2], clusters)
         shape = GatedShape(self.cell, self.n, rows, blocks, is_backward=G is not None)
         launch(shape, S, A, G, carry, D, *self._matrices, self.seen)
 
@@ -222,10 +235,13 @@ def _is_loaded(cell: Cell, units: int, device: int) -> bool:
     try:
         blocks = count_blocks(cell, units)
         kernels.require_capability(device, blocks)
-        for rows in kernels.ROWS:
-            for is_backward in (False, True):
-                load_kernel(GatedShape(cell, units, rows, blocks, is_backward), device)
-    except (ImportError, CompileError, OSError, ValueError) as error:
+        shapes = [
+            GatedShape(cell, units, rows, blocks, is_backward)
+            for rows in kernels.ROWS
+            for is_backward in (False, True)
+        ]
+        kernels.load_together(SOURCE, lambda shape: load_kernel(shape, device), shapes)
+    except (ImportError, CompileError, ValueError) as error:
         name = cell.name.lower()
         logger.warning("the %s of %d units runs step by step: %s", name, units, error)
         return False

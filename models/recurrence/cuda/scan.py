@@ -33,6 +33,9 @@ KERNELS: tuple[Activation | PairedActivation, ...] = (*ACTIVATIONS, *FORMS)
 LARGEST = 512
 """Largest number n of units; for more, library products run step by step."""
 
+ROWS = (1, 2, 3, 4, 5, 6)
+"""Rows of a batch that a cluster can run side by side."""
+
 CLUSTERS = ((192, 1), (256, 2), (320, 4), (LARGEST, 8))
 """Up to so many units, so many blocks share the matrix: then it fits into their registers."""
 
@@ -75,20 +78,20 @@ class ScanShape:
 def choose_shape(
     units: int,
     sequences: int,
-    processors: int,
+    clusters: int,
     *,
     is_backward: bool = False,
     activation: Activation | PairedActivation = "modrelu",
 ) -> ScanShape:
-    """Return the shape for `sequences` rows, over all lanes, on so many multiprocessors.
+    """Return the shape for `sequences` rows, over all lanes, where so many clusters run at once.
 
-    >>> choose_shape(192, sequences=20, processors=132)
+    >>> choose_shape(192, sequences=20, clusters=132)
     ScanShape(units=192, rows=1, blocks=1, is_backward=False, activation='modrelu')
-    >>> choose_shape(512, sequences=128, processors=132).rows
-    4
+    >>> choose_shape(192, sequences=640, clusters=132).rows
+    5
     """
     blocks = count_blocks(units, is_paired=activation in FORMS)
-    rows = kernels.choose_rows(sequences, blocks, processors)
+    rows = kernels.choose_rows(sequences, clusters, ROWS)
     return ScanShape(units, rows, blocks, is_backward, activation)
 
 
@@ -141,13 +144,26 @@ def run_scan(
     shape = choose_shape(
         n,
         lanes * batch,
-        kernels.count_processors(W.device),
+        count_clusters(n, activation, W.device),
         is_backward=is_backward,
         activation=activation,
     )
     sums = W.new_empty(lanes, batch, n if is_backward and activation in FORMS else 0)
     launch(shape, Y, H, W.contiguous(), b.contiguous(), sums)
     return sums
+
+
+def count_clusters(
+    units: int, activation: Activation | PairedActivation, device: torch.device
+) -> int:
+    """Return how many clusters of the kernel for so many units run at once on a GPU."""
+    blocks, number = count_blocks(units, is_paired=activation in FORMS), device.index or 0
+    return _count_clusters(ScanShape(units, 1, blocks, False, activation), number)
+
+
+@functools.cache
+def _count_clusters(shape: ScanShape, device: int) -> int:
+    return kernels.count_clusters(load_kernel(shape, device), shape.blocks, device)
 
 
 def launch(shape: ScanShape, Y: Tensor, H: Tensor, W: Tensor, b: Tensor, sums: Tensor) -> None:
@@ -198,10 +214,13 @@ def _is_loaded(units: int, activation: Activation | PairedActivation, device: in
     blocks = count_blocks(units, is_paired=activation in FORMS)
     try:
         kernels.require_capability(device, blocks)
-        for rows in kernels.ROWS:
-            for is_backward in (False, True):
-                load_kernel(ScanShape(units, rows, blocks, is_backward, activation), device)
-    except (ImportError, CompileError, OSError) as error:
+        shapes = [
+            ScanShape(units, rows, blocks, is_backward, activation)
+            for rows in ROWS
+            for is_backward in (False, True)
+        ]
+        kernels.load_together(SOURCE, lambda shape: load_kernel(shape, device), shapes)
+    except (ImportError, CompileError) as error:
         logger.warning("the recurrence of %d units runs step by step: %s", units, error)
         return False
     return True
