@@ -11,10 +11,13 @@ import contextlib
 import inspect
 import itertools
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import typer
@@ -25,6 +28,9 @@ from eigensweep.search_spaces.editor_schema import make_editor_schema
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.routes.metrics import ServiceCollector, make_registry
+from eigensweep.service.client import Analysis, Client, Experiment, Reproduction
+from eigensweep.service.client.trial import Trial
+from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.service.command.cli import app
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.migrations import migrate
@@ -33,6 +39,7 @@ from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.engine.group import explain_alone
+from eigensweep.workers.engine.notebook import TrialResult, train
 
 REFERENCE = Path(__file__).parent / "reference"
 START, END = "<!-- generated -->\n", "<!-- end of generated -->"
@@ -184,6 +191,78 @@ def make_trial(model: str, task: str, flag: str) -> TrialConfig:
     return TrialConfig.from_dict(content).resolve()
 
 
+PYTHON = (train, TrialResult, Client, Experiment, Trial, TrialTable, Analysis, Reproduction)
+"""What a notebook or a script uses."""
+
+
+def document_python() -> str:
+    """Return a section for each function and class of Python's side, from its docstrings."""
+    lines: list[str] = []
+    for each in PYTHON:
+        if not isinstance(each, type):
+            lines += [f"## `{each.__name__}{write_signature(each)}`", "", write_docstring(each), ""]
+            continue
+        start = write_signature(each) if each is Client else ""
+        lines += [f"## `{each.__name__}{start}`", ""]
+        for base in filter(is_ours, each.__mro__):
+            lines += [write_docstring(base), ""]
+        fields = describe_fields(each) if is_dataclass(each) else []
+        lines += [f"### `{name}`\n\n{words}\n" for name, words in fields]
+        for name, member in list_members(each).items():
+            if isinstance(member, property):
+                lines += [f"### `{name}`", "", write_docstring(member), ""]
+            else:
+                method = getattr(each, name)
+                lines += [f"### `{name}{write_signature(method)}`", "", write_docstring(method), ""]
+    return "\n".join(lines)
+
+
+def is_ours(kind: type) -> bool:
+    """Return whether a class is one of the project."""
+    return kind.__module__.startswith("eigensweep.")
+
+
+def list_members(kind: type) -> dict[str, Any]:
+    """Return the public methods and properties of a class with a docstring, also inherited ones."""
+    ours = [*filter(is_ours, kind.__mro__)]
+    found = {name: member for each in reversed(ours) for name, member in vars(each).items()}
+    own = [name for each in ours for name in vars(each)]  # those of the class itself come first
+    return {
+        name: found[name]
+        for name in dict.fromkeys(own)
+        if not name.startswith("_")
+        and isinstance(found[name], property | classmethod | FunctionType)
+        and inspect.getdoc(found[name])
+    }
+
+
+def describe_fields(kind: type) -> list[tuple[str, str]]:
+    """Return the fields of a class with the docstrings below them."""
+    (body,) = (n.body for n in ast.parse(inspect.getsource(kind)).body if hasattr(n, "body"))
+    return [
+        (field.target.id, ast.literal_eval(following.value))
+        for field, following in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr)
+    ]
+
+
+def write_signature(function: Any) -> str:
+    """Return how a function is called, with types as they are written, without `self`."""
+    signature = inspect.signature(function)
+    kept = [p for name, p in signature.parameters.items() if name != "self"]
+    text = str(signature.replace(parameters=kept))
+    return re.sub(r"""(: |-> )(['"])(.*?)\2""", r"\1\3", text)
+
+
+def write_docstring(thing: Any) -> str:
+    """Return a docstring as Markdown: what is raised becomes a list."""
+    text = inspect.getdoc(thing) or ""
+    said, _, raised = text.partition("\nRaises:\n")
+    errors = [" ".join(part.split()) for part in re.split(r"\n(?=    \S)", raised) if part.strip()]
+    lists = [f"- raises `{name}` {words}" for name, _, words in (e.partition(": ") for e in errors)]
+    return "\n".join([said.strip(), *([""] if lists else []), *lists])
+
+
 def document_metrics() -> str:
     """Return the table of what /metrics exports."""
     families = {family.name: family for family in make_registry(None).collect()}
@@ -217,6 +296,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rest-api.md": document_routes,
     "settings.md": document_settings,
     "analyses.md": document_analyses,
+    "python.md": document_python,
     "metrics.md": document_metrics,
     "../../README.md": document_models_without_lanes,
 }

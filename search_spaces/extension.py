@@ -37,7 +37,7 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
         raise SpecError(
             "scheduler.name",
             "the trials of pbt train as one population, which cannot be extended; "
-            "post it again, changed",
+            "`eigensweep fork` posts it again, changed",
         )
     changes = dict(_find_changes(_flatten(_rest(old)), _flatten(_rest(new))))
     for path, (before, after) in changes.items():
@@ -48,7 +48,7 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
         raise SpecError(
             "training",
             f"the scheduler {new.scheduler.name} has compared the trials along the old budget; "
-            "post it again, changed: it goes on from the same checkpoints",
+            "`eigensweep fork` posts it again, changed: it goes on from the same checkpoints",
         )
     _check_count(old, new)
     told = (path for path in changes if path in BUDGET | COUNTS or path.startswith("limits."))
@@ -184,7 +184,7 @@ def _differs(path: str, before: Any, after: Any) -> SpecError:
     return SpecError(
         path,
         f"an extension keeps this ({_name(before)}), since results depend on it; "
-        "post it again, changed",
+        "`eigensweep fork` posts it again, changed",
         expected=_name(before),
         got=shorten(after),
     )

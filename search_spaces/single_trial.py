@@ -32,7 +32,7 @@ def read_trial(content: Mapping[str, Any]) -> TrialConfig:
         given = single.model_validate(dict(content))
     except ValidationError as error:
         problems = [SpecError(**problem) for problem in list_problems(error, single)]
-        raise problems[0] if len(problems) == 1 else SeveralErrors(problems) from error
+        raise problems[0] if len(problems) == 1 else SeveralErrors(problems) from None
     config = TrialConfig.from_dict(given.model_dump(mode="json")).resolve()
     return config.model_copy(update={"code": find_code(config.task.name, config.model.name)})
 

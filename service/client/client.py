@@ -13,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from eigensweep.service.client.analyses import Analysis
+from eigensweep.service.client.answers import Answer, format_comparison, format_preview
 from eigensweep.service.client.connection import Connection, JsonObject, RefusedError
 from eigensweep.service.client.events import Event
 from eigensweep.service.client.experiments import Experiment
@@ -23,6 +24,7 @@ from eigensweep.service.client.spec_file import (
     read,
     with_settings,
 )
+from eigensweep.service.client.trial import make_spec_of_one
 
 IS_ID = re.compile("[0-9a-z]{13}")
 NEWEST = 200
@@ -33,7 +35,7 @@ SpecSource = Mapping[str, Any] | str | Path
 
 
 class Client(Connection):
-    """The service as a Python object. See `Connection` for its address and token."""
+    """The service as a Python object."""
 
     def submit(
         self, source: SpecSource, *, notify: Sequence[str] = (), **settings: Any
@@ -53,10 +55,10 @@ class Client(Connection):
         query = "?" + urlencode({"notify": list(notify)}, doseq=True) if notify else ""
         return Experiment(self, self.post(Experiment.listing_path + query, spec, key))
 
-    def preview(self, source: SpecSource, **settings: Any) -> JsonObject:
+    def preview(self, source: SpecSource, **settings: Any) -> Answer:
         """Return what `submit` would do with the same arguments, without posting it."""
         spec = self.read_spec(source, settings)
-        return self.post(f"{Experiment.listing_path}/preview", spec)
+        return Answer(self.post(f"{Experiment.listing_path}/preview", spec), format_preview)
 
     def read_spec(self, source: SpecSource, settings: Mapping[str, Any]) -> JsonObject:
         """Return the spec that `source` names, with the fields in `settings` replaced."""
@@ -100,12 +102,22 @@ class Client(Connection):
             )
         return str(ids[0]) if ids else name
 
-    def fork(self, experiment_id: str, **settings: Any) -> Experiment:
+    def fork(self, experiment_id: str, /, **settings: Any) -> Experiment:
         """Post the spec of an experiment again, with the fields in `settings` replaced.
 
-        Results that exist are taken over, and shorter trainings are continued.
+        Results that exist are taken over, and shorter trainings are continued. `fork("last/18",
+        replicates=5)` posts one trial alone: its configuration, with more seeds or a longer budget.
+
+        Raises:
+            InputError: if there is no such path, or the trial has no configuration.
+            RefusedError: if there is no such experiment or trial, or the service refuses the spec.
         """
-        return self.submit(self.experiment(experiment_id).content["spec"], **settings)
+        first, _, number = experiment_id.rpartition("/")
+        if not number.isdecimal():  # a name may have a slash
+            return self.submit(self.experiment(experiment_id).content["spec"], **settings)
+        found = self.experiment(first)
+        spec = make_spec_of_one(found.content["spec"], found.trial(int(number)))
+        return self.submit(spec, **settings)
 
     def act(self, action: str, *experiment_ids: str, confirm: bool = False) -> list[JsonObject]:
         """Do something to several experiments: `act("pause", first, second)`.
@@ -157,7 +169,7 @@ class Client(Connection):
         """Yield the events of an experiment; see `Experiment.events`."""
         return Experiment(self, {"id": experiment_id}).events(after)
 
-    def compare(self, *names: str, metric: str | None = None) -> JsonObject:
+    def compare(self, *names: str, metric: str | None = None) -> Answer:
         """Compare trials (`id/number`), arms (`id/arm`) or experiments (`id`) seed by seed.
 
         `compare("1m7xnz0qe2nqc/scornn", "1m7xnz0qe2nqc/lstm")["pairs"][0]["test"]["words"]`.
@@ -165,7 +177,8 @@ class Client(Connection):
         Raises:
             RefusedError: if there is no such trial or metric; the message says why.
         """
-        return self.get("/v1/compare", of=list(names), metric=metric)
+        found = self.get("/v1/compare", of=list(names), metric=metric)
+        return Answer(found, format_comparison)
 
     def analyse(
         self,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from eigensweep.search_spaces.labels import format_value
+from eigensweep.service.client.answers import (
+    Answer,
+    format_importance,
+    format_pareto,
+    format_race,
+)
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.events import Event, read_events
 from eigensweep.service.client.remote import Remote
@@ -18,6 +24,17 @@ from eigensweep.service.client.tables import format_cell, format_html
 from eigensweep.service.client.trial import Trial
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.workers.shared.states import ENDED
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+CURVE = ("trial", "arm", "seed", "step", "metric", "value")
+"""Columns of a frame of curves."""
+MOST_POINTS = 1000
+"""Points of a curve in a figure; of a longer one, evenly spread ones are drawn."""
+FEWEST_SEEDS = 3
+"""Seeds of which a band is drawn: the interval of two would hide all else."""
 
 
 class Experiment(Remote):
@@ -81,38 +98,107 @@ class Experiment(Remote):
         """Return all that is known of one trial: config, reports, attempts, test scores."""
         return Trial(self.connection, self.connection.get(f"{self.path}/trials/{number}"))
 
-    def pareto(self, *against: str) -> JsonObject:
+    def curves(self, *trials: int, metric: str | None = None) -> DataFrame:
+        """Return learning curves as a DataFrame, one row for each point.
+
+        Its columns are trial, arm, seed, step, metric and value. `trials` are numbers of trials,
+        by default the best of each arm; `metric` is one that training logged, such as
+        `valid/cross_entropy`, by default all.
+
+        Raises:
+            InputError: if these trials have no curve of this metric; the message lists what is.
+        """
+        import pandas as pd
+
+        arms = [] if trials else self.connection.get(f"{self.path}/arms")["items"]
+        frames, known = [pd.DataFrame(columns=CURVE)], dict[str, None]()
+        for number in trials or [arm["best"] for arm in arms if arm["best"] is not None]:
+            trial = self.trial(number)
+            found = self.connection.get(f"{trial['links']['self']}/curves", points=5 * MOST_POINTS)
+            for curve in found["items"]:
+                known[curve["metric"]] = None
+                if metric not in (None, curve["metric"]):
+                    continue
+                steps, values = curve["steps"], pd.array(curve["values"], dtype="float64")
+                frame = pd.DataFrame({"step": steps, "value": values})
+                about = {"trial": number, "arm": trial["arm"], "seed": curve["seed"]}
+                frames.append(frame.assign(**about, metric=curve["metric"])[list(CURVE)])
+        if metric is not None and metric not in known:
+            words = f"there are {', '.join(known)}" if known else "there is no curve yet"
+            raise InputError(f"no curve of these trials is called '{metric}'; {words}")
+        return pd.concat(frames[1:] or frames, ignore_index=True)
+
+    def plot(self, metric: str | None = None, *, log: bool | None = None) -> Figure:
+        """Return a figure of learning curves: a line for the best trial of each arm.
+
+        It is the mean over the trial's seeds; from three seeds on, a band is the 95% interval.
+        `metric` is one that training logged, by default the experiment's on validation data. `log`
+        says whether its axis is logarithmic, by default where values span much.
+        `plot().savefig("figure.pdf")` writes it to a file.
+
+        Raises:
+            InputError: if no trial has a curve yet.
+            RefusedError: if there is no such metric; the message lists those that exist.
+        """
+        from eigensweep.workers.shared import figures
+
+        found = self.connection.get(
+            f"{self.path}/curves", metric=metric, trials=1, points=MOST_POINTS
+        )
+        lines = {}
+        for each in found["items"]:  # those that are ranked come first
+            if each["steps"] and each["arm"] not in lines:
+                band = (each["low"], each["high"]) if each["n"] >= FEWEST_SEEDS else ((), ())
+                lines[each["arm"]] = figures.Line(each["arm"], each["steps"], each["mean"], *band)
+        if not lines:
+            raise InputError(f"experiment {self.id} has no learning curve yet")
+        split, _, name = found["metric"].partition("/")
+        unit = f" ({found['unit']})" if found["unit"] else ""
+        named = {"valid": "validation"}.get(split, split) + f" {name.replace('_', ' ')}{unit}"
+        return figures.draw_curves(list(lines.values()), named, found["baseline"], log=log)
+
+    def to_latex(self, limit: int | None = None) -> str:
+        """Return its ranked trials as a LaTeX table; see `TrialTable.to_latex`."""
+        return self.trials.to_latex(limit)
+
+    def pareto(self, *against: str) -> Answer:
         """Return the trials that no other one beats: better in something, and worse in nothing.
 
         The metric is weighed against `parameters`, `seconds` or other metrics; by default against
         what the spec says, else against `parameters`.
         """
-        return self.connection.get(f"{self.path}/pareto", against=list(against) or None)
+        found = self.connection.get(f"{self.path}/pareto", against=list(against) or None)
+        return Answer(found, format_pareto)
 
-    def race(self) -> JsonObject:
+    def race(self) -> Answer:
         """Return which trials got more seeds than others, what each round decided, and who leads.
 
         `race()["words"]` says it as a sentence.
         """
-        return self.connection.get(f"{self.path}/race")
+        return Answer(self.connection.get(f"{self.path}/race"), format_race)
 
-    def importance(self) -> JsonObject:
+    def importance(self) -> Answer:
         """Return how much each searched parameter matters, arm by arm.
 
         `importance()["arms"][0]["parameters"][0]` is the first arm's most important one.
         """
-        return self.connection.get(f"{self.path}/importance")
+        return Answer(self.connection.get(f"{self.path}/importance"), format_importance)
 
     def export(self, path: Path | str) -> Path:
-        """Write all trials to a file, CSV or Parquet by its name, and return its path.
+        """Write its trials to a file and return its path: CSV, Parquet or LaTeX by its name.
 
         Raises:
-            InputError: if the name ends in neither `.csv` nor `.parquet`.
+            InputError: if the name ends in neither `.csv` nor `.parquet` nor `.tex`.
         """
         path = Path(path)
-        if path.suffix not in (".csv", ".parquet"):
-            raise InputError(f"{path}: trials are exported to a file named *.csv or *.parquet")
-        path.write_bytes(self.connection.download(f"{self.path}/trials{path.suffix}"))
+        if path.suffix == ".tex":
+            path.write_text(self.to_latex() + "\n", encoding="utf-8")
+        elif path.suffix in (".csv", ".parquet"):
+            path.write_bytes(self.connection.download(f"{self.path}/trials{path.suffix}"))
+        else:
+            raise InputError(
+                f"{path}: trials are exported to a file named *.csv, *.parquet or *.tex"
+            )
         return path
 
     def wait(

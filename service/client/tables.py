@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import isfinite
 from typing import Any
 
 from rich.cells import cell_len
@@ -70,3 +71,56 @@ def format_cell(column: str, value: Any) -> str:
     if column == "ratio":
         return f"{value:.3f}"
     return format_value(value)
+
+
+LATEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+})  # fmt: skip
+SMALL, LARGE = 0.01, 1e5
+"""Numbers between these are written without a power of ten in LaTeX."""
+
+
+def format_latex_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    r"""Return rows as a LaTeX table that needs the package booktabs; heads and texts are escaped.
+
+    >>> print(format_latex_table(["rank", "lr"], [[1, 3.3e-5]]))
+    \begin{tabular}{rr}
+    \toprule
+    rank & lr \\
+    \midrule
+    1 & $3.3\times10^{-5}$ \\
+    \bottomrule
+    \end{tabular}
+    """
+    cells = [list(row) for row in rows]
+    texts = [any(isinstance(value, str) for value in column) for column in zip(*cells, strict=True)]
+    align = "".join("l" if is_text else "r" for is_text in texts) or "l" * len(heads)
+    lines = [[head.translate(LATEX) for head in heads], *(map(format_latex, row) for row in cells)]
+    head, *body = [f"{' & '.join(line)} \\\\" for line in lines]
+    begin = [rf"\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule"]
+    return "\n".join([*begin, *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def format_latex(value: Any) -> str:
+    """Return a value as LaTeX: a number with three digits, a mean with both ends of its interval.
+
+    >>> format_latex(22395), format_latex(0.001), format_latex((0.5, 0.25, 0.75))
+    ('22{,}395', '$10^{-3}$', '$0.5$ [$0.25$, $0.75$]')
+    """
+    if value is None:
+        return "--"
+    if isinstance(value, tuple):
+        mean, low, high = map(format_latex, value)
+        return f"{mean} [{low}, {high}]"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value).translate(LATEX)
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "{,}")
+    if not isfinite(value):
+        return r"$\infty$" if value > 0 else "--"
+    if value == 0 or SMALL <= abs(value) < LARGE:
+        return f"${value:.3g}$" if abs(value) < 1000 else f"${value:.0f}$"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    digits = mantissa.rstrip("0").rstrip(".")
+    factor = {"1": "", "-1": "-"}.get(digits, rf"{digits}\times")
+    return f"${factor}10^{{{int(exponent)}}}$"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from eigensweep.service.client.answers import Answer, format_trial
 from eigensweep.service.client.connection import Connection, JsonObject
+from eigensweep.service.client.spec_file import InputError
 
 if TYPE_CHECKING:
     from eigensweep.models.base import Model
     from eigensweep.workers.trial.weights import KeptWeights
 
 
-class Trial(JsonObject):
+class Trial(Answer):
     """The service's JSON on a trial, a dict, which can fetch the trial's weights as well."""
 
     def __init__(self, connection: Connection, content: JsonObject) -> None:
-        super().__init__(content)
+        super().__init__(content, format_trial)
         self._connection = connection
 
     def weights(
@@ -41,3 +43,21 @@ class Trial(JsonObject):
         `network(x)` gives (logits, state), for x of shape (τ, B) or (τ, B, m).
         """
         return self.weights(which, seed=seed).load()
+
+
+def make_spec_of_one(spec: JsonObject, trial: Trial) -> JsonObject:
+    """Return the spec of an experiment that is one of its trials alone, with all settings fixed.
+
+    Raises:
+        InputError: if the trial has no configuration.
+    """
+    config = trial["config"]
+    if config is None:
+        raise InputError(f"trial {trial['number']} is {trial['state']}: it has no configuration")
+    kept = ("project", "description", "source", "objective", "reuse", "resources", "priority")
+    fixed = ("task", "model", "optimizer", "training", "divergence", "seed", "replicates")
+    return {
+        "name": f"{spec['name'][:100]}, trial {trial['number']}",
+        **{name: spec[name] for name in kept if name in spec},
+        **{name: config[name] for name in fixed},
+    }

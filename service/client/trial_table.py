@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eigensweep.search_spaces.labels import shorten_paths
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.client.tables import align_columns, format_cell, format_html
-from eigensweep.workers.shared.states import RANKED
+from eigensweep.service.client.tables import (
+    align_columns,
+    format_cell,
+    format_html,
+    format_latex_table,
+)
+from eigensweep.service.trial_rows import make_frame, make_row
 
 SPREAD = ("n", "sd", "interval", "test_sd", "test_interval")
 """Columns that say something only where a trial trained several times."""
@@ -34,8 +40,8 @@ COLUMNS = (
 )
 
 
-NUMBERS = ("value", "sd", "low", "high", "test", "test_sd", "test_low", "test_high", "baseline")
-"""Columns of a frame that are numbers also where all of them are missing."""
+SHOWN_ROWS = 20
+"""Rows that a Python prompt shows."""
 
 
 class TrialTable(list[JsonObject]):
@@ -51,19 +57,37 @@ class TrialTable(list[JsonObject]):
     def rank(cls, experiment: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> TrialTable:
         """Return rows for trials that come in the service's ranking (`sort=value`)."""
         return cls(
-            _make_row(place, trial, experiment) for place, trial in enumerate(trials, start=1)
+            make_row(place, trial, experiment) for place, trial in enumerate(trials, start=1)
         )
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with one column for each searched parameter.
+        """Return a pandas DataFrame with a column for each parameter and metric, by trial.
 
-        An interval is two columns, such as `low` and `high`, `test_low` and `test_high`.
+        It is the table that `Experiment.export` writes: `value` is the mean on validation data
+        with its `sd` and its interval from `low` to `high`, and all metrics of the task follow.
         """
-        import pandas as pd  # type: ignore[import-untyped]
+        return make_frame([self]).set_index("trial")
 
-        frame = pd.DataFrame(map(_flatten, self)).set_index("trial")
-        numbers = [column for column in NUMBERS if column in frame]
-        return frame.astype(dict.fromkeys(numbers, "float64"))
+    def to_latex(self, limit: int | None = None) -> str:
+        """Return a LaTeX table of the ranked trials, for the package booktabs.
+
+        It has a column for each parameter that varies, and means with their 95% intervals where
+        there are several seeds. `limit` is the largest number of rows.
+        """
+        rows = [row for row in self if row["rank"] is not None][:limit]
+        labels = shorten_paths(dict.fromkeys(path for row in rows for path in row["settings"]))
+        columns: dict[str, list[Any]] = {
+            "rank": [row["rank"] for row in rows],
+            "arm": [row["arm"] for row in rows],
+            **{
+                label: [row["settings"].get(path) for row in rows] for path, label in labels.items()
+            },
+            "validation": [_join_mean(row, "value", "interval") for row in rows],
+            "test": [_join_mean(row, "test", "test_interval") for row in rows],
+            "parameters": [row["parameters"] for row in rows],
+        }
+        known = {head: cells for head, cells in columns.items() if set(cells) - {None}}
+        return format_latex_table(list(known), zip(*known.values(), strict=True))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -88,49 +112,12 @@ class TrialTable(list[JsonObject]):
     def __str__(self) -> str:
         return align_columns(self.columns, self.format_rows())
 
-
-def _make_row(place: int, trial: Mapping[str, Any], experiment: Mapping[str, Any]) -> JsonObject:
-    value, parameters = trial.get("value"), trial.get("parameters")
-    baseline, statistics = experiment.get("baseline"), trial.get("statistics") or {}
-    valid = statistics.get("value") or {}
-    test = statistics.get(f"test/{(experiment.get('metric') or {}).get('name')}") or {}
-    return {
-        "rank": place if value is not None and trial["state"] in RANKED else None,
-        "trial": trial["number"],
-        "arm": trial["arm"],
-        "settings": dict(trial.get("params") or {}),
-        "changes": len(trial.get("lineage") or ()),
-        "state": trial["state"],
-        "n": valid.get("n"),
-        "value": value,
-        "sd": valid.get("sd"),
-        "interval": _find_ends(valid),
-        "test": test.get("mean"),
-        "test_sd": test.get("sd"),
-        "test_interval": _find_ends(test),
-        "baseline": baseline,
-        "ratio": None if value is None or not baseline else value / baseline,
-        "parameters": parameters["free"] if isinstance(parameters, Mapping) else parameters,
-        "seconds": trial.get("seconds"),
-        "mlflow": (trial.get("links") or {}).get("mlflow"),
-    }
+    def __repr__(self) -> str:
+        shown = str(TrialTable(self[:SHOWN_ROWS]))
+        more = len(self) - SHOWN_ROWS
+        return shown if more <= 0 else f"{shown}\n... and {more} more; print(...) shows all"
 
 
-def _find_ends(statistics: Mapping[str, Any]) -> tuple[float, float] | None:
-    low, high = statistics.get("low"), statistics.get("high")
-    return None if low is None or high is None else (low, high)
-
-
-def _flatten(row: JsonObject) -> JsonObject:
-    """Return a row of plain values: its settings and the ends of its intervals as columns."""
-    flat: JsonObject = {}
-    for column, value in row.items():
-        if column == "settings":
-            continue
-        if column.endswith("interval"):
-            low, high = value or (None, None)
-            name = column.removesuffix("interval")
-            flat |= {f"{name}low": low, f"{name}high": high}
-        else:
-            flat[column] = value
-    return flat | row["settings"]
+def _join_mean(row: JsonObject, mean: str, interval: str) -> float | tuple[float, ...] | None:
+    """Return a mean, with both ends of its interval where there is one."""
+    return row[mean] if row[interval] is None else (row[mean], *row[interval])

@@ -26,6 +26,7 @@ from eigensweep.service.client import (
     Client,
     Experiment,
     ServiceAwayError,
+    answers,
 )
 from eigensweep.service.client.connection import TOKEN_FILE
 from eigensweep.service.client.spec_file import (
@@ -66,8 +67,12 @@ Ids = Annotated[
         metavar="EXPERIMENT...", help="Experiments: ids or beginnings of them, names, or 'last'."
     ),
 ]
+Follow = Annotated[bool, typer.Option("--follow", help="Watch it until it is over.")]
 Limit = Annotated[int, typer.Option(min=1, help="The largest number of rows.")]
 CatalogueName = Annotated[str | None, typer.Argument(help="The name of one, to show it in full.")]
+
+CONTROL, PAPERS, KNOWN, OPERATION = "Control", "Papers", "What there is", "Operation"
+"""Where `--help` shows what does not stand in its first panel."""
 
 app = typer.Typer(
     name="eigensweep",
@@ -75,16 +80,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data_command.data)
-app.add_typer(cluster_command.cluster)
-app.add_typer(accounts.token)
-app.add_typer(accounts.user)
-app.command("audit")(accounts.list_audit)
-app.command("nodes")(nodes.show_nodes)
-app.command("du")(storage.show_use)
-app.command("prune")(storage.prune)
-app.command("backup")(backup.back_up)
-app.command("restore")(backup.restore)
 
 
 def main() -> None:
@@ -152,30 +147,10 @@ def _print(content: Any, to_text: Callable[[Any], str], as_json: bool) -> None:
 
 
 @app.command()
-def serve() -> None:
-    """Run the service until Ctrl-C. EIGENSWEEP_* variables configure it."""
-    from eigensweep.service.process.serve import main as run_service
-
-    sys.exit(run_service())
-
-
-@app.command()
-def doctor(url: Url = None, as_json: AsJson = False) -> None:
-    """Look at all that the service needs, and say what to do where something is wrong.
-
-    It works with and without a running service. Exit code 1: there is a problem.
-    """
-    from eigensweep.service.command.doctor import print_findings
-
-    if not print_findings(url, as_json, terminal.console()):
-        raise typer.Exit(FAILURE)
-
-
-@app.command()
 def submit(
     source: Source,
     settings: Settings = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Watch it until it is over.")] = False,
+    follow: Follow = False,
     notify: Annotated[
         list[str] | None,
         typer.Option(
@@ -190,13 +165,26 @@ def submit(
     """Post an experiment."""
     with connect(url, as_json) as client:
         experiment = client.submit(source, notify=notify or (), **parse_settings(settings or []))
-        if follow:
-            _watch(experiment, as_json)
-        elif as_json:
-            _print_json(experiment.content)
-        else:
-            typer.echo(f"{experiment.id} {experiment.name} is {experiment.state}")
-            typer.echo(f"watch it with: eigensweep watch {experiment.id}")
+        _tell(experiment, follow, as_json)
+
+
+def _tell(experiment: Experiment, follow: bool, as_json: bool) -> None:
+    """Say that an experiment is queued, or watch it until it is over."""
+    if follow:
+        _watch(experiment, as_json)
+    elif as_json:
+        _print_json(experiment.content)
+    else:
+        typer.echo(f"{experiment.id} {experiment.name} is {experiment.state}")
+        typer.echo(f"watch it with: eigensweep watch {experiment.id}")
+
+
+@app.command()
+def serve() -> None:
+    """Run the service until Ctrl-C. EIGENSWEEP_* variables configure it."""
+    from eigensweep.service.process.serve import main as run_service
+
+    sys.exit(run_service())
 
 
 @app.command()
@@ -206,7 +194,7 @@ def preview(
     """Show the trials, sizes and time of an experiment without posting it."""
     with connect_or_answer_here(url, as_json) as client:
         content = client.preview(source, **parse_settings(settings or []))
-        _print(content, summaries.format_preview, as_json)
+        _print(content, str, as_json)
 
 
 @app.command("list")
@@ -231,6 +219,9 @@ def list_experiments(
         )
         if as_json:
             _print_json(found)
+            return
+        if not found and not any((state, project, name, owner)):
+            typer.echo("no experiment yet; post a first one: eigensweep submit quickstart --follow")
             return
         heads = ("id", "name", "project", "owner", "state", "trials", "best", "created")
         terminal.show_rows(heads, map(summaries.make_list_row, found), terminal.console())
@@ -297,11 +288,48 @@ def trials(
             found.export(out)
             return
         if number is not None:
-            _print(found.trial(number), summaries.format_trial, as_json)
+            hint = "--json has its whole configuration, its reports and its result"
+            _print(found.trial(number), lambda trial: f"{trial}\n\n{hint}", as_json)
         elif as_json:
             _print_json(found.listing(sort="value"))
         else:
             terminal.show_trials(found.trials, terminal.console())
+
+
+@app.command()
+def plot(
+    experiment: Id,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Write the figure to this file: .pdf, .svg, .png, ..."),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="A metric that training logged, such as valid/accuracy; default: what the "
+            "experiment ranks by, on validation data."
+        ),
+    ] = None,
+    log: Annotated[
+        bool | None,
+        typer.Option(
+            "--log/--linear",
+            help="The axis of values; default: logarithmic where values span much.",
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the learning curves of each arm's best trial, with the band of its seeds."""
+    with connect(url, as_json) as client:
+        figure = client.experiment(experiment).plot(metric, log=log)
+        from eigensweep.workers.shared import figures
+
+        try:
+            figures.write(figure, out)
+        except ValueError as error:  # matplotlib's, on the format
+            raise InputError(f"{out}: {error}") from error
+        _print({"file": str(out)}, lambda about: about["file"], as_json)
 
 
 @app.command()
@@ -320,14 +348,14 @@ def pareto(
     """List the trials that no other one beats: a small loss against few parameters, or seconds."""
     with connect(url, as_json) as client:
         found = client.experiment(experiment).pareto(*(against or []))
-        _print(found, summaries.format_pareto, as_json)
+        _print(found, str, as_json)
 
 
 @app.command()
 def race(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
     """Show the race of an experiment: which trials got more seeds, and who leads."""
     with connect(url, as_json) as client:
-        _print(client.experiment(experiment).race(), summaries.format_race, as_json)
+        _print(client.experiment(experiment).race(), str, as_json)
 
 
 @app.command()
@@ -395,28 +423,31 @@ def importance(
         if as_json:
             _print_json(found)
         else:
-            terminal.show_importance(found, terminal.console())
+            rows = answers.make_share_rows(found)
+            terminal.show_rows(answers.SHARE_HEADS, rows, terminal.console())
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def pause(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     """Pause experiments: running trials commit and give their places back; nothing is lost."""
     _act("pause", experiments, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def resume(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     """Queue paused experiments again: their trials go on from their commits, bit for bit."""
     _act("resume", experiments, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def cancel(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     """Cancel experiments: running trials stop, finished trials stay."""
     _act("cancel", experiments, url, as_json)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # a priority may be negative
+@app.command(  # a priority may be negative
+    rich_help_panel=CONTROL, context_settings={"ignore_unknown_options": True}
+)
 def prioritize(
     experiment: Id,
     priority: Annotated[int, typer.Argument(help="Higher ones come first; 0 is usual.")],
@@ -429,25 +460,25 @@ def prioritize(
         _print(content, summaries.format_queue, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def retry(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     """Try the failed trials of experiments that are over again, from their last commits."""
     _act("retry", experiments, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def archive(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     """Leave experiments that are over out of lists; nothing of them is removed."""
     _act("archive", experiments, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def unarchive(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
     """Show archived experiments in lists again."""
     _act("unarchive", experiments, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def delete(
     experiments: Ids,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them for good.")] = False,
@@ -478,33 +509,44 @@ def _act(action: str, ids: list[str], url: str | None, as_json: bool) -> None:
             raise typer.Exit(FAILURE)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def extend(
-    experiment: Id, settings: Settings = None, url: Url = None, as_json: AsJson = False
+    experiment: Id,
+    settings: Settings = None,
+    follow: Follow = False,
+    url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
     """Give an experiment that is over more to do: more trials, a wider space, a longer budget."""
     with connect(url, as_json) as client:
         found = client.experiment(experiment).extend(**parse_settings(settings or []))
-        if as_json:
-            _print_json(found.content)
-        else:
-            typer.echo(f"{found.id} is {found.state}")
+        _tell(found, follow, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CONTROL)
 def fork(
-    experiment: Id, settings: Settings = None, url: Url = None, as_json: AsJson = False
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT[/TRIAL]",
+            help="An experiment: its id or the beginning of one, its name, or 'last'; or one of "
+            "its trials, such as 1m7xnz0qe2nqc/18.",
+        ),
+    ],
+    settings: Settings = None,
+    follow: Follow = False,
+    url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Post the spec of an experiment again, with changes; results that exist are taken over."""
+    """Post the spec of an experiment again, with changes; results that exist are taken over.
+
+    With a trial, its configuration alone: `fork ID/18 --set replicates=5` trains more seeds of it.
+    """
     with connect(url, as_json) as client:
-        made = client.fork(experiment, **parse_settings(settings or []))
-        if as_json:
-            _print_json(made.content)
-        else:
-            typer.echo(f"{made.id} {made.name} is {made.state}")
+        _tell(client.fork(experiment, **parse_settings(settings or [])), follow, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 def analyse(
     name: Annotated[
         str, typer.Argument(help="The kind of analysis; `eigensweep analyses` lists the kinds.")
@@ -563,13 +605,13 @@ def _wait_for(analysis: Analysis) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 def analyses(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the kinds of analyses, or show the options of one."""
     _catalogue("analysis-kinds", name, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 def reproduce(
     name: Annotated[
         str | None,
@@ -647,30 +689,42 @@ def reproduce(
             raise typer.Exit(FAILURE)
 
 
-@app.command()
+@app.command(rich_help_panel=KNOWN)
 def models(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the models, or show the fields of one that a search may vary."""
     _catalogue("models", name, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=KNOWN)
 def tasks(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the tasks, or show the fields of one that an experiment may set."""
     _catalogue("tasks", name, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=KNOWN)
 def presets(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the presets, or print one as the YAML that `submit` takes."""
     _catalogue("presets", name, url, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=KNOWN)
 def schema() -> None:
     """Print the JSON Schema of a spec, for editors that check a file while it is written."""
     from eigensweep.search_spaces.editor_schema import make_editor_schema
 
     _print_json(make_editor_schema())
+
+
+@app.command(rich_help_panel=OPERATION)
+def doctor(url: Url = None, as_json: AsJson = False) -> None:
+    """Look at all that the service needs, and say what to do where something is wrong.
+
+    It works with and without a running service. Exit code 1: there is a problem.
+    """
+    from eigensweep.service.command.doctor import print_findings
+
+    if not print_findings(url, as_json, terminal.console()):
+        raise typer.Exit(FAILURE)
 
 
 def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> None:
@@ -685,6 +739,18 @@ def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> N
                 typer.echo("`eigensweep presets NAME` prints one in full, with its remarks")
         else:
             typer.echo(summaries.format_catalogue_entry(kind, content))
+
+
+app.command("nodes", rich_help_panel=OPERATION)(nodes.show_nodes)
+app.command("du", rich_help_panel=OPERATION)(storage.show_use)
+app.command("prune", rich_help_panel=OPERATION)(storage.prune)
+app.command("backup", rich_help_panel=OPERATION)(backup.back_up)
+app.command("restore", rich_help_panel=OPERATION)(backup.restore)
+app.command("audit", rich_help_panel=OPERATION)(accounts.list_audit)
+app.add_typer(data_command.data, rich_help_panel=KNOWN)
+app.add_typer(cluster_command.cluster, rich_help_panel=OPERATION)
+app.add_typer(accounts.token, rich_help_panel=OPERATION)
+app.add_typer(accounts.user, rich_help_panel=OPERATION)
 
 
 if __name__ == "__main__":

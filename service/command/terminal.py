@@ -10,7 +10,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from rich.cells import cell_len
@@ -21,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from eigensweep.search_spaces.labels import format_value
-from eigensweep.service.client import Event, Experiment, ServiceAwayError
+from eigensweep.service.client import Event, Experiment, ServiceAwayError, answers
+from eigensweep.service.client.answers import count_trials, format_duration
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell
 from eigensweep.service.client.trial_table import TrialTable
@@ -203,31 +203,6 @@ class SteadyEstimate:
         return max(0.0, shown)
 
 
-def count_trials(progress: JsonObject) -> str:
-    """Return how many trials there are in each state.
-
-    >>> count_trials({"total": 9, "waiting": 0, "running": 2, "completed": 4, "fraction": 0.5})
-    '9 trials: 2 running, 4 completed'
-    """
-    states = [
-        f"{count} {state}"
-        for state, count in progress.items()
-        if count and state not in {"total", "fraction", "steps_done", "steps_total"}
-    ]
-    total = progress.get("total")
-    head = "trials" if total is None else f"{total} trials"
-    return f"{head}: {', '.join(states)}" if states else head
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in hours, minutes and seconds.
-
-    >>> format_duration(7325.4)
-    '2:02:05'
-    """
-    return str(timedelta(seconds=round(seconds)))
-
-
 def show_trials(table: TrialTable, screen: Console) -> None:
     """Print ranked trials; on a terminal MLflow's column is a short link and the best is green."""
     rows = table.format_rows()
@@ -241,76 +216,12 @@ def show_trials(table: TrialTable, screen: Console) -> None:
     _draw(table.columns, cells, screen, ["green" if row["rank"] == 1 else "" for row in table])
 
 
-def show_importance(importance: JsonObject, screen: Console) -> None:
-    """Print the share of each parameter, arm by arm."""
-    rows = [
-        (
-            arm["arm"],
-            each["path"],
-            f"{each['share']:.3f}" if each["share"] is not None else each["problem"],
-            each["trials"],
-        )
-        for arm in importance["arms"]
-        for each in arm["parameters"]
-    ]
-    show_rows(("arm", "parameter", "share", "trials"), rows, screen)
-
-
-SIDE_HEADS = ("name", "trial", "settings", "n", "value", "interval", "test", "test_interval")
-PAIR_HEADS = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
-
-
 def show_comparison(comparison: JsonObject, screen: Console) -> None:
     """Print the sides of a comparison, its pairs, and how they were tested."""
-    show_rows(SIDE_HEADS, map(_make_side_row, comparison["sides"]), screen)
+    show_rows(answers.SIDE_HEADS, answers.make_side_rows(comparison), screen)
     screen.print()
-    rows = [
-        _make_pair_row(pair, split, name)
-        for pair in comparison["pairs"]
-        for split, name in (("valid", "validation"), ("test", "test"))
-    ]
-    show_rows(PAIR_HEADS, rows, screen)
+    show_rows(answers.PAIR_HEADS, answers.make_pair_rows(comparison), screen)
     screen.print(f"\n{comparison['method']}; eigensweep {comparison['version']}", soft_wrap=True)
-
-
-def _make_side_row(side: JsonObject) -> list[str]:
-    valid, test = side["valid"] or {}, side["test"] or {}
-    return [
-        side["name"],
-        f"{side['experiment']}/{side['trial']}",
-        format_cell("settings", side["params"]),
-        str(len(side["seeds"])),
-        format_cell("value", valid.get("mean")),
-        format_interval(valid),
-        format_cell("test", test.get("mean")),
-        format_interval(test),
-    ]
-
-
-def _make_pair_row(pair: JsonObject, split: str, name: str) -> list[str]:
-    found = pair[split]
-    because = f" because {found['reason']}" if found["reason"] else ""
-    p = found["corrected_p"]
-    return [
-        pair["first"],
-        pair["second"],
-        name,
-        format_cell("difference", found["mean"]),
-        format_interval(found),
-        "-" if p is None else f"{p:.2g}",
-        "-" if found["effect"] is None else f"{found['effect']:.3g}",
-        f"{found['verdict']}{because}",
-    ]
-
-
-def format_interval(ends: Mapping[str, float | None]) -> str:
-    """Return an interval as text.
-
-    >>> format_interval({"low": -0.5, "high": 0.25})
-    '-0.5 to 0.25'
-    """
-    low, high = ends.get("low"), ends.get("high")
-    return format_cell("interval", None if low is None or high is None else (low, high))
 
 
 def show_rows(heads: Sequence[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:

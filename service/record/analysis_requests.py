@@ -60,8 +60,8 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
             got=request.name,
             available=list(ANALYSES),
         )
-    _check_subject(request, analysis)
     options = _check_options(request, analysis)
+    _check_subject(request, analysis)
     trial = experiment = None
     if analysis.of == "trial":
         assert request.experiment is not None
@@ -101,7 +101,7 @@ def _check_options(request: AnalysisRequest, analysis: Analysis[Any, Any, Any]) 
             if path and path.split(".")[0] not in known:
                 message = (
                     f"{request.name} has no option '{path}'; it has {', '.join(known)}"
-                    f"{did_you_mean(path, known)}"
+                    f"{did_you_mean(path, [*known, 'experiment', 'trial'])}"
                 )
                 one["expected"], available = f"an option of {request.name}", known
             place = f"options.{path}" if path else "options"

@@ -505,9 +505,9 @@ class TestReading:
         factor = exp(4.302653 * 0.3 / 3**0.5 / 0.6)  # by the logarithm, as a loss is positive
         assert list(found.values()) == pytest.approx([0.6, 3, 0.3, 0.6 / factor, 0.6 * factor])
         assert best["statistics"]["value"]["n"] == 3
-        table = pd.read_csv(io.StringIO(client.get(f"{here}/trials.csv").text), index_col="number")
+        table = pd.read_csv(io.StringIO(client.get(f"{here}/trials.csv").text), index_col="trial")
         assert table.loc[1, "test/cross_entropy/sd"] == pytest.approx(0.3)
-        assert (table.loc[0, "n"], table.loc[0, "value/low"]) == (3, 0.5)
+        assert (table.loc[0, "n"], table.loc[0, "low"]) == (3, 0.5)
         assert best["config"] == CONFIG
         assert best["reports"][0]["metrics"] == {"valid/cross_entropy": 0.3}
         assert best["attempts"][0]["device"] == "cpu"

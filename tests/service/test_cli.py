@@ -21,10 +21,10 @@ from typer.testing import CliRunner, Result
 from waiting import PATIENCE
 
 from eigensweep.service.client import Client, connection
+from eigensweep.service.client.answers import format_pareto
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.service.command import quickstart, terminal
 from eigensweep.service.command.cli import app
-from eigensweep.service.command.summaries import format_pareto
 
 SPEC = """
 name: nine
@@ -56,7 +56,7 @@ def spec(tmp_path: Path) -> str:
 def test_the_command_line_starts_without_torch_ray_mlflow_and_the_spec() -> None:
     heavy = "{'torch', 'ray', 'mlflow', 'optuna', 'fastapi'}"
     rooms = "('eigensweep.search_spaces.', 'eigensweep.models', 'eigensweep.tasks')"
-    light = {f"eigensweep.search_spaces.{m}" for m in ("spec_text", "dotted", "labels")}
+    light = {f"eigensweep.search_spaces.{m}" for m in ("spec_text", "dotted", "labels", "errors")}
     program = (
         "import sys, eigensweep.service.command.cli, eigensweep.service.client\n"
         f"print(sorted(m for m in sys.modules if m in {heavy} or m.startswith({rooms})"
@@ -504,11 +504,11 @@ def test_trials_are_exported_with_a_column_for_each_parameter_and_metric(
 
     frame = pd.read_csv(file) if suffix == "csv" else pd.read_parquet(file)
     assert done.exit_code == 0
-    assert list(frame["number"]) == [0, 1, 2, 3]
+    assert sorted(frame["trial"]) == [0, 1, 2, 3]
     assert set(frame["optimizer.lr"]) == {0.1, 0.01}
     assert frame["value"].notna().all()
     refused = cli("trials", id, "--out", str(tmp_path / "trials.xlsx"))
-    assert (refused.exit_code, "*.csv or *.parquet" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "*.csv, *.parquet or *.tex" in refused.stderr) == (2, True)
 
 
 def test_a_pareto_table_weighs_the_metric_against_parameters_or_seconds(

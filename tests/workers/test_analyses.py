@@ -13,7 +13,7 @@ from orders import make_order
 
 from eigensweep.models.analysis.gradient_norms import gradient_norms
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.analyses import ANALYSES, figures
+from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.__main__ import main
 from eigensweep.workers.analyses.base import (
     ExperimentSubject,
@@ -25,7 +25,7 @@ from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver
 from eigensweep.workers.analyses.messages import FILES, AnalysisOrder, Outcome
 from eigensweep.workers.analyses.size_study import group_arms
 from eigensweep.workers.analyses.weights import load_network, load_snapshot
-from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared import figures, spectrum_files
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.trial.attempt import Attempt
 

@@ -1,5 +1,6 @@
 """Training one configuration in a notebook."""
 
+import traceback
 from typing import Literal
 
 import pytest
@@ -20,7 +21,7 @@ def test_a_notebook_shows_numbers_and_curves(capsys):
     result = train(CONFIG, progress=True)
 
     page = result._repr_html_()
-    assert f"<td>value</td><td>{result.value:.4g}</td>" in page
+    assert f"<td>value</td><td>{result.value:.4g} [" in page
     (axes,) = result.plot().axes
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["seed 0", "seed 1", "memoryless baseline"]
@@ -65,3 +66,37 @@ def test_a_model_that_a_notebook_registers_is_known(monkeypatch):
         train(content)
     monkeypatch.setitem(MODELS, "own", Own)
     assert train(content).outcome == "completed"
+
+
+def test_a_result_shows_itself_in_a_few_lines():
+    result = train(CONFIG)
+    lines = repr(result).splitlines()
+    assert len(lines) <= 7
+    assert lines[0].split() == ["trained", "scornn", "on", "copying"]
+    assert any(line.startswith(f"value       {result.value:.4g} [") for line in lines)
+
+
+def test_a_zero_of_a_curve_is_drawn_at_the_lower_edge():
+    result = train(CONFIG)
+    (axes,) = result.plot(log=True).axes
+    assert axes.get_yscale() == "log"
+    assert result.plot(log=False).axes[0].get_yscale() == "linear"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": {"name": "coppying"}},
+        {"model": {"name": "scornn", "hidden_size": 6}},
+        {"training": {"steps": 4, "epochs": 1.0}},
+        {"objective": {"metric": "los"}},
+        {"optimizer": {"clip_norm": 1.0, "clip_value": 1.0}},
+    ],
+)
+def test_an_error_comes_alone(change):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        train({**CONFIG, **change})
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "pydantic" not in shown
+    assert shown.count("Traceback") == 1
+    assert "\n" not in str(refused.value)

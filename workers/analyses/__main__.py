@@ -19,7 +19,6 @@ from typing import Any
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import Findings, Folders
 from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver
-from eigensweep.workers.analyses.figures import save
 from eigensweep.workers.analyses.messages import (
     FILES,
     OUTCOME,
@@ -31,6 +30,7 @@ from eigensweep.workers.analyses.messages import (
     Outcome,
 )
 from eigensweep.workers.shared.durable_files import StorageError, write_whole
+from eigensweep.workers.shared.figures import save
 from eigensweep.workers.shared.parents import end_with_parent
 
 

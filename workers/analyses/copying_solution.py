@@ -8,7 +8,6 @@ from pydantic import Field
 
 from eigensweep.models.analysis.solutions import successes
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.analyses import figures
 from eigensweep.workers.analyses.base import (
     Analysis,
     Content,
@@ -17,6 +16,7 @@ from eigensweep.workers.analyses.base import (
     OneOrMore,
     Options,
 )
+from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,6 @@ from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norm
 from eigensweep.models.base import Model
 from eigensweep.models.network import RecurrentModel
 from eigensweep.search_spaces.trial import Strict, TrialConfig
-from eigensweep.workers.analyses import figures
 from eigensweep.workers.analyses.base import (
     Analysis,
     Content,
@@ -23,6 +22,7 @@ from eigensweep.workers.analyses.base import (
     six_digits,
 )
 from eigensweep.workers.analyses.weights import load_network, seed_of
+from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from eigensweep.models.analysis.hidden_traces import hidden_trace, mean_between, movement
 from eigensweep.tasks.base import Shapes
-from eigensweep.workers.analyses import figures
 from eigensweep.workers.analyses.base import (
     Analysis,
     Content,
@@ -21,6 +20,7 @@ from eigensweep.workers.analyses.base import (
     six_digits,
 )
 from eigensweep.workers.analyses.weights import load_network, seed_of
+from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

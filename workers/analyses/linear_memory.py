@@ -11,7 +11,6 @@ from pydantic import Field
 from eigensweep.models.analysis.fisher_memory import memory_curve
 from eigensweep.models.analysis.transient import ensemble, feed_forward, transient
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.analyses import figures
 from eigensweep.workers.analyses.base import (
     Analysis,
     Content,
@@ -21,6 +20,7 @@ from eigensweep.workers.analyses.base import (
     Options,
     six_digits,
 )
+from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

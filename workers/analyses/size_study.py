@@ -12,7 +12,6 @@ from pydantic import Field, JsonValue
 from eigensweep.direction import best, sign
 from eigensweep.search_spaces.trial import Strict
 from eigensweep.tasks.base import Metric, TaskConfig
-from eigensweep.workers.analyses import figures
 from eigensweep.workers.analyses.base import (
     Analysis,
     Content,
@@ -23,6 +22,7 @@ from eigensweep.workers.analyses.base import (
     TrialSubject,
     six_digits,
 )
+from eigensweep.workers.shared import figures
 from eigensweep.workers.shared.checkpoints import Store, open_store
 
 if TYPE_CHECKING:

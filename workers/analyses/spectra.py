@@ -12,7 +12,6 @@ from pydantic import Field
 from eigensweep.models import MODELS
 from eigensweep.models.analysis.spectra import recurrent_spectra
 from eigensweep.search_spaces.trial import Strict, TrialConfig
-from eigensweep.workers.analyses import figures
 from eigensweep.workers.analyses.base import (
     Analysis,
     Content,
@@ -29,7 +28,7 @@ from eigensweep.workers.analyses.weights import (
     load_snapshot,
     seed_of,
 )
-from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared import figures, spectrum_files
 from eigensweep.workers.shared.checkpoints import open_store
 
 if TYPE_CHECKING:

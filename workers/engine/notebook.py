@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -19,7 +19,7 @@ from eigensweep.models.base import Model
 from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.replicates import gains_by_lanes
-from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared import figures, spectrum_files
 from eigensweep.workers.shared.checkpoints import CurvePoint, Store
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
@@ -37,15 +37,17 @@ COMMIT_SECONDS = 10.0
 """Seconds of training between two checkpoints in a folder."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrialResult:
     """What came of training one configuration, for a person to look at."""
 
     config: TrialConfig
+    """The configuration, with every default filled in."""
     summary: Result
-    curves: dict[int, list[CurvePoint]] = field(repr=False)
+    """The result of all replicates, with spread and intervals."""
+    curves: dict[int, list[CurvePoint]]
     """Each replicate's curve, by its seed."""
-    kept: dict[int, KeptWeights] = field(repr=False)
+    kept: dict[int, KeptWeights]
     """The selected weights of each replicate that has some, by its seed."""
 
     def load(self, seed: int | None = None) -> Model:
@@ -93,35 +95,45 @@ class TrialResult:
         """The result of each seed."""
         return self.summary.by_replicate
 
-    def plot(self) -> Figure:
-        """Return a figure of the objective's validation curve, a line for each seed."""
-        from matplotlib.figure import Figure
+    def plot(self, *, log: bool | None = None) -> Figure:
+        """Return a figure of the objective's validation curve, a line for each seed.
 
+        `log` says whether the axis of values is logarithmic, by default where they span much.
+        `plot().savefig("curve.pdf")` writes it to a file.
+        """
         metric = self.config.objective_metric
-        figure = Figure(figsize=(6, 3.2), layout="constrained")
-        axes = figure.subplots()
+        lines = []
         for seed, points in self.curves.items():
             seen = [(p.step, p.metrics.get(f"valid/{metric.name}")) for p in points]
-            line = [(step, value) for step, value in seen if value is not None]
-            axes.plot(*zip(*line, strict=True) if line else ([], []), label=f"seed {seed}")
-        if self.baseline is not None:
-            axes.axhline(self.baseline, color="0.5", linestyle="--", label="memoryless baseline")
-        axes.set(xlabel="optimizer steps", ylabel=f"validation {metric.name} ({metric.unit})")
-        axes.legend(frameon=False)
-        return figure
+            known = [(step, value) for step, value in seen if value is not None]
+            steps, values = [step for step, _ in known], [value for _, value in known]
+            lines.append(figures.Line(f"seed {seed}", steps, values))
+        named = f"validation {metric.name} ({metric.unit})"
+        return figures.draw_curves(lines, named, self.baseline, log=log)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the numbers and the curves."""
         picture = io.StringIO()
         self.plot().savefig(picture, format="svg")
         svg = picture.getvalue()
-        numbers = {"outcome": self.outcome, "value": self.value, "baseline": self.baseline}
-        numbers |= {f"test {name}": value for name, value in self.test.items()}
         cells = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(_show(value))}</td></tr>"
-            for name, value in numbers.items()
+            f"<tr><td>{escape(name)}</td><td>{escape(words)}</td></tr>"
+            for name, words in self._list_numbers()
         )
         return f"<table>{cells}</table>{svg[svg.index('<svg') :]}"
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<12}{words}" for name, words in self._list_numbers())
+
+    def _list_numbers(self) -> Iterator[tuple[str, str]]:
+        """Yield what a person sees first, each with its name."""
+        config, intervals = self.config, self.summary.interval
+        yield "trained", f"{config.model.name} on {config.task.name}"
+        yield "outcome", str(self.outcome)
+        for name, value in (("value", self.value), ("baseline", self.baseline)):
+            yield name, _show(value, intervals.get(name))
+        for metric, score in self.test.items():
+            yield f"test {metric}", _show(score, intervals.get(f"test/{metric}"))
 
 
 def train(
@@ -269,5 +281,6 @@ def _make_bars(show: bool | None) -> Progress:
     return Progress(*columns, *more, console=console, disable=not show)
 
 
-def _show(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _show(value: object, interval: tuple[float, float] | None = None) -> str:
+    words = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return words if interval is None else f"{words} [{interval[0]:.4g} to {interval[1]:.4g}]"

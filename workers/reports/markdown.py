@@ -34,7 +34,8 @@ def write_page(reports: Sequence[tuple[ReportContent, str]], missing: Mapping[st
         "suite, which names its experiments and the paper's claims. A claim is decided by numbers: "
         "arms are compared over shared seeds by a paired t-test, with p-values corrected after "
         "Holm, and intervals are 95 % intervals by Student's t. No setting was tuned until it "
-        "fitted.",
+        "fitted. Minutes are those of the machine that each report names at its end, with all that "
+        "ran there at the same time: an idle or newer one needs a fraction of them.",
         "",
         *_table(
             ("reproduction", "budget", "verdict", "claims", "minutes of training"),

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eigensweep.workers.analyses import figures
 from eigensweep.workers.reports.report import Curves, ReportContent
+from eigensweep.workers.shared import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLUMNS = 2
-LOGARITHMIC = 20.0
-"""A curve whose largest value is so many times its smallest has a logarithmic axis."""
 
 
 def save(content: ReportContent, *paths: Path) -> None:
@@ -43,11 +41,13 @@ def _draw_curves(panel: Axes, curves: Curves) -> None:
     colours = dict(
         zip([line.arm for line in curves.lines], figures.colours(len(curves.lines)), strict=True)
     )
-    for line in curves.lines:
-        colour = colours[line.arm]
-        panel.plot(line.step, line.mean, color=colour, label=f"{line.arm}")
-        if line.seeds > 1:
-            panel.fill_between(line.step, line.low, line.high, color=colour, alpha=0.15)
+    lines = [
+        figures.Line(each.arm, each.step, each.mean, each.low, each.high)
+        if each.seeds > 1
+        else figures.Line(each.arm, each.step, each.mean)
+        for each in curves.lines
+    ]
+    figures.draw_lines(panel, lines, curves.baseline)
     for number, point in enumerate(curves.paper):
         panel.plot(
             point.step,
@@ -58,12 +58,7 @@ def _draw_curves(panel: Axes, curves: Curves) -> None:
             color=colours.get(point.arm, "0.4"),
             label="paper, read off" if number == 0 else None,
         )
-    if curves.baseline is not None:
-        panel.axhline(curves.baseline, color="0.4", linestyle="--", linewidth=0.9, label="baseline")
-    values = [value for line in curves.lines for value in (*line.low, *line.high)]
-    if min(values) > 0 and max(values) > LOGARITHMIC * min(values):
-        panel.set_yscale("log")
     unit = f", {curves.unit}" if curves.unit else ""
-    panel.set(title=curves.title.replace("$", r"\$"), xlabel="optimizer steps")
+    panel.set_title(curves.title.replace("$", r"\$"))
     panel.set_ylabel(f"{curves.metric}{unit}")
     panel.legend(fontsize=7)

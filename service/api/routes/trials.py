@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal
+from itertools import count
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import decode, encode
-from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Page, TrialNow, TrialSummary
 from eigensweep.service.api.written import WrittenRoute
-from eigensweep.workers.shared.messages import OBJECTIVE
+from eigensweep.service.trial_rows import Row, make_frame, make_row
 from eigensweep.workers.shared.states import TrialState
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
 
 EXPORTED_AT_ONCE = 1000
 """Trials that are read from the record at a time."""
-
-EXPORTED = ("number", "arm", "state", "value", "best_step", "step", "steps", "seconds", "hash")
-"""The first columns of an export."""
-
-SPREAD = ("sd", "low", "high")
-"""What an export says of each mean, as `NAME/sd`, `NAME/low` and `NAME/high`."""
 
 router = APIRouter(tags=["trials"], route_class=WrittenRoute)
 
@@ -96,13 +88,11 @@ MEDIA_TYPES = {Format.csv: "text/csv", Format.parquet: "application/vnd.apache.p
     },
 )
 def export_trials(service: TheService, id: ExperimentId, format: Format) -> Response:
-    """Return all trials as a table: a row for each, a column for each parameter and metric."""
-    frames, after = [], None
-    while page := service.record.listed_trials(id, limit=EXPORTED_AT_ONCE, after=after):
-        trials = [service.views.summary(each.read()) for each in page]
-        frames.append(make_frame(trials))
-        after = (trials[-1].number,)
-    frame = join_frames(frames)
+    """Return all trials as a table, the best first: a column for each parameter and metric.
+
+    The columns are those of `to_pandas()` in Python: the spread of each metric stands beside it.
+    """
+    frame = make_frame(_read_rows(service, id))
     if format is Format.csv:
         content = frame.to_csv(index=False).encode()
     else:
@@ -111,56 +101,19 @@ def export_trials(service: TheService, id: ExperimentId, format: Format) -> Resp
     return Response(content, 200, {"Content-Disposition": disposition}, MEDIA_TYPES[format])
 
 
-def make_frame(trials: Sequence[TrialSummary]) -> DataFrame:
-    """Return a row for each trial: its parameters by path, `valid/` and `test/` metrics, spread."""
-    import pandas as pd
-
-    if not trials:
-        return pd.DataFrame(columns=[*(n for n in TrialSummary.model_fields if n in EXPORTED), "n"])
-    has_lineage = any(trial.lineage for trial in trials)
-    return pd.DataFrame(
-        {
-            **trial.model_dump(include=set(EXPORTED)),
-            **trial.params,
-            **({"lineage": _describe_lineage(trial)} if has_lineage else {}),
-            **{f"parameters/{kind}": count for kind, count in (trial.parameters or {}).items()},
-            **{
-                name if name.startswith("valid/") else f"valid/{name}": value
-                for name, value in trial.metrics.items()
-                if name != OBJECTIVE
-            },
-            **{f"test/{name}": value for name, value in trial.test.items()},
-            "n": trial.statistics["value"].n if "value" in trial.statistics else None,
-            **{
-                f"{name}/{part}": getattr(found, part)
-                for name, found in trial.statistics.items()
-                for part in SPREAD
-            },
-            "mlflow": trial.links.mlflow,
-        }
-        for trial in trials
-    )
-
-
-def join_frames(frames: Sequence[DataFrame]) -> DataFrame:
-    """Return the rows of several frames; a small part of the memory of their trials is enough."""
-    import pandas as pd
-
-    if not frames:
-        return make_frame([])
-    joined = pd.concat(frames, ignore_index=True)
-    if "lineage" in joined:  # frames without it are of trials without one
-        joined["lineage"] = joined["lineage"].fillna("")
-    return joined
-
-
-def _describe_lineage(trial: TrialSummary) -> str:
-    """Return a trial's lineage as one text, such as `step 500 from trial 3: optimizer.lr=0.02`."""
-    return "; ".join(
-        f"step {taken.step} from trial {taken.source}: "
-        + " ".join(f"{path}={value}" for path, value in taken.params.items())
-        for taken in trial.lineage
-    )
+def _read_rows(service: Service, id: str) -> Iterator[list[Row]]:
+    """Yield all trials of an experiment in the order of the ranking, some of them at a time."""
+    row = service.record.row(id)
+    experiment = {"baseline": row.baseline, "metric": {"name": row.metric}}
+    places, after = count(1), None
+    while page := service.record.listed_trials(
+        id, sort="value", limit=EXPORTED_AT_ONCE, after=after
+    ):
+        found = [each.read() for each in page]
+        summaries = (service.views.summary(each).model_dump(by_alias=True) for each in found)
+        yield [make_row(next(places), trial, experiment) for trial in summaries]
+        last = found[-1].trial
+        after = (last.tier, last.rank, last.number)
 
 
 @router.get(
