@@ -206,7 +206,7 @@ class ScriptedDriver:
                     self.ledger.finish(number, attempt, "cancelled")
                     return "cancelled"
                 place = Place(node="here", pid=1, device="cpu")
-                self.ledger.report(number, attempt, step, {"cross_entropy": value}, place)
+                self.ledger.report(number, attempt, step, {"valid/cross_entropy": value}, place)
             if config.optimizer.lr >= 10:
                 error = "Traceback (most recent call last):\nRuntimeError: a bug"
                 self.ledger.finish(number, attempt, "failed", error=error)

@@ -382,7 +382,7 @@ class TestReading:
         here = client.post("/v1/experiments", json=spec()).json()["links"]["trials"]
         for read, name in ((pd.read_csv, "csv"), (pd.read_parquet, "parquet")):
             table = read(io.BytesIO(client.get(f"{here}.{name}").content))
-            assert list(table.columns[:3]) == ["number", "arm", "state"]
+            assert list(table.columns[:4]) == ["rank", "trial", "arm", "state"]
             assert table.empty
 
     def test_pages_follow_one_another_without_gap_or_repetition(self, client, spec):
