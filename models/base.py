@@ -103,9 +103,9 @@ class ModelConfig(PlainNumbers):
             ValueError: if fields contradict one another; the message says what is allowed.
         """
         if (self.hidden_size is None) == (self.parameters is None):
-            given = "both" if self.hidden_size is not None else "neither"
+            given = "both are" if self.hidden_size is not None else "neither is"
             raise ValueError(
-                f"{self.name} takes exactly one of 'hidden_size' and 'parameters'; {given} is given"
+                f"{self.name} takes exactly one of 'hidden_size' and 'parameters'; {given} given"
             )
         if self.parameters is None:
             n, step = self.hidden_size, self.size_step

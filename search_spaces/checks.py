@@ -7,33 +7,45 @@ least one of the extreme points of each arm keeps the rules about several fields
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from eigensweep.search_spaces.errors import (
     ConditionError,
     CorpusError,
     GridTooLargeError,
     InvalidPointError,
-    SeveralErrors,
     SpecError,
     TrialLimitError,
     UnknownMetricError,
     did_you_mean,
+    raise_errors,
     shorten,
 )
 from eigensweep.search_spaces.fitting import find_misfits, place_of
 from eigensweep.search_spaces.parameters import Choice
+from eigensweep.search_spaces.places import Places
+from eigensweep.search_spaces.population import find_population_errors
 from eigensweep.search_spaces.race_words import find_racing_errors
-from eigensweep.search_spaces.search_words import find_method_errors
+from eigensweep.search_spaces.search_words import find_method_errors, find_unread_settings
 from eigensweep.search_spaces.sections import COSTS, Arm
-from eigensweep.search_spaces.space import Space
+from eigensweep.search_spaces.space import Point, Space, find_wrong_conditions
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 
 MOST_RUNGS = 1_000
 MOST_LISTED = 10_000
+MOST_NAMED = 5
+"""Arms that a message names."""
+READS = {
+    "task": ("task",),
+    "optimizer": ("optimizer",),
+    "model": ("model", "task"),
+    "training": ("training", "task"),
+    "objective": ("objective", "task"),
+}
+"""Sections of a configuration, each with those that its rules about several fields read."""
 
 
 def check_spec(spec: ExperimentSpec, data_root: Path | None = None) -> None:
@@ -42,20 +54,38 @@ def check_spec(spec: ExperimentSpec, data_root: Path | None = None) -> None:
     Raises:
         SpecError: the kind of it that fits, or `SeveralErrors` if more than one thing is wrong.
     """
-    errors = find_errors(spec, data_root)
-    if len(errors) == 1:
-        raise errors[0]
+    raise_errors(find_errors(spec, data_root))
+
+
+def find_errors(
+    spec: ExperimentSpec, data_root: Path | None = None, left_out: Iterable[str] = ()
+) -> list[SpecError]:
+    """Return all that is wrong, but for what only follows from a mistake that is told.
+
+    `left_out` are the places of fields that were refused, and that `spec` therefore lacks. A check
+    that reads one of them says nothing.
+    """
+    lacking, errors = Places(left_out), list(_check_lists(spec))
     if errors:
-        raise SeveralErrors(errors)
-
-
-def find_errors(spec: ExperimentSpec, data_root: Path | None = None) -> list[SpecError]:
-    """Return all that is wrong; later checks are left out where an earlier kind failed."""
-    errors = list(_check_lists(spec))
-    errors = errors or [*_check_task(spec, data_root), *find_misfits(spec)]
-    errors = errors or [*_check_conditions(spec), *find_method_errors(spec)]
-    errors = errors or [*_check_bounds(spec), *find_racing_errors(spec)]
-    return errors or list(_check_extremes(spec))
+        return errors  # so many values are not tried
+    unknown = [section for section in ("model", "task") if lacking.touch(f"{section}.name")]
+    misfits = (each for each in find_misfits(spec) if not Places([each.path]).touch(*unknown))
+    errors += [*_check_task(spec, data_root, lacking), *misfits]
+    conditions = [] if lacking.touch("space") else _check_conditions(spec)
+    errors += conditions
+    if not lacking.touch("scheduler.name"):
+        errors += find_unread_settings(spec.scheduler)
+    if not conditions and not lacking.touch("space", "search", "limits"):
+        found = [*find_method_errors(spec), *_check_bounds(spec), *find_racing_errors(spec)]
+        if spec.scheduler.name == "pbt" and not lacking.touch("training", "task"):
+            found += find_population_errors(spec)
+        told = {each.path for each in errors}
+        errors += [
+            each
+            for each in found
+            if each.path not in told and not lacking.touch(each.path.partition(".")[0])
+        ]
+    return errors + _check_extremes(spec, lacking, errors)
 
 
 def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:
@@ -71,19 +101,25 @@ def _check_lists(spec: ExperimentSpec) -> Iterator[SpecError]:
         )
 
 
-def _check_task(spec: ExperimentSpec, data_root: Path | None) -> Iterator[SpecError]:
+def _check_task(
+    spec: ExperimentSpec, data_root: Path | None, lacking: Places
+) -> Iterator[SpecError]:
     task = spec.task
-    try:
-        task.check()
-    except ValueError as error:
-        yield SpecError("task", str(error))
+    if lacking.touch("task.name"):
         return
-    try:
-        TASKS[task.name].check_corpus(task, data_root)
-    except ValueError as error:
-        found = CorpusError("task", str(error))
-        found.__cause__ = error
-        yield found
+    if not lacking.touch("task"):
+        try:
+            task.check()
+        except ValueError as error:
+            yield SpecError("task", str(error))
+            return
+    if not (lacking.touch("task") and "corpus" in type(task).model_fields):  # it chooses a corpus
+        try:
+            TASKS[task.name].check_corpus(task, data_root)
+        except ValueError as error:
+            found = CorpusError("task", str(error))
+            found.__cause__ = error
+            yield found
     names, metric = list(task.objectives), spec.objective.metric
     try:
         task.objective_metric(None if metric is None else str(shorten(metric)))
@@ -118,19 +154,45 @@ def check_against(
             )
 
 
-def _check_conditions(spec: ExperimentSpec) -> Iterator[SpecError]:
+def _check_conditions(spec: ExperimentSpec) -> list[SpecError]:
+    found: list[tuple[int, SpecError]] = []
     for index, arm in enumerate(spec.arms_):
+        wrong = list(find_wrong_conditions(arm.space))
+        for error in wrong:
+            path = next(path for path in arm.space if error.path.startswith(f"{path}.when."))
+            place = place_of(spec, index, path) + error.path[len(path) :]
+            got = shorten(error.got)
+            found.append(
+                (index, ConditionError(place, error.message, error.expected, got, error.available))
+            )
+        if wrong:
+            continue
         try:
             Space({arm.label: arm.space})
         except ConditionError as error:
-            path = next((p for p in arm.space if error.path.startswith(f"{p}.when.")), None)
-            if path is None:
-                place = f"arms.{index}.space" if spec.arms is not None else "search.space"
-            else:
-                place = place_of(spec, index, path) + error.path[len(path) :]
-            yield ConditionError(
-                place, error.message, error.expected, shorten(error.got), error.available
-            )
+            place = f"arms.{index}.space" if spec.arms is not None else "search.space"
+            got = shorten(error.got)
+            found.append((index, ConditionError(place, error.message, error.expected, got)))
+    return _tell_once(spec, found)
+
+
+def _tell_once(spec: ExperimentSpec, found: Iterable[tuple[int, SpecError]]) -> list[SpecError]:
+    """Return errors of arms, each given by its number, without repetition.
+
+    What is wrong in some arms, and stands where all arms share it, names them.
+    """
+    arms: dict[tuple[str, str], list[str]] = {}
+    errors: dict[tuple[str, str], SpecError] = {}
+    for index, error in found:
+        key = error.path, error.message
+        errors.setdefault(key, error)
+        arms.setdefault(key, []).append(spec.arms_[index].label)
+    for key, labels in arms.items():
+        if len(labels) < len(spec.arms_) and not key[0].startswith("arms."):
+            more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+            e, words = errors[key], f"{key[1]} (in {', '.join(labels[:MOST_NAMED])}{more})"
+            errors[key] = type(e)(e.path, words, e.expected, e.got, e.available)
+    return list(errors.values())
 
 
 def _check_bounds(spec: ExperimentSpec) -> Iterator[SpecError]:
@@ -142,17 +204,21 @@ def _check_bounds(spec: ExperimentSpec) -> Iterator[SpecError]:
                 expected="an integer of at least 1",
             )
         return
-    endless = False
-    for index, arm in enumerate(spec.arms_):
-        for path, axis in arm.space.items():
-            if axis.size() is None:
-                endless = True
-                yield GridTooLargeError(
-                    place_of(spec, index, path),
-                    f"a grid needs single values, and '{path}' is a range without a step; list "
-                    "values, give a 'step', or search by 'random' or 'tpe' with 'search.trials'",
-                    expected="a finite list or range",
-                )
+    endless = [
+        (
+            index,
+            GridTooLargeError(
+                place_of(spec, index, path),
+                f"a grid needs single values, and '{path}' is a range without a step; list "
+                "values, give a 'step', or search by 'random' or 'tpe' with 'search.trials'",
+                expected="a finite list or range",
+            ),
+        )
+        for index, arm in enumerate(spec.arms_)
+        for path, axis in arm.space.items()
+        if axis.size() is None
+    ]
+    yield from _tell_once(spec, endless)
     count = None if endless else spec.space().count()
     run = count if spec.limits.trials is None or count is None else min(count, spec.limits.trials)
     if count is not None and run is not None and run > spec.limits.grid:
@@ -177,44 +243,91 @@ def _too_large(arms: list[Arm], count: int, limit: int) -> SpecError:
     )
 
 
-def _check_extremes(spec: ExperimentSpec) -> Iterator[SpecError]:
-    space = spec.space()
+def _check_extremes(
+    spec: ExperimentSpec, lacking: Places, errors: Sequence[SpecError]
+) -> list[SpecError]:
+    """Return the rules about several fields that an arm breaks at each of its extreme points.
+
+    A rule that reads what is wrong already says nothing, and values that were refused stand in no
+    point. The corpus is of no account here.
+    """
+    wrong = Places(each.path for each in errors if not isinstance(each, CorpusError))
+    refused = {each.path for each in errors}
+    found: list[tuple[int, SpecError]] = []
     for index, arm in enumerate(spec.arms_):
-        first_error: InvalidPointError | None = None
-        for point in space.corners(arm.label):
-            try:
-                config = spec.trial(point)
-            except InvalidPointError as error:
-                first_error = first_error or error
-                continue
-            first_error = None
-            rungs = spec.rung_count(config)
-            if rungs > MOST_RUNGS:
-                yield SpecError(
-                    "scheduler.rung_every",
-                    f"a trial would report at {rungs:,} rungs; the limit is {MOST_RUNGS:,}",
-                    expected=f"at least {(config.training.steps or 0) // MOST_RUNGS + 1}",
-                    got=spec.scheduler.rung_every,
-                )
-            break
-        if first_error is not None:
-            yield _no_point(spec, index, first_error)
+        sections = {
+            section
+            for section, reads in READS.items()
+            if not lacking.touch(*reads, arm=index) and not wrong.touch(*reads, arm=index)
+        }
+        points = list(_list_points(spec, index, lacking, refused))
+        if points == [Point(arm.label, {})]:  # perhaps it lacks what varies
+            sections -= {path.partition(".")[0] for path in arm.space}
+        said: list[dict[str, str]] = []
+        for point in points:
+            broken = spec.find_contradictions(point)
+            said.append({section: broken[section] for section in broken if section in sections})
+            if not said[-1]:
+                if len(sections) == len(READS) and not lacking.touch("scheduler"):
+                    found += [(index, each) for each in _check_rungs(spec, spec.trial(point))]
+                break
+        else:
+            for section, words in said[0].items():
+                differs = any(each.get(section) != words for each in said)
+                found.append((index, _no_point(spec, index, section, words, points[0], differs)))
+    return _tell_once(spec, found)
 
 
-def _no_point(spec: ExperimentSpec, index: int, error: InvalidPointError) -> SpecError:
-    place = f"arms.{index}" if spec.arms is not None else _section_of(error.message)
-    got: dict[str, Any] = error.got
-    if not got:
-        return InvalidPointError(place, error.message)
-    point = ", ".join(f"{path} = {shorten(value)!r}" for path, value in list(got.items())[:8])
-    return InvalidPointError(
-        place,
-        f"{error.message} (at {point}, and no other extreme point of the search is valid)",
-        got={path: shorten(value) for path, value in got.items()},
+def _list_points(
+    spec: ExperimentSpec, index: int, lacking: Places, refused: Collection[str]
+) -> Iterator[Point]:
+    """Yield an arm's extreme points without what was refused; one without values if all is."""
+    arm = spec.arms_[index]
+    bare = Point(arm.label, {})
+    if lacking.touch("space", arm=index):
+        yield bare
+        return
+    try:
+        space = Space({arm.label: arm.space})
+    except ConditionError:
+        yield bare
+        return
+    known = {path for path in arm.space if place_of(spec, index, path) not in refused}
+    for point in space.corners(arm.label):
+        yield Point(arm.label, {path: point.params[path] for path in point.params if path in known})
+
+
+def _check_rungs(spec: ExperimentSpec, config: TrialConfig) -> Iterator[SpecError]:
+    rungs = spec.rung_count(config)
+    if rungs > MOST_RUNGS:
+        yield SpecError(
+            "scheduler.rung_every",
+            f"a trial would report at {rungs:,} rungs; the limit is {MOST_RUNGS:,}",
+            expected=f"at least {(config.training.steps or 0) // MOST_RUNGS + 1}",
+            got=spec.scheduler.rung_every,
+        )
+
+
+def _no_point(
+    spec: ExperimentSpec, index: int, section: str, words: str, point: Point, differs: bool
+) -> SpecError:
+    """Return the error about a rule that no point keeps; `differs`: its words depend on the point.
+
+    It names the values that the rule reads.
+    """
+    reads = READS[section] if differs else (section,)
+    got = {
+        path: shorten(value)
+        for path, value in point.params.items()
+        if path.partition(".")[0] in reads
+    }
+    of_arm = spec.arms is not None and (
+        section == "model" or (section == "optimizer" and spec.arms[index].optimizer is not None)
     )
-
-
-def _section_of(message: str) -> str:
-    """Return the section that a rule's message begins with; without one, `model`."""
-    first = message.split(" ", 1)[0].rstrip(":")
-    return first if first in ("optimizer", "training") else "model"
+    place = f"arms.{index}.{section}" if of_arm else section
+    if not got:
+        return InvalidPointError(place, words)
+    shown = ", ".join(f"{path} = {value!r}" for path, value in list(got.items())[:8])
+    return InvalidPointError(
+        place, f"{words} (at {shown}, and no other extreme point of the search is valid)", got=got
+    )

@@ -29,7 +29,7 @@ def with_settings(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     Raises:
         PathError: if there is no such path.
     """
-    changed = _copy(spec)
+    changed = copy_plain(spec)
     for path, value in settings.items():
         keys = path.split(".")
         if "space" in keys[:-1]:
@@ -77,7 +77,8 @@ def _name(item: Any) -> str | None:
     return item.get("name") or (model.get("name") if isinstance(model, dict) else None)
 
 
-def _copy(value: Any) -> Any:
+def copy_plain(value: Any) -> Any:
+    """Return a copy of plain values: objects, lists, and what stands in them."""
     if isinstance(value, Mapping):
-        return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list) else value
+        return {key: copy_plain(inner) for key, inner in value.items()}
+    return [copy_plain(inner) for inner in value] if isinstance(value, list) else value

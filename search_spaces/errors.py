@@ -13,6 +13,9 @@ from typing import Any
 LONGEST_SHOWN = 120
 """Longest piece of a person's input, in characters, that a message repeats."""
 
+MOST_TOLD = 20
+"""Mistakes that are told at once, in full; of the rest only the number is."""
+
 
 class SpecError(ValueError):
     """A spec, or one place in it, that cannot be run."""
@@ -80,9 +83,26 @@ class SeveralErrors(SpecError):  # noqa: N818
     """More than one thing is wrong; `errors` holds each."""
 
     def __init__(self, errors: Sequence[SpecError]) -> None:
-        super().__init__("", "; ".join(map(str, errors)))
+        errors = [one for each in errors for one in getattr(each, "errors", [each])]
+        shown = [f"  {each}" for each in errors[:MOST_TOLD]]
+        if len(errors) > MOST_TOLD:
+            shown.append(f"  {say_more(len(errors) - MOST_TOLD)}")
+        super().__init__("", "\n".join([f"{len(errors)} things are wrong:", *shown]))
         self.args = (errors,)
         self.errors = list(errors)
+
+
+def raise_errors(errors: Sequence[SpecError]) -> None:
+    """Raise the only one of `errors`, or all as `SeveralErrors`; nothing if there is none."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise SeveralErrors(errors)
+
+
+def say_more(count: int) -> str:
+    """Return what a list of mistakes ends with that leaves out so many."""
+    return f"and {count:,} more; these come first"
 
 
 def did_you_mean(name: str, available: Iterable[str]) -> str:

@@ -14,16 +14,19 @@ from pydantic import BaseModel, ValidationError
 from eigensweep.models import MODELS
 from eigensweep.registry import Registry
 from eigensweep.search_spaces.errors import (
+    MOST_TOLD,
     SeveralErrors,
     SpecError,
     did_you_mean,
     end_of_sentence,
+    say_more,
     shorten,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.tasks import TASKS
 
-MOST_PROBLEMS = 50
+MOST_READ = 200
+"""Errors of pydantic that are put into words; a text of a million wrong values has no more."""
 Location = Sequence[int | str]
 
 
@@ -44,24 +47,44 @@ def list_problems(
 
     `root` is the class that was validated when `error` came.
     """
-    if isinstance(error, SeveralErrors):
-        return [problem for one in error.errors for problem in list_problems(one, root)]
-    if isinstance(error, SpecError):
-        return [
-            Problem(
-                path=error.path,
-                message=error.message,
-                expected=error.expected,
-                got=shorten(error.got),
-                available=error.available,
-            )
-        ]
     found: list[Problem] = []
-    for one in error.errors(include_url=False)[:MOST_PROBLEMS]:
-        problem = _problem(one, root)
+    for problem in _each_problem(error, root):
         if problem not in found:
             found.append(problem)
     return found
+
+
+def shorten_list(problems: list[Problem]) -> list[Problem]:
+    """Return the first `MOST_TOLD` problems, and then a last one that says how many more there are.
+
+    >>> problem = Problem(path="a", message="no", expected=None, got=None, available=None)
+    >>> shorten_list([problem] * 23)[-1]["message"]
+    'and 3 more; these come first'
+    """
+    if len(problems) <= MOST_TOLD:
+        return problems
+    words = say_more(len(problems) - MOST_TOLD)
+    last = Problem(path="", message=words, expected=None, got=None, available=None)
+    return [*problems[:MOST_TOLD], last]
+
+
+def _each_problem(
+    error: ValidationError | SpecError, root: type[BaseModel]
+) -> Iterator[Problem]:
+    if isinstance(error, SeveralErrors):
+        for one in error.errors:
+            yield from _each_problem(one, root)
+    elif isinstance(error, SpecError):
+        yield Problem(
+            path=error.path,
+            message=error.message,
+            expected=error.expected,
+            got=shorten(error.got),
+            available=error.available,
+        )
+    else:
+        for each in error.errors(include_url=False)[:MOST_READ]:
+            yield _problem(each, root)
 
 
 def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:

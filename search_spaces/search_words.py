@@ -8,7 +8,7 @@ from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.fitting import place_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
-from eigensweep.search_spaces.population import explain_population, find_population_errors
+from eigensweep.search_spaces.population import explain_population
 from eigensweep.search_spaces.race_words import explain_race
 from eigensweep.search_spaces.sections import (
     IN_GENERATIONS,
@@ -81,9 +81,8 @@ OF_SCHEDULERS = {
 
 
 def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
-    """Yield what the search method, or the scheduler, cannot do with this spec."""
+    """Yield what the search method cannot do with this spec, and where the scheduler cannot judge."""
     search = spec.search
-    yield from _find_unread_settings(spec.scheduler)
     if search.population is not None and search.method not in IN_GENERATIONS:
         yield SpecError(
             "search.population",
@@ -109,8 +108,6 @@ def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
             expected="none",
             got=spec.scheduler.name,
         )
-    if spec.scheduler.name == "pbt":
-        yield from find_population_errors(spec)
     if search.method != "cmaes":
         return
     if spec.objective.against:
@@ -136,7 +133,7 @@ def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
             )
 
 
-def _find_unread_settings(scheduler: SchedulerConfig) -> Iterator[SpecError]:
+def find_unread_settings(scheduler: SchedulerConfig) -> Iterator[SpecError]:
     """Yield the settings that a person changed and that this scheduler does not read."""
     for name, readers in OF_SCHEDULERS.items():
         default, got = SchedulerConfig.model_fields[name].default, getattr(scheduler, name)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from pydantic import ValidationError, create_model
+from pydantic import create_model
 
 from eigensweep.models import MODELS
-from eigensweep.search_spaces.errors import SeveralErrors, SpecError
-from eigensweep.search_spaces.problems import list_problems
+from eigensweep.search_spaces.checks import READS
+from eigensweep.search_spaces.errors import SpecError, raise_errors
+from eigensweep.search_spaces.mistakes import leave_out
+from eigensweep.search_spaces.places import Places
 from eigensweep.search_spaces.sections import union_of
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.tasks import TASKS
@@ -19,21 +21,27 @@ from eigensweep.tasks import TASKS
 def read_trial(content: Mapping[str, Any]) -> TrialConfig:
     """Return a configuration, resolved: every size absolute, every default filled in.
 
-    >>> read_trial({"task": {"name": "copying"}, "model": {"name": "lstn"}, "training": {}})
+    >>> read_trial({"task": {"name": "copying"}, "model": {"name": "lstn"}, "training": {"steps": 1}})
     Traceback (most recent call last):
     eigensweep.search_spaces.errors.SpecError: model.name: there is no model 'lstn'; ...
 
     Raises:
-        SpecError: if something is wrong, with its place, what came, and what exists.
-        ValueError: if fields contradict one another.
+        SpecError: if something is wrong, with its place, what came, and what exists; all of it at
+            once.
     """
     single = _make_class(tuple(TASKS.values()), tuple(MODELS.values()))
-    try:
-        given = single.model_validate(dict(content))
-    except ValidationError as error:
-        problems = [SpecError(**problem) for problem in list_problems(error, single)]
-        raise problems[0] if len(problems) == 1 else SeveralErrors(problems) from None
-    config = TrialConfig.from_dict(given.model_dump(mode="json")).resolve()
+    given, problems = leave_out(content, single)
+    errors = [SpecError(**problem) for problem in problems]
+    if given is not None:
+        config = TrialConfig.from_dict(given.model_dump(mode="json"))
+        lacking = Places(error.path for error in errors)
+        errors += [
+            SpecError(section, words)
+            for section, words in config.find_contradictions().items()
+            if not lacking.touch(*READS[section])
+        ]
+    raise_errors(errors)
+    config = config.resolve()
     return config.model_copy(update={"code": find_code(config.task.name, config.model.name)})
 
 

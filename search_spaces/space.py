@@ -268,11 +268,17 @@ def _components(open_: _Open) -> list[_Open]:
     return list(parts.values())
 
 
-def _sort_by_conditions(arm: str, axes: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return `axes`, each after those that its conditions name, and otherwise as written."""
+def find_wrong_conditions(axes: Mapping[str, Parameter]) -> Iterator[ConditionError]:
+    """Yield each condition that can never hold; its place begins with the path of its parameter."""
     for path, axis in axes.items():
         for other, values in axis.when.items():
-            _check_condition(f"{path}.when.{other}", other, values, axes)
+            yield from _check_condition(f"{path}.when.{other}", other, values, axes)
+
+
+def _sort_by_conditions(arm: str, axes: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Return `axes`, each after those that its conditions name, and otherwise as written."""
+    for error in find_wrong_conditions(axes):
+        raise error
     ordered: dict[str, Parameter] = {}
     waiting = dict(axes)
     while waiting:
@@ -289,9 +295,9 @@ def _sort_by_conditions(arm: str, axes: Mapping[str, Parameter]) -> dict[str, Pa
 
 def _check_condition(
     place: str, other: str, values: tuple[Scalar, ...], axes: Mapping[str, Parameter]
-) -> None:
+) -> Iterator[ConditionError]:
     if other not in axes:
-        raise ConditionError(
+        yield ConditionError(
             place,
             f"a condition names '{other}', which this space does not vary"
             f"{did_you_mean(other, axes)}",
@@ -299,14 +305,16 @@ def _check_condition(
             got=other,
             available=list(axes),
         )
+        return
     parameter = axes[other]
     if parameter.size() is None:
-        raise ConditionError(
+        yield ConditionError(
             place,
             f"a condition needs single values, and '{other}' is a range without a step",
             expected="a parameter with a list of values",
             got=other,
         )
+        return
     for value in values:
         if parameter.position(value) is None:
             first, last = parameter.ends()
@@ -315,7 +323,7 @@ def _check_condition(
                 if isinstance(parameter, Choice)
                 else f"{first} to {last}"
             )
-            raise ConditionError(
+            yield ConditionError(
                 place,
                 f"a condition requires '{other}' to be {value!r}, a value that it never takes",
                 expected=takes,

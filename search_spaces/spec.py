@@ -294,30 +294,41 @@ class ExperimentSpec(Strict):
         Raises:
             InvalidPointError: if the point breaks a rule about several fields.
         """
+        try:
+            return self._assemble(point).resolve()
+        except ValidationError as error:
+            message = _say_first(error)
+        except ValueError as error:
+            message = str(error)
+        raise InvalidPointError(f"arms.{point.arm}", message, got=dict(point.params))
+
+    def find_contradictions(self, point: Point) -> dict[str, str]:
+        """Return by section, in words, the rules about several fields that a point breaks."""
+        try:
+            return self._assemble(point).find_contradictions()
+        except ValidationError as error:
+            sections = {"task": self.task, "optimizer": self.optimizer, "training": self.training}
+            classes = {type(config).__name__: section for section, config in sections.items()}
+            return {classes.get(error.title, "model"): _say_first(error)}
+
+    def _assemble(self, point: Point) -> TrialConfig:
+        """Return the configuration at a point as it was written, before it is resolved."""
         arm = self._arm[point.arm]
         changes: dict[str, dict[str, Any]] = {}
         for path, value in point.params.items():
             section, _, field = path.partition(".")
             changes.setdefault(section, {})[field] = value
-        try:
-            return TrialConfig(
-                task=_change(self.task, changes.get("task")),
-                model=_change(arm.model, changes.get("model")),
-                optimizer=_change(arm.optimizer or self.optimizer, changes.get("optimizer")),
-                training=_change(self.training, changes.get("training")),
-                divergence=self.divergence,
-                objective=ObjectiveConfig(metric=self.objective.metric),
-                seed=self.seed,
-                replicates=self.replicates,
-                code=find_code(self.task.name, arm.model.name),
-            ).resolve()
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            message = f"{place}: {first['msg']}"
-        except ValueError as error:
-            message = str(error)
-        raise InvalidPointError(f"arms.{point.arm}", message, got=dict(point.params))
+        return TrialConfig(
+            task=_change(self.task, changes.get("task")),
+            model=_change(arm.model, changes.get("model")),
+            optimizer=_change(arm.optimizer or self.optimizer, changes.get("optimizer")),
+            training=_change(self.training, changes.get("training")),
+            divergence=self.divergence,
+            objective=ObjectiveConfig(metric=self.objective.metric),
+            seed=self.seed,
+            replicates=self.replicates,
+            code=find_code(self.task.name, arm.model.name),
+        )
 
     def rung_steps(self, config: TrialConfig) -> list[int]:
         """Return the steps at which a trial reports: every few evaluations, and at its end."""
@@ -352,6 +363,11 @@ def _change(base: Config, changes: Mapping[str, Any] | None) -> Config:
     if isinstance(base, ModelConfig | TaskConfig):
         given["name"] = base.name
     return type(base).model_validate({**given, **changes})
+
+
+def _say_first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _drop_removed(section: Literal["task", "model"], stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny
@@ -303,6 +304,25 @@ class TrialConfig(Strict):
                 "model": model.model_validate(stored_model),
             }
         )
+
+    def find_contradictions(self) -> dict[str, str]:
+        """Return by section, in words, the rules about several fields that this config breaks."""
+        found: dict[str, str] = {}
+        rules: dict[str, Callable[[], object]] = {
+            "task": self.task.check,
+            "optimizer": self.optimizer.check,
+            "model": lambda: self.model.resolve(self.task.shapes),
+            "training": lambda: self.training.resolve(self.task),
+            "objective": lambda: self.objective_metric,
+        }
+        for section, check in rules.items():
+            if "task" in found and section != "optimizer":
+                continue  # the others read the task
+            try:
+                check()
+            except ValueError as error:
+                found[section] = str(error)
+        return found
 
     def resolve(self) -> Self:
         """Return the config with sizes, budget and defaults absolute; what is hashed and run.

@@ -14,19 +14,20 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from eigensweep.search_spaces.errors import (
+    MOST_TOLD,
     SpecError,
     UnknownPresetError,
     UnknownSuiteError,
     shorten,
 )
-from eigensweep.search_spaces.problems import list_problems
-from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.mistakes import find_mistakes
+from eigensweep.search_spaces.problems import list_problems, shorten_list
 from eigensweep.service.api.writers import BusyError
 from eigensweep.service.record.database import WrongSchemaError, is_away, is_damaged
 from eigensweep.service.record.errors import (
@@ -45,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 URN: Final = "urn:eigensweep:problem:"
+
+SPEC_PATH: Final = re.compile(r"/v1/experiments(/preview|/[^/]+/extend)?")
+"""Paths that take a spec."""
 
 
 class NotInCatalogueError(NotFoundError):
@@ -202,7 +206,7 @@ def _answer_known_error(
         request.state.told = str(error)  # for the audit log
     words, found = str(error), []
     if isinstance(error, SpecError):
-        found = [ProblemItem(**one) for one in list_problems(error)]
+        found = [ProblemItem(**one) for one in shorten_list(list_problems(error))]
     elif isinstance(error, NotInCatalogueError):
         got, available = shorten(error.name), error.available
         found = [ProblemItem(path="name", message=words, got=got, available=available)]
@@ -213,18 +217,21 @@ def _answer_known_error(
 
 
 def _answer_invalid_request(request: Request, error: RequestValidationError) -> Response:
-    found = _find_body_problems(request, error) or [_describe(one) for one in error.errors()]
+    rest = error.errors()
+    found = _find_mistakes(request, error)
+    if found:
+        rest = [one for one in rest if one["loc"][0] != "body"]
+    found += [_describe(one) for one in rest]
     return problem(422, _summarise(found), found)
 
 
-def _find_body_problems(request: Request, error: RequestValidationError) -> list[ProblemItem]:
-    """Return what is wrong with a posted spec, in the words of `search_spaces`."""
-    if isinstance(error.body, dict) and request.url.path.startswith("/v1/experiments"):
-        try:
-            ExperimentSpec.model_validate(error.body)
-        except ValidationError as invalid:
-            return [ProblemItem(**one) for one in list_problems(invalid)]
-    return []
+def _find_mistakes(request: Request, error: RequestValidationError) -> list[ProblemItem]:
+    """Return all that is wrong with a posted spec, in the words of `search_spaces`."""
+    is_spec = SPEC_PATH.fullmatch(request.url.path) and isinstance(error.body, dict)
+    if not is_spec or all(one["loc"][0] != "body" for one in error.errors()):
+        return []
+    mistakes = find_mistakes(error.body, request.app.state.settings.corpora)
+    return [ProblemItem(**one) for one in shorten_list(mistakes)]
 
 
 def _describe(error: Mapping[str, Any]) -> ProblemItem:
@@ -253,7 +260,8 @@ def _describe(error: Mapping[str, Any]) -> ProblemItem:
 def _summarise(found: Sequence[ProblemItem]) -> str:
     if len(found) < 2:
         return "".join(one.message for one in found)
-    return f"{len(found)} problems, see 'errors'; nothing was changed"
+    count = str(len(found)) if len(found) <= MOST_TOLD else f"more than {MOST_TOLD}"
+    return f"{count} problems, see 'errors'; nothing was changed"
 
 
 def _answer_http_error(request: Request, error: HTTPException) -> Response:

@@ -147,6 +147,10 @@ class Accounts:
 
         return database.read(self.url, work)
 
+    def read_quotas(self, name: str) -> Quotas:
+        """Return the quotas of a user; one who is not known has none."""
+        return database.read(self.url, lambda s: read_quotas(s.get(User, name)))
+
     def change_quotas(self, name: str, changes: Quotas) -> UserNow:
         """Set the quotas that `changes` names, and leave the others.
 

@@ -255,6 +255,58 @@ class TestRefusals:
         assert problem["errors"][0]["message"]
         assert client.get("/v1/experiments").json()["items"] == []
 
+    @pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments/preview"])
+    def test_all_mistakes_of_a_spec_are_told_in_one_answer(self, client, spec, path):
+        body = {
+            "task": {"name": "ptb_chars", "lenght": 3},
+            "model": {"name": "scornn", "hidden_size": 32, "negative_one": 3},
+            "training": {"steps": 100},
+            "search": {"space": {"optimizer.lrr": [0.1, 0.2]}},
+            "scheduler": {"name": "asha", "brackets": 3},
+        }
+        answer = client.post(path, json=body)
+        assert answer.status_code == 422
+        assert [each["path"] for each in answer.json()["errors"]] == [
+            "task.lenght",
+            "model.negative_one",
+            "task",
+            "search.space.optimizer.lrr",
+            "scheduler.brackets",
+        ]
+        many = client.post(path, json=body | {f"field{i}": i for i in range(30)}).json()
+        assert many["detail"].startswith("more than 20 problems")
+        assert len(many["errors"]) == 21
+        assert many["errors"][-1]["message"].startswith("and 15 more")
+
+    def test_a_lack_of_nodes_and_an_unknown_experiment_are_told_beside_others(
+        self, client, launcher, spec
+    ):
+        launcher.room = Room(trials=0, problem="no node has a GPU", may_change=False)
+        space = {"optimizer.lr": {"low": 1e-3, "high": 1e-1, "log": True}}
+        search = {"method": "tpe", "trials": 9, "space": space, "warm_start": ["0nothing"]}
+        body = spec(search=search, resources={"gpus": 1}, scheduler={"name": "asha", "brackets": 3})
+        found = client.post("/v1/experiments", params={"notify": "http://a.test"}, json=body)
+        assert found.status_code == 422
+        assert {each["path"] for each in found.json()["errors"]} == {
+            "notify",
+            "scheduler.brackets",
+            "resources",
+            "search.warm_start.0",
+        }
+
+    def test_a_wrong_parameter_of_the_address_is_told_beside_a_wrong_body(self, client, spec):
+        body = spec(serch={})
+        found = client.post("/v1/experiments", params={"notify": ["x"] * 5}, json=body).json()
+        assert [each["path"] for each in found["errors"]] == ["serch", "notify"]
+        (alone,) = client.post(
+            "/v1/experiments", params={"notify": ["x"] * 5}, json=spec()
+        ).json()["errors"]
+        assert alone["path"] == "notify"
+
+    def test_the_body_of_another_request_is_not_taken_for_a_spec(self, client):
+        found = client.post("/v1/experiments/bulk", json={"action": "stop", "ids": ["a"]}).json()
+        assert [each["path"] for each in found["errors"]] == ["action"]
+
     def test_an_unknown_parameter_is_told_with_the_names_that_exist(self, client, spec):
         body = spec(**{"search/space": {"model.negative_one": [1]}})
         (error,) = client.post("/v1/experiments", json=body).json()["errors"]

@@ -312,6 +312,21 @@ def test_a_preview_posts_nothing(cli: Cli, spec: str) -> None:
     assert cli("list", "--name", "never posted").stdout.strip() == "none"
 
 
+@pytest.mark.parametrize("command", ["submit", "preview"])
+def test_all_mistakes_of_a_spec_are_printed(cli: Cli, spec: str, command: str) -> None:
+    done = cli(
+        *(command, spec, "--set", "search.space.optimizer.lrr=[1]", "--set", "training={}"),
+        *("--set", "arms.lstm.model.hiden_size=3"),
+    )
+    assert done.exit_code == 2
+    _, *lines = done.stderr.splitlines()
+    assert [line.split(": ")[0].strip() for line in lines] == [
+        "arms.0.model.hiden_size",
+        "search.space.optimizer.lrr",
+        "training",
+    ]
+
+
 @pytest.mark.parametrize("preset", ["quickstart", "enrnn/copying-scornn"])
 def test_a_printed_preset_is_a_spec_that_can_be_posted(cli: Cli, preset: str) -> None:
     page = cli("presets", preset).stdout

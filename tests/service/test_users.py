@@ -263,6 +263,15 @@ class TestQuotas:
         assert anna.get("/v1/experiments").json()["items"] == []
         post(of("bob"), spec())  # it is nobody else's
 
+    def test_an_exceeded_quota_is_told_beside_mistakes_of_the_spec(self, of, accounts, spec):
+        accounts.create_user("anna", Quotas(max_trials=1))
+        wrong = spec(scheduler={"name": "asha", "brackets": 3})
+        answer = of("anna").post("/v1/experiments", json=wrong)
+        assert answer.status_code == 422
+        first, second = answer.json()["errors"]
+        assert (first["path"], second["path"]) == ("scheduler.brackets", "limits.trials")
+        assert "an experiment, this one has 2" in second["message"]
+
     def test_a_search_that_only_time_ends_has_too_many_trials(self, accounts, record, spec):
         accounts.create_user("anna", Quotas(max_trials=10**9))
         rate = {"low": 1e-4, "high": 1e-1, "log": True}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.search_spaces.checks import check_spec
-from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.checks import find_errors
+from eigensweep.search_spaces.errors import CorpusError, SpecError, raise_errors
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, reserve
+from eigensweep.search_spaces.places import Places
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
 from eigensweep.service.api.callers import (
@@ -40,10 +42,16 @@ from eigensweep.service.api.schemas import (
 )
 from eigensweep.service.api.warm_start import count_observations
 from eigensweep.service.api.written import WrittenRoute
-from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
-from eigensweep.service.record.posting import scope_key
+from eigensweep.service.record.errors import (
+    ConflictError,
+    NotAllowedError,
+    NotFoundError,
+    QuotaExceededError,
+)
+from eigensweep.service.record.posting import require_quota, scope_key
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.rows import Rows
+from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
@@ -124,11 +132,11 @@ def post_experiment(
     ] = None,
 ) -> PostedExperiment:
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
-    _check_webhooks(notify, service.settings.webhook_hosts)
-    check_spec(spec, service.settings.corpora)
-    guesses = estimate_arms(spec)
-    _check_room(service.dispatcher, spec, guesses)
-    count_observations(service.record, spec)
+    errors = _find_refused_webhooks(notify, service.settings.webhook_hosts)
+    look = _look(spec, service.settings, service.dispatcher, service.record, errors)
+    if look.errors:
+        look.errors.extend(_find_exceeded_quotas(service, spec, caller.user, look.errors))
+    raise_errors(look.errors)
     key = scope_key(idempotency_key, caller.user)
 
     def enter(rows: Rows, id: str) -> None:
@@ -140,19 +148,73 @@ def post_experiment(
         service.record.posted(experiment) if is_new else service.record.experiment(experiment.id)
     )
     now = service.views.experiment(found)
-    answer = PostedExperiment(**dict(now), memory=describe_memory(spec, guesses))
+    answer = PostedExperiment(**dict(now), memory=describe_memory(spec, look.guesses))
     response.headers["Location"] = answer.links.self
     if not is_new:
         response.status_code = 200
     return answer
 
 
-def _check_webhooks(urls: Sequence[str], hosts: Collection[str]) -> None:
+def _find_refused_webhooks(urls: Sequence[str], hosts: Collection[str]) -> list[SpecError]:
+    errors = []
     for url in urls:
         try:
             check_url(url, hosts)
         except WebhookRefusedError as error:
-            raise SpecError("notify", str(error), expected="an allowed https address") from error
+            errors.append(SpecError("notify", str(error), expected="an allowed https address"))
+    return errors
+
+
+def _find_exceeded_quotas(
+    service: Service, spec: ExperimentSpec, user: str, errors: Sequence[SpecError]
+) -> list[SpecError]:
+    """Return which quota a spec exceeds that is refused for `errors` in any case."""
+    if Places(each.path for each in errors).touch("space", "search", "limits"):
+        return []  # nobody knows how many trials it has
+    try:
+        require_quota(service.accounts.read_quotas(user), spec, user)
+    except QuotaExceededError as error:
+        return [SpecError("limits.trials", str(error))]
+    return []
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was found out about a spec before it is queued."""
+
+    errors: list[SpecError]
+    """All that is wrong with it; where there is something, the rest may be missing."""
+    guesses: Mapping[str, MemoryEstimate]
+    room: Room | None
+    warm_start: dict[str, int] | None
+
+
+def _look(
+    spec: ExperimentSpec,
+    settings: Settings,
+    queue: Queue | None,
+    record: Record | None,
+    errors: Sequence[SpecError] = (),
+) -> _Look:
+    """Check a spec, and what it asks of the nodes of now and of earlier experiments."""
+    found = [*errors, *find_errors(spec, settings.corpora)]
+    wrong = Places(each.path for each in found if not isinstance(each, CorpusError))
+    guesses: Mapping[str, MemoryEstimate] = {}
+    room = warm_start = None
+    if not wrong.touch("space", "model", "task", "optimizer", "training", "resources"):
+        guesses = estimate_arms(spec)
+        resources = reserve(spec, guesses)
+        room = None if queue is None else queue.look_for_room(resources, spec.replicates)
+        if room is not None and room.problem is not None and not room.may_change:
+            asked = spec.resources.model_dump(exclude_defaults=True)
+            wish = "what a node of now has"
+            found.append(SpecError("resources", room.problem, expected=wish, got=asked))
+        if record is not None and not wrong.touch("search"):
+            try:
+                warm_start = count_observations(record, spec)
+            except SpecError as error:
+                found.append(error)
+    return _Look(found, guesses, room, warm_start)
 
 
 @previews.post(
@@ -165,9 +227,9 @@ def preview_experiment(
     settings: TheSettings, queue: TheQueue, record: TheRecord, spec: PostedSpec
 ) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
-    check_spec(spec, settings.corpora)
-    guesses = estimate_arms(spec)
-    room = _check_room(queue, spec, guesses)
+    look = _look(spec, settings, queue, record)
+    raise_errors(look.errors)
+    room = look.room
     at_once = None if room is None else room.trials
     if at_once is not None:
         bounds = (at_once, spec.limits.concurrency, spec.trial_count())
@@ -179,20 +241,7 @@ def preview_experiment(
         alone={} if lanes is None else explain_arms_alone(spec),
         warnings=[] if room is None or room.problem is None else [room.problem],
     )
-    warm_start = None if record is None else count_observations(record, spec)
-    return preview(spec, side_by_side, warm_start, guesses)
-
-
-def _check_room(
-    queue: Queue | None, spec: ExperimentSpec, guesses: Mapping[str, MemoryEstimate]
-) -> Room | None:
-    """Return the room for a spec's trials; refuse the spec if there is none and never will be."""
-    resources = reserve(spec, guesses)
-    room = None if queue is None else queue.look_for_room(resources, spec.replicates)
-    if room is not None and room.problem is not None and not room.may_change:
-        asked = spec.resources.model_dump(exclude_defaults=True)
-        raise SpecError("resources", room.problem, expected="what a node of now has", got=asked)
-    return room
+    return preview(spec, side_by_side, look.warm_start, look.guesses)
 
 
 @router.get("/experiments", summary="List experiments", responses=describe_errors(401, 422, 503))
@@ -337,9 +386,7 @@ def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec
     cancelled or failed the search goes on, also with the spec as it was. What would be another
     experiment is refused.
     """
-    check_spec(spec, service.settings.corpora)
-    _check_room(service.dispatcher, spec, estimate_arms(spec))
-    count_observations(service.record, spec)
+    raise_errors(_look(spec, service.settings, service.dispatcher, service.record).errors)
     service.record.extend(id, spec)
     return _show(service, id)
 

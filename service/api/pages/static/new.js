@@ -43,7 +43,8 @@ function refuse(error) {
   result.replaceChildren();
   problems.replaceChildren();
   const found = error.problem?.errors?.length ? error.problem.errors : [{ path: "", message: error.message }];
-  add(problems, "h2", found.length > 1 ? `${found.length} problems` : "A problem", "bad");
+  const count = found.length > 20 ? "More than 20" : found.length;
+  add(problems, "h2", found.length > 1 ? `${count} problems` : "A problem", "bad");
   for (const each of found) {
     const item = add(problems, "p", undefined, "problem");
     if (each.path) add(item, "code", each.path);
