@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ValidationError
 
+from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.errors import (
     ParameterValueError,
     SpecError,
@@ -34,9 +35,8 @@ def find_misfits(spec: ExperimentSpec) -> Iterator[SpecError]:
             place = place_of(spec, index, path)
             section, _, field = path.partition(".")
             if section not in sections or field not in sections[section].model_fields:
-                error: SpecError | None = _unknown_parameter(
-                    place, path, sections, names, len(spec.arms_)
-                )
+                others = [arm.label for arm in spec.arms_ if _has(arm.model, path)]
+                error: SpecError | None = _unknown_parameter(place, path, sections, names, others)
             elif path in ("model.name", "task.name"):
                 error = _name_parameter(place, path)
             else:
@@ -53,13 +53,19 @@ def place_of(spec: ExperimentSpec, index: int, path: str) -> str:
     return f"search.space.{shorten(path)}"
 
 
+def _has(model: ModelConfig, path: str) -> bool:
+    section, _, field = path.partition(".")
+    return section == "model" and field in type(model).model_fields
+
+
 def _unknown_parameter(
     place: str,
     path: str,
     sections: Mapping[str, type[BaseModel]],
     names: Mapping[str, str],
-    arms: int,
+    others: Sequence[str],
 ) -> SpecError:
+    """Return the error about a path that an arm has not; `others` are the arms that have it."""
     section, _, field = path.partition(".")
     everything = {s: [f"{s}.{f}" for f in config.model_fields] for s, config in sections.items()}
     if section not in sections:
@@ -76,8 +82,8 @@ def _unknown_parameter(
         )
     has = [known for known in everything[section] if known not in ("model.name", "task.name")]
     hint = did_you_mean(path, has)
-    if section == "model" and arms > 1 and not hint:
-        hint = "; put what only one arm has into that arm's own 'space'"
+    if others:
+        hint = f"; {others[0]} has it: put it into the 'space' of that arm"
     return UnknownParameterError(
         place,
         f"{names.get(section, section)} has no '{shorten(field)}'; it has "

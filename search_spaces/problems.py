@@ -92,7 +92,7 @@ def _problem(error: Mapping[str, Any], root: type[BaseModel]) -> Problem:
     path, owners = _walk(loc, root)
     kind, got, context = error["type"], error.get("input"), error.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_field(path, str(loc[-1]), owners)
+        return _unknown_field(path, str(loc[-1]), owners, root)
     if kind in ("union_tag_invalid", "union_tag_not_found") and path.split(".")[-1] in _REGISTRIES:
         return _unknown_name(path, got, kind == "union_tag_not_found")
     if kind == "union_tag_invalid" or (kind == "model_type" and "space" in loc[:-1]):
@@ -130,17 +130,65 @@ def _literals(error: Mapping[str, Any]) -> Iterator[str]:
         yield from str(error["ctx"]["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
 
 
-def _unknown_field(path: str, field: str, owners: list[type[BaseModel]]) -> Problem:
+def _unknown_field(
+    path: str, field: str, owners: list[type[BaseModel]], root: type[BaseModel]
+) -> Problem:
     known = _fields(owners)
     whose = ", ".join(dict.fromkeys(_name_of(owner) for owner in owners)) or "this object"
+    elsewhere = _find_elsewhere(path, field, root)
+    hint = f"; here it is '{elsewhere}'" if elsewhere else did_you_mean(field, known)
     return Problem(
         path=path,
-        message=f"{whose} has no '{shorten(field)}'; it has {', '.join(map(repr, known))}"
-        f"{did_you_mean(field, known)}",
+        message=f"{whose} has no '{shorten(field)}'; it has {', '.join(map(repr, known))}{hint}",
         expected=f"a field of {whose}",
         got=shorten(field),
         available=known,
     )
+
+
+OF_OTHER_TOOLS = {
+    "metric": "objective.metric",
+    "objective.name": "objective.metric",
+    "objective.objectiveMetricName": "objective.metric",
+    "parameters": "search.space",
+    "param_space": "search.space",
+    "hyperparameters": "search.space",
+    "search.parameters": "search.space",
+    "num_samples": "search.trials",
+    "n_trials": "search.trials",
+    "maxTrialCount": "search.trials",
+    "run_cap": "search.trials",
+    "search.num_samples": "search.trials",
+    "search.n_trials": "search.trials",
+    "algorithm": "search.method",
+    "sampler": "search.method",
+    "search_alg": "search.method",
+    "early_terminate": "scheduler",
+    "pruner": "scheduler",
+    "grace_period": "scheduler.min_steps",
+    "scheduler.grace_period": "scheduler.min_steps",
+    "max_concurrent_trials": "limits.concurrency",
+    "parallelTrialCount": "limits.concurrency",
+    "n_jobs": "limits.concurrency",
+    "seeds": "replicates",
+}
+"""What W&B, Ray Tune, Optuna and Katib call a setting, and where a spec has it."""
+
+
+def _find_elsewhere(path: str, field: str, root: type[BaseModel]) -> str | None:
+    """Return the path at which a spec has a field that stands in the wrong place, if it has one."""
+    known = root.model_fields
+    meant = OF_OTHER_TOOLS.get(path)
+    if meant is not None and meant.split(".")[0] in known:
+        return meant
+    words = path.split(".")
+    here = words[2:3] if words[0] == "arms" else words[:1]
+    for section, info in known.items():
+        if "space" in words or section in ("arms", "published", *here):
+            continue
+        if any(field in owner.model_fields for owner in _classes(info.annotation)):
+            return f"{section}.{field}"
+    return None
 
 
 def _fields(owners: list[type[BaseModel]]) -> list[str]:

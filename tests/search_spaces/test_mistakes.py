@@ -207,6 +207,38 @@ def test_several_errors_are_a_list_of_lines():
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "place", "words"),
+    [
+        ({"metric": {"name": "loss", "goal": "minimize"}}, "metric", "'objective.metric'"),
+        ({"objective": {"name": "loss"}}, "objective.name", "'objective.metric'"),
+        ({"parameters": {"lr": {"min": 0, "max": 1}}}, "parameters", "'search.space'"),
+        ({"num_samples": 10}, "num_samples", "'search.trials'"),
+        ({"steps": 100}, "steps", "'training.steps'"),
+        ({"method": "random"}, "method", "'search.method'"),
+        ({"training": {"steps": 9, "batch_size": 4}}, "training.batch_size", "'task.batch_size'"),
+        (
+            {"model": {"name": "lstm", "hidden_size": 8, "lr": 0.1}},
+            "model.lr",
+            "'optimizer.lr'",
+        ),
+    ],
+)
+def test_a_setting_of_another_place_or_tool_is_told_where_it_stands_here(changes, place, words):
+    assert mistakes(**changes)[place].endswith(f"; here it is {words}")
+
+
+def test_a_parameter_of_another_arm_is_told_to_stand_in_that_arm():
+    scornn = {"model": GOOD["model"]}
+    space = {"model.negative_ones": [1, 2]}
+    found = mistakes(model=..., arms=[LSTM, scornn], search={"space": space})
+    assert found["search.space.model.negative_ones"].endswith(
+        "; scornn has it: put it into the 'space' of that arm"
+    )
+    found = mistakes(model=..., arms=[{**LSTM, "space": space}, scornn])
+    assert "scornn has it" in found["arms.0.space.model.negative_ones"]
+
+
 class TestOneConfiguration:
     def test_mistakes_of_its_fields_and_of_its_rules_are_told_at_once(self):
         with pytest.raises(SeveralErrors) as caught:
