@@ -52,6 +52,30 @@ class Brackets:
         powers = range(count - 1, -1, -1)
         return [math.ceil(count * self.factor**power / (power + 1)) for power in powers]
 
+    @cached_property
+    def share(self) -> float:
+        """The share of all steps that trials train if each rung stops all that it may.
+
+        >>> round(Brackets(first=10, last=90, factor=3, most=1).share, 3)
+        0.259
+        """
+        trained = [self._mean_steps(begin) for begin in self.begins]
+        pairs = zip(trained, self.weights, strict=True)
+        return sum(steps * weight for steps, weight in pairs) / sum(self.weights) / self.last
+
+    def list_rungs(self, begin: int) -> list[int]:
+        """Return the steps at which the bracket that begins there may stop a trial."""
+        rungs = []
+        while begin < self.last:
+            rungs.append(begin)
+            begin *= self.factor
+        return rungs
+
+    def _mean_steps(self, begin: int) -> float:
+        rungs = self.list_rungs(begin)
+        ends = zip([0, *rungs], [*rungs, self.last], strict=True)
+        return sum((to - since) / self.factor**place for place, (since, to) in enumerate(ends))
+
     def choose(self, number: int) -> int:
         """Return the bracket of a trial: the one that lags most behind its share."""
         while len(self._places) <= number:

@@ -7,7 +7,7 @@ least one of the extreme points of each arm keeps the rules about several fields
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from eigensweep.search_spaces.errors import (
@@ -31,7 +31,6 @@ from eigensweep.search_spaces.search_words import find_method_errors, find_unrea
 from eigensweep.search_spaces.sections import COSTS, Arm
 from eigensweep.search_spaces.space import Point, Space, find_wrong_conditions
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.tasks import TASKS
 
 MOST_RUNGS = 1_000
@@ -260,44 +259,43 @@ def _check_extremes(
             for section, reads in READS.items()
             if not lacking.touch(*reads, arm=index) and not wrong.touch(*reads, arm=index)
         }
-        points = list(_list_points(spec, index, lacking, refused))
-        if points == [Point(arm.label, {})]:  # perhaps it lacks what varies
+        space = _find_space(arm, index, lacking)
+        if space is None:  # nobody knows what varies there
             sections -= {path.partition(".")[0] for path in arm.space}
-        said: list[dict[str, str]] = []
-        for point in points:
+        said: list[tuple[Point, dict[str, str]]] = []
+        for corner in [Point(arm.label, {})] if space is None else space.corners(arm.label):
+            known = {
+                p: v for p, v in corner.params.items() if place_of(spec, index, p) not in refused
+            }
+            point = Point(arm.label, known)
             broken = spec.find_contradictions(point)
-            said.append({section: broken[section] for section in broken if section in sections})
-            if not said[-1]:
+            said.append((point, {each: broken[each] for each in broken if each in sections}))
+            if not said[-1][1]:
                 if len(sections) == len(READS) and not lacking.touch("scheduler"):
-                    found += [(index, each) for each in _check_rungs(spec, spec.trial(point))]
+                    found += [(index, each) for each in _check_rungs(spec, point)]
                 break
         else:
-            for section, words in said[0].items():
-                differs = any(each.get(section) != words for each in said)
-                found.append((index, _no_point(spec, index, section, words, points[0], differs)))
+            point, first = said[0]
+            for section, words in first.items():
+                differs = any(each.get(section) != words for _, each in said)
+                found.append((index, _no_point(spec, index, section, words, point, differs)))
     return _tell_once(spec, found)
 
 
-def _list_points(
-    spec: ExperimentSpec, index: int, lacking: Places, refused: Collection[str]
-) -> Iterator[Point]:
-    """Yield an arm's extreme points without what was refused; one without values if all is."""
-    arm = spec.arms_[index]
-    bare = Point(arm.label, {})
+def _find_space(arm: Arm, index: int, lacking: Places) -> Space | None:
+    """Return the space of a complete arm, None if a parameter was left out or a condition fails."""
     if lacking.touch("space", arm=index):
-        yield bare
-        return
+        return None
     try:
-        space = Space({arm.label: arm.space})
+        return Space({arm.label: arm.space})
     except ConditionError:
-        yield bare
-        return
-    known = {path for path in arm.space if place_of(spec, index, path) not in refused}
-    for point in space.corners(arm.label):
-        yield Point(arm.label, {path: point.params[path] for path in point.params if path in known})
+        return None
 
 
-def _check_rungs(spec: ExperimentSpec, config: TrialConfig) -> Iterator[SpecError]:
+def _check_rungs(spec: ExperimentSpec, point: Point) -> Iterator[SpecError]:
+    if spec.scheduler.rung_every is None:
+        return  # about ten
+    config = spec.trial(point)
     rungs = spec.rung_count(config)
     if rungs > MOST_RUNGS:
         yield SpecError(

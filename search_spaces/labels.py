@@ -42,3 +42,12 @@ def _label(path: str) -> str:
 def format_value(value: Any) -> str:
     """Return a number with four digits, anything else as `str` gives it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def say_count(number: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number of things in words; `nouns` is the plural, where `s` does not make it.
+
+    >>> say_count(1, "trial"), say_count(2_000, "trial"), say_count(0, "entry", "entries")
+    ('1 trial', '2,000 trials', '0 entries')
+    """
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"

@@ -24,7 +24,7 @@ ROUNDS = 3
 """How often fields are left out: without those of wrong kinds, rules about several fields speak."""
 ROOT_READS = "model", "arms", "published", "name"
 """What the rules about a whole spec read."""
-STANDS_IN = {"model": {"name": "vanilla"}, "task": {"name": "copying"}}
+STANDS_IN = {"model": {"name": "tanh_rnn"}, "task": {"name": "copying"}}
 """What is checked in place of a model or a task that does not exist."""
 
 

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from eigensweep.search_spaces.doubts import list_doubts
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, limit_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.race_words import count_extra_trainings
-from eigensweep.search_spaces.search_words import explain_search
+from eigensweep.search_spaces.search_words import explain_search, find_brackets
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -78,10 +79,14 @@ class TrialPreview(_Answer):
 class Estimate(_Answer):
     """A rough guess, computed from sizes and not measured on this machine."""
 
-    seconds_a_trial_low: float
+    seconds_a_trial_low: float = Field(description="Of a trial that trains to its end")
     seconds_a_trial_high: float
-    core_hours_low: float = Field(description="All trials one after another on one CPU core")
-    core_hours_high: float = Field(description="The same, with all that a race may add")
+    core_hours_low: float = Field(
+        description="All trials one after another on one CPU core, halved as often as they may be"
+    )
+    core_hours_high: float = Field(
+        description="The same of trials that are not stopped, with all that a race may add"
+    )
     words: str
 
 
@@ -146,6 +151,7 @@ class Preview(_Answer):
     estimate: Estimate | None
     memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
     side_by_side: SidePreview
+    warnings: list[str] = Field([], description="Settings that will have no effect, and why")
 
 
 def preview(
@@ -178,9 +184,10 @@ def preview(
         ),
         arms=[_arm(spec, space, arm.label, arm.model.name, configs) for arm in spec.arms_],
         first=[_trial(spec, number, point) for number, point in enumerate(_first(spec, space))],
-        estimate=_estimate(configs, trials, spec.replicates, count_extra_trainings(spec)),
+        estimate=_estimate(spec, configs, trials),
         memory=describe_memory(spec, guesses),
         side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
+        warnings=list_doubts(spec),
     )
 
 
@@ -278,23 +285,29 @@ def seconds_of(config: TrialConfig) -> float:
 
 
 def _estimate(
-    configs: dict[str, list[TrialConfig]], trials: int | None, replicates: int, race: int
+    spec: ExperimentSpec, configs: dict[str, list[TrialConfig]], trials: int | None
 ) -> Estimate | None:
     every = [config for found in configs.values() for config in found]
     if not every:
         return None
-    seconds = [replicates * seconds_of(config) for config in every]
+    seconds = [spec.replicates * seconds_of(config) for config in every]
     mean = sum(seconds) / len(seconds)
     hours = (trials or 1) * mean / 3600
-    racing_hours = race * mean / replicates / 3600
+    racing_hours = count_extra_trainings(spec) * mean / spec.replicates / 3600
+    brackets, left_out = find_brackets(spec), "Evaluation, early stopping, schedulers and GPUs"
+    share = 1.0 if brackets is None else brackets.share
+    if share < 1:
+        left_out = (
+            f"Its low end takes it that {spec.scheduler.name} stops all that it may, its high end "
+            "that it stops nothing. Evaluation, `training.patience` and GPUs"
+        )
     return Estimate(
         seconds_a_trial_low=_two_digits(min(seconds) / MARGIN),
         seconds_a_trial_high=_two_digits(max(seconds) * MARGIN),
-        core_hours_low=_two_digits(hours / MARGIN),
+        core_hours_low=_two_digits(share * hours / MARGIN),
         core_hours_high=_two_digits((hours + racing_hours) * MARGIN),
         words="An order of magnitude for one CPU core, computed from sizes at an assumed speed. "
-        "Evaluation, early stopping, schedulers and GPUs are left out. The speed of the first "
-        "trial is a better guide.",
+        f"{left_out} are left out. The speed of the first trial is a better guide.",
     )
 
 

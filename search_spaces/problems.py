@@ -68,9 +68,7 @@ def shorten_list(problems: list[Problem]) -> list[Problem]:
     return [*problems[:MOST_TOLD], last]
 
 
-def _each_problem(
-    error: ValidationError | SpecError, root: type[BaseModel]
-) -> Iterator[Problem]:
+def _each_problem(error: ValidationError | SpecError, root: type[BaseModel]) -> Iterator[Problem]:
     if isinstance(error, SeveralErrors):
         for one in error.errors:
             yield from _each_problem(one, root)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eigensweep.search_spaces.brackets import Brackets
-from eigensweep.search_spaces.errors import InvalidPointError, SpecError
+from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.fitting import place_of
+from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.population import explain_population
 from eigensweep.search_spaces.race_words import explain_race
@@ -18,6 +19,9 @@ from eigensweep.search_spaces.sections import (
     SchedulerConfig,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
+
+HALVING = frozenset({"asha", "hyperband"})
+"""Schedulers that let 1 trial in so many go on from each rung."""
 
 FEWEST_RANGES = 2
 """Ranges that CMA-ES needs: Optuna has it draw a single one by itself."""
@@ -43,8 +47,9 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
             f"Several objectives: {', '.join(goal.name for goal in spec.goals())}; a Pareto table "
             "shows the trials that no other one beats in all of them"
         )
-    if spec.scheduler.name == "hyperband":
-        words.append(_explain_brackets(spec))
+    brackets = find_brackets(spec)
+    if brackets is not None and (halving := _explain_halving(spec, brackets)):
+        words.append(halving)
     if spec.scheduler.name == "pbt":
         words.append(explain_population(spec))
     if spec.population is not None:
@@ -81,7 +86,7 @@ OF_SCHEDULERS = {
 
 
 def find_method_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
-    """Yield what the search method cannot do with this spec, and where the scheduler cannot judge."""
+    """Yield what the search method cannot do with this spec, or the scheduler cannot judge."""
     search = spec.search
     if search.population is not None and search.method not in IN_GENERATIONS:
         yield SpecError(
@@ -147,29 +152,40 @@ def find_unread_settings(scheduler: SchedulerConfig) -> Iterator[SpecError]:
             )
 
 
-def _explain_brackets(spec: ExperimentSpec) -> str:
-    settings, corner = spec.scheduler, next(spec.space().corners(spec.arms_[0].label))
-    try:
-        config = spec.trial(corner)
-    except InvalidPointError:
-        return "hyperband spreads the trials over brackets that begin to stop them later and later"
-    steps = config.training.steps or 1
-    first = min(settings.min_steps or spec.rung_steps(config)[0], steps)
-    brackets = Brackets(first, steps, settings.reduction_factor, settings.brackets)
-    if len(brackets.begins) == 1:
-        does = (
-            f"as asha stops trials from {first:,} steps on" if first < steps else "stops no trial"
-        )
-        words = f"hyperband has a single bracket here, and {does}"
-        if settings.brackets == 1:
-            return words
+def find_brackets(spec: ExperimentSpec) -> Brackets | None:
+    """Return at which steps a spec's trials are halved; None where its scheduler halves none."""
+    settings, extremes = spec.scheduler, list_extremes(spec, ("task", "training"))
+    configs = [config for _, config in extremes] if settings.name in HALVING else []
+    if not configs:
+        return None
+    steps = max(config.training.steps or 1 for config in configs)
+    first = settings.min_steps or min(spec.rung_steps(config)[0] for config in configs)
+    most = settings.brackets if settings.name == "hyperband" else 1
+    return Brackets(min(first, steps), steps, settings.reduction_factor, most)
+
+
+def _explain_halving(spec: ExperimentSpec, brackets: Brackets) -> str:
+    """Return when trials are stopped, and what that saves; empty if none is."""
+    rungs, name = brackets.list_rungs(brackets.first), spec.scheduler.name
+    saves = (
+        f"If each rung stops all that it may, trials train {brackets.share:.0%} of their steps on "
+        "average"
+    )
+    if name == "asha":
+        does = f"at {_join(rungs)} steps, and 1 in {brackets.factor} goes on. {saves}"
+        return f"asha compares trials {does}" if rungs else ""
+    if len(brackets.begins) > 1:
         return (
-            f"{words}: between its first rung and the end at {steps:,} steps is no room for "
-            "another. Take more steps, or a smaller 'scheduler.min_steps' or 'scheduler.rung_every'"
+            f"hyperband has brackets that begin to stop trials at {_join(brackets.begins)} steps; "
+            f"they get {_join(brackets.weights)} of each {sum(brackets.weights)} trials. {saves}"
         )
+    does = f"as asha stops trials from {rungs[0]:,} steps on" if rungs else "stops no trial"
+    words = f"hyperband has a single bracket here, and {does}"
+    if spec.scheduler.brackets == 1:
+        return words
     return (
-        f"hyperband has brackets that begin to stop trials at {_join(brackets.begins)} steps; they "
-        f"get {_join(brackets.weights)} of each {sum(brackets.weights)} trials"
+        f"{words}: between its first rung and the end at {brackets.last:,} steps is no room for "
+        "another. Take more steps, or a smaller 'scheduler.min_steps' or 'scheduler.rung_every'"
     )
 
 

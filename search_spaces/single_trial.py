@@ -21,7 +21,8 @@ from eigensweep.tasks import TASKS
 def read_trial(content: Mapping[str, Any]) -> TrialConfig:
     """Return a configuration, resolved: every size absolute, every default filled in.
 
-    >>> read_trial({"task": {"name": "copying"}, "model": {"name": "lstn"}, "training": {"steps": 1}})
+    >>> task, training = {"name": "copying"}, {"steps": 1}
+    >>> read_trial({"task": task, "model": {"name": "lstn"}, "training": training})
     Traceback (most recent call last):
     eigensweep.search_spaces.errors.SpecError: model.name: there is no model 'lstn'; ...
 

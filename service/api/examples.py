@@ -174,8 +174,12 @@ EXPERIMENT: Final[Json] = {
         **{name: f"/v1/experiments/1m7xnz0qe2nqc/{name}" for name in get_args(Action)},
     },
 }
-MEMORY: Final[Json] = {
-    "scornn": {"host_bytes": 394_000_000, "device_bytes": 0, "limit_bytes": 1_788_000_000}
+POSTED: Final[Json] = {
+    **EXPERIMENT,
+    "memory": {
+        "scornn": {"host_bytes": 394_000_000, "device_bytes": 0, "limit_bytes": 1_788_000_000}
+    },
+    "warnings": [],
 }
 
 ANALYSES: Final[dict[str, Example]] = {

@@ -19,7 +19,7 @@ from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.api.examples import (
     EXPERIMENT,
     EXPERIMENT_SUMMARY,
-    MEMORY,
+    POSTED,
     TRIAL,
     TRIAL_SUMMARY,
 )
@@ -345,9 +345,10 @@ class ExperimentNow(ExperimentSummary):
 class PostedExperiment(ExperimentNow):
     """An experiment that was posted, with the memory that its trials will take."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{**EXPERIMENT, "memory": MEMORY}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [POSTED]})
 
     memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
+    warnings: list[str] = Field(description="Settings that will have no effect, and why")
 
 
 class Views:

@@ -223,6 +223,7 @@ def format_preview(content: JsonObject) -> str:
     if words := search["words"] + come:
         lines += ["", *words]
     lines += _format_side_by_side(content.get("side_by_side") or {})
+    lines += [f"warning: {words}" for words in content.get("warnings") or ()]
     return "\n".join(lines)
 
 

@@ -170,6 +170,8 @@ def submit(
 
 def _tell(experiment: Experiment, follow: bool, as_json: bool) -> None:
     """Say that an experiment is queued, or watch it until it is over."""
+    for words in experiment.content.get("warnings") or ():
+        typer.echo(f"warning: {words}", err=True)
     if follow:
         _watch(experiment, as_json)
     elif as_json:

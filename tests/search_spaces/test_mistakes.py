@@ -131,7 +131,7 @@ def test_a_wrong_parameter_hides_neither_a_rule_nor_the_size_of_a_grid():
         search={
             "space": {
                 "optimizer.lrr": [0.1],
-                "task.delay": thousand,
+                "task.valid_size": thousand,
                 "training.log_every": thousand,
             }
         },

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from eigensweep.search_spaces.brackets import Brackets
+from eigensweep.search_spaces.doubts import list_doubts
+from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.preview import preview
 from eigensweep.search_spaces.spec import ExperimentSpec
 
@@ -147,3 +152,87 @@ def test_a_race_says_what_it_may_cost():
     )
     assert found.estimate.core_hours_low == plain.estimate.core_hours_low
     assert found.estimate.core_hours_high > plain.estimate.core_hours_high
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"training": {"steps": 100, "evaluate_every": 500}},
+            "'training.evaluate_every' is 500, and trials train 100 steps: each is evaluated once",
+        ),
+        (
+            {"scheduler": {"name": "asha", "min_steps": 5000}},
+            "asha stops no trial: it compares them from 5,000 steps on, and they train 100. Take a "
+            "smaller 'scheduler.min_steps'",
+        ),
+        (
+            {"scheduler": {"name": "median", "rung_every": 200}},
+            "they train 100. Take a smaller 'scheduler.rung_every' or 'training.evaluate_every'",
+        ),
+    ],
+)
+def test_what_will_have_no_effect_is_told(changes, words):
+    (told,) = preview(make(**changes)).warnings
+    assert words in told
+    assert preview(make()).warnings == []
+    training = {"steps": 100, "evaluate_every": 10}
+    assert preview(make(scheduler={"name": "asha"}, training=training)).warnings == []
+
+
+RATES = {"space": {"optimizer.lr": [0.1, 0.2]}}
+ARMS = [{"model": {"name": name, "hidden_size": 8}} for name in ("lstm", "gru")]
+
+
+class TestAFixedValueThatIsSearched:
+    def test_is_told(self):
+        told = preview(make(optimizer={"lr": 0.3}, search=RATES)).warnings
+        assert told == ["'optimizer.lr' is searched, so its fixed value 0.3 has no effect"]
+        (told,) = preview(make(search={"space": {"training.steps": [5, 6]}})).warnings
+        assert "'training.steps' is searched" in told
+        shared = {"space": {"model.hidden_size": [9]}}
+        (told,) = preview(make(model=None, arms=ARMS, search=shared)).warnings
+        assert "'model.hidden_size' is searched, so its fixed value 8" in told
+
+    def test_is_a_default_where_not_all_arms_or_points_search_it(self):
+        own = [{**ARMS[0], "space": RATES["space"]}, ARMS[1]]
+        assert preview(make(model=None, arms=own, optimizer={"lr": 0.3}, search={})).warnings == []
+        alpha = {"choices": [0.5, 0.7], "when": {"optimizer.name": "rmsprop"}}
+        space = {"optimizer.name": ["adam", "rmsprop"], "optimizer.alpha": alpha}
+        found = preview(make(optimizer={"alpha": 0.8}, search={"space": space}))
+        assert found.warnings == []
+
+    def test_is_nothing_where_it_is_what_a_stored_spec_has_by_default(self):
+        stored = make(search=RATES).model_dump(mode="json")
+        assert preview(ExperimentSpec.model_validate(stored)).warnings == []
+
+    @pytest.mark.parametrize("name", preset_names())
+    def test_stands_in_no_preset(self, name):
+        assert list_doubts(load_preset(name)) == []
+
+
+def test_asha_says_when_it_stops_trials_and_the_estimate_reckons_with_it():
+    plain = preview(make(training={"steps": 90, "evaluate_every": 10}))
+    halved = make(
+        training={"steps": 90, "evaluate_every": 10}, scheduler={"name": "asha", "min_steps": 10}
+    )
+    found = preview(halved)
+    assert found.search.words == [
+        "asha compares trials at 10, 30 steps, and 1 in 3 goes on. If each rung stops all that it "
+        "may, trials train 26% of their steps on average"
+    ]
+    # 10 + 20 / 3 + 60 / 9 of 90 steps
+    assert found.estimate.core_hours_low == pytest.approx(
+        plain.estimate.core_hours_low * 7 / 27, rel=0.1
+    )
+    assert found.estimate.core_hours_high == plain.estimate.core_hours_high
+    assert "Its low end takes it that asha stops all that it may" in found.estimate.words
+
+
+def test_hyperband_is_estimated_by_the_shares_of_its_brackets():
+    found = Brackets(first=10, last=90, factor=3)
+    trained = [10 + 20 / 3 + 60 / 9, 30 + 60 / 3, 90]  # one bracket after the other
+    weights = [9, 5, 3]
+    mean = sum(a * b for a, b in zip(trained, weights, strict=True)) / sum(weights)
+    assert found.share == pytest.approx(mean / 90)
+    assert Brackets(first=90, last=90, factor=3, most=1).share == 1

@@ -242,15 +242,15 @@ RANGE = {"low": 0.1, "high": 0.9}
         (
             {
                 "search": grid(
-                    model__hidden_size=THOUSAND,
-                    task__delay=THOUSAND,
-                    training__steps=THOUSAND,
-                    model__negative_ones=THOUSAND,
+                    task__batch_size=THOUSAND,
+                    task__valid_size=THOUSAND,
+                    task__test_size=THOUSAND,
+                    training__log_every=THOUSAND,
                 )
             },
             GridTooLargeError,
             "search.space",
-            r"1,000,000,000,000 points and the limit is 10,000 .*hidden_size \(1,000 values\)",
+            r"1,000,000,000,000 points and the limit is 10,000 .*batch_size \(1,000 values\)",
         ),
         (
             {"search": grid(optimizer__lr={"low": 1e-5, "high": 1e-2, "log": True})},
@@ -326,10 +326,10 @@ RANGE = {"low": 0.1, "high": 0.9}
             "grid has no generations; 'population' is for cmaes and nsga2",
         ),
         (
-            pbt(search=grid(optimizer__lr=[0.1, 0.01], model__negative_ones=[1, 2])),
+            pbt(search=grid(optimizer__lr=[0.1, 0.01], model__negative_fraction=[0.1, 0.2])),
             SpecError,
-            "search.space.model.negative_ones",
-            "'model.negative_ones' cannot change in the middle.*scornn can change optimizer.lr, ",
+            "search.space.model.negative_fraction",
+            "'model.negative_fraction' cannot change in the middle.*can change optimizer.lr, ",
         ),
         (
             pbt(search=grid(optimizer__lr=[0.1, 0.01], optimizer__name=["adam", "rmsprop"])),

@@ -140,7 +140,8 @@ def test_a_field_that_only_the_space_sets_may_be_missing_from_the_base():
 
 
 def test_a_single_point_that_breaks_a_rule_is_invalid_and_the_spec_is_not():
-    searched = spec(search={"space": {"model.negative_ones": [1, 99]}})
+    model = {"name": "scornn", "hidden_size": 32}
+    searched = spec(model=model, search={"space": {"model.negative_ones": [1, 99]}})
     check_spec(searched)
     with pytest.raises(InvalidPointError, match="'negative_ones' is 99; allowed are 0 to 32"):
         searched.trial(searched.space().point(1))
@@ -149,7 +150,7 @@ def test_a_single_point_that_breaks_a_rule_is_invalid_and_the_spec_is_not():
 def test_an_arms_own_space_and_optimizer_replace_the_shared_ones():
     compared = spec(
         model=None,
-        optimizer={"name": "rmsprop", "lr": 0.5},
+        optimizer={"name": "rmsprop"},
         arms=[
             {"model": {"name": "lstm", "hidden_size": 4}},
             {

@@ -298,9 +298,9 @@ class TestRefusals:
         body = spec(serch={})
         found = client.post("/v1/experiments", params={"notify": ["x"] * 5}, json=body).json()
         assert [each["path"] for each in found["errors"]] == ["serch", "notify"]
-        (alone,) = client.post(
-            "/v1/experiments", params={"notify": ["x"] * 5}, json=spec()
-        ).json()["errors"]
+        (alone,) = client.post("/v1/experiments", params={"notify": ["x"] * 5}, json=spec()).json()[
+            "errors"
+        ]
         assert alone["path"] == "notify"
 
     def test_the_body_of_another_request_is_not_taken_for_a_spec(self, client):

@@ -313,6 +313,13 @@ def test_a_preview_posts_nothing(cli: Cli, spec: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["submit", "preview"])
+def test_a_setting_without_effect_is_told(cli: Cli, spec: str, command: str) -> None:
+    done = cli(command, spec, "--set", "training={steps: 10, evaluate_every: 500}")
+    assert done.exit_code == 0
+    assert "warning: 'training.evaluate_every' is 500" in done.output
+
+
+@pytest.mark.parametrize("command", ["submit", "preview"])
 def test_all_mistakes_of_a_spec_are_printed(cli: Cli, spec: str, command: str) -> None:
     done = cli(
         *(command, spec, "--set", "search.space.optimizer.lrr=[1]", "--set", "training={}"),

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Resp
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.checks import find_errors
+from eigensweep.search_spaces.doubts import list_doubts
 from eigensweep.search_spaces.errors import CorpusError, SpecError, raise_errors
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, reserve
 from eigensweep.search_spaces.places import Places
@@ -148,7 +149,9 @@ def post_experiment(
         service.record.posted(experiment) if is_new else service.record.experiment(experiment.id)
     )
     now = service.views.experiment(found)
-    answer = PostedExperiment(**dict(now), memory=describe_memory(spec, look.guesses))
+    answer = PostedExperiment(
+        **dict(now), memory=describe_memory(spec, look.guesses), warnings=list_doubts(spec)
+    )
     response.headers["Location"] = answer.links.self
     if not is_new:
         response.status_code = 200

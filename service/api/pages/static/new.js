@@ -90,7 +90,7 @@ function show(found) {
     const mb = (bytes) => `${Math.round(bytes / 1e6).toLocaleString("en")} MB`;
     fact(`memory of a trial of ${arm}, about`, mb(taken.host_bytes) + (taken.device_bytes ? `, and ${mb(taken.device_bytes)} of a GPU` : ""));
   }
-  for (const words of found.side_by_side.warnings) add(result, "p", words, "problem");
+  for (const words of [...found.side_by_side.warnings, ...found.warnings]) add(result, "p", words, "problem");
   for (const [arm, why] of Object.entries(found.side_by_side.alone)) add(result, "p", `${arm} shares no lanes: ${why}`, "quiet");
   add(result, "h3", "Arms");
   const scroll = () => {

@@ -1,0 +1,78 @@
+"""What a spec asks for and will not get, though it can run: words for the preview and the post."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pydantic import BaseModel
+
+from eigensweep.search_spaces.hashing import is_default
+from eigensweep.search_spaces.labels import format_value, say_count
+from eigensweep.search_spaces.memory import list_extremes
+from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.trial import TrialConfig
+
+COMPARING = frozenset({"asha", "hyperband", "median"})
+"""Schedulers that stop trials."""
+
+
+def list_doubts(spec: ExperimentSpec) -> list[str]:
+    """Return a sentence for each setting that has no effect; the spec passed `check_spec`."""
+    compares = spec.scheduler.name in COMPARING
+    asked = spec.training.evaluate_every is not None or any(
+        "training.evaluate_every" in arm.space for arm in spec.arms_
+    )
+    words = list(dict.fromkeys(_doubt_fixed(spec)))
+    if not (compares or asked):
+        return words
+    configs = [config for _, config in list_extremes(spec, ("task", "training"))]
+    if asked:
+        words += _doubt_evaluations(configs)
+    if compares and configs:
+        longest = max(configs, key=lambda config: config.training.steps or 1)
+        words += _doubt_stopping(spec, longest.training.steps or 1, spec.rung_steps(longest)[0])
+    return words
+
+
+def _doubt_fixed(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield the fields that have a value where the search gives them others.
+
+    A value that all arms share is the default of an arm whose own space varies the field, and
+    under a condition it is the value where the condition does not hold.
+    """
+    for index, arm in enumerate(spec.arms_):
+        own = None if spec.arms is None else spec.arms[index]
+        for path, axis in arm.space.items():
+            section, _, field = path.partition(".")
+            fixed: dict[str, BaseModel | None] = {"model": arm.model, "optimizer": arm.optimizer}
+            if own is None or path not in own.space:
+                fixed |= {"task": spec.task, "training": spec.training}
+            else:
+                fixed["optimizer"] = own.optimizer
+            config = fixed.get(section)
+            if config is not None and not axis.when and not is_default(config, field):
+                value = format_value(getattr(config, field))
+                yield f"'{path}' is searched, so its fixed value {value} has no effect"
+
+
+def _doubt_evaluations(configs: Iterable[TrialConfig]) -> Iterator[str]:
+    budgets = [(each.training.steps or 1, each.training.evaluate_every or 1) for each in configs]
+    rare = [(steps, every) for steps, every in budgets if every > steps]
+    if rare:
+        steps, every = max(rare)
+        yield (
+            f"'training.evaluate_every' is {every:,}, and trials train {say_count(steps, 'step')}: "
+            "each is evaluated once, at its end"
+        )
+
+
+def _doubt_stopping(spec: ExperimentSpec, steps: int, first_rung: int) -> Iterator[str]:
+    first = spec.scheduler.min_steps or first_rung
+    if first >= steps:
+        cause = "'scheduler.rung_every' or 'training.evaluate_every'"
+        if spec.scheduler.min_steps is not None:
+            cause = "'scheduler.min_steps'"
+        yield (
+            f"{spec.scheduler.name} stops no trial: it compares them from {first:,} steps on, and "
+            f"they train {steps:,}. Take a smaller {cause}"
+        )
