@@ -96,8 +96,8 @@ def test_a_good_spec_has_no_mistake():
             {"model.name"},
         ),
         (
-            {"task": {"name": "speech_frames", "corpus": "timitt"}},
-            {"task.corpus"},
+            {"task": {"name": "speech_frames", "corpsu": "timit"}},
+            {"task.corpsu"},
         ),
         (
             {
