@@ -41,7 +41,7 @@ def show_nodes(url: Url = None, as_json: AsJson = False) -> None:
             typer.echo(f"{unknown}{found['problem']}", err=True)
         screen = terminal.console()
         names = name_nodes(found["nodes"])
-        rows = [_make_node_row(node, names[node["id"]]) for node in found["nodes"]]
+        rows = [make_node_row(node, names[node["id"]]) for node in found["nodes"]]
         terminal.show_rows(NODE_HEADS, rows, screen)
         for engine in found["engines"]:
             typer.echo(
@@ -53,6 +53,11 @@ def show_nodes(url: Url = None, as_json: AsJson = False) -> None:
             terminal.show_rows(USE_HEADS, rows, screen)
         if found["waiting"]:
             terminal.show_rows(WAIT_HEADS, map(_make_wait_row, found["waiting"]), screen)
+        if found["more_waiting"]:
+            typer.echo(
+                f"{found['unfinished']} experiments are not over; `eigensweep list --state queued` "
+                "and `--state paused` show more"
+            )
 
 
 def name_nodes(nodes: Sequence[JsonObject]) -> dict[str, str]:
@@ -64,7 +69,8 @@ def name_nodes(nodes: Sequence[JsonObject]) -> dict[str, str]:
     }
 
 
-def _make_node_row(node: JsonObject, name: str) -> list[str]:
+def make_node_row(node: JsonObject, name: str) -> list[str]:
+    """Return the row of a node of this name."""
     total, free = node["total"], node["free"]
     parts = [("cpus", 1.0), ("gpus", 1.0), ("memory_bytes", 1e9)]
     amounts = [
@@ -73,7 +79,9 @@ def _make_node_row(node: JsonObject, name: str) -> list[str]:
     ]
     amounts[-1] += " GB"
     labels = ", ".join(f"{key}={value}" for key, value in node["labels"].items())
-    state = "gone" if not node["alive"] else "alive" if node["answers"] else "does not answer"
+    state = "alive" if node["answers"] else "does not answer"
+    if not node["alive"]:
+        state = f"gone since {node['gone_at']}" if node["gone_at"] else "gone"
     if node["drains"] and state == "alive":
         state = f"drains until {node['drains_until']}" if node["drains_until"] else "drains"
     return [name, node["address"], state, *amounts, node["accelerator_type"] or "-", labels or "-"]

@@ -11,11 +11,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, defer
 
 from eigensweep.service.record import database
+from eigensweep.service.record.queries import count_states
 from eigensweep.service.record.tables import Attempt, Experiment, Trial
-from eigensweep.workers.shared.states import ENDED, EXPERIMENT_STATES
+from eigensweep.workers.shared.states import DRIVEN, ENDED, EXPERIMENT_STATES
 
-OPEN = tuple(state for state in EXPERIMENT_STATES if state not in {*ENDED, "deleting"})
-"""The states of experiments that are not over."""
+WAITING = tuple(s for s in EXPERIMENT_STATES if s not in {*DRIVEN, *ENDED, "deleting"})
+"""The states of experiments that are not over and have no driver."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,18 @@ class Activity:
     running: int
     """How many trials have a process; `uses` may have fewer."""
     experiments: list[tuple[Experiment, int]]
-    """Those that are not over, in the order of the queue, each with how many trials wait."""
+    """Those that are driven, then the first of those that are not, each with how many trials wait.
+
+    They come in the order of their priorities, without their specs."""
+    waiting: int
+    """How many are not over and not driven; `experiments` may have fewer."""
 
 
-def read_activity(url: str, limit: int) -> Activity:
-    """Return at most `limit` trials that have a process, and experiments that are not over."""
+def read_activity(url: str, uses: int, waiting: int) -> Activity:
+    """Return at most so many trials that have a process, and experiments that are not over.
+
+    Of these all that are driven, and at most `waiting` of the others.
+    """
 
     def work(session: Session) -> Activity:
         training = (
@@ -59,21 +67,25 @@ def read_activity(url: str, limit: int) -> Activity:
                 defer(Experiment.spec, raiseload=True),
             )
             .order_by(Trial.experiment_id, Trial.number)
-            .limit(limit)
+            .limit(uses)
         )
         running = select(func.count()).select_from(Trial).where(Trial.state == "running")
-        waiting = (
-            select(Experiment, func.count(Trial.number))
-            .outerjoin(Trial, (Trial.experiment_id == Experiment.id) & (Trial.state == "waiting"))
-            .where(Experiment.state.in_(OPEN))
-            .group_by(Experiment.id)
-            .order_by(Experiment.priority.desc(), Experiment.created_at)
-            .limit(limit)
+        heads = (
+            select(Experiment)
+            .options(defer(Experiment.spec, raiseload=True))
+            .order_by(Experiment.priority.desc(), Experiment.created_at, Experiment.id)
         )
+        others = Experiment.state.in_(WAITING)
+        rows = [
+            *session.scalars(heads.where(Experiment.state.in_(DRIVEN))),
+            *session.scalars(heads.where(others).limit(waiting)),
+        ]
+        counts = count_states(session, [row.id for row in rows])
         return Activity(
             [Use(*row) for row in session.execute(training)],
             session.scalars(running).one(),
-            [(row, count) for row, count in session.execute(waiting)],
+            [(r, c.trials if (c := counts[r.id].get("waiting")) else 0) for r in rows],
+            session.scalars(select(func.count()).select_from(Experiment).where(others)).one(),
         )
 
     return database.read(url, work)

@@ -10,14 +10,15 @@ import pytest
 from played import PLACE, SPEC, open_trial, play
 from typer.testing import CliRunner
 
+from eigensweep.service.api.routes import cluster
 from eigensweep.service.command.cli import app
-from eigensweep.service.command.nodes import make_use_row, name_nodes
+from eigensweep.service.command.nodes import make_node_row, make_use_row, name_nodes
 from eigensweep.service.process.driver_room import count_drivers
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.queue.driver_places import DriverPlaces
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
-from eigensweep.workers.cluster.nodes import read_nodes
+from eigensweep.workers.cluster.nodes import GONE_SECONDS, read_nodes
 from eigensweep.workers.shared.fair_shares import Want
 
 
@@ -123,6 +124,34 @@ def test_what_waits_says_why(client, ledger, spec, dispatcher):
     assert states["waiting_for_room"] == "no node has room for one of its trials now"
 
 
+def test_of_a_long_queue_the_first_are_listed_and_all_are_counted(
+    client, ledger, spec, monkeypatch
+):
+    monkeypatch.setattr(cluster, "MOST_WAITING", 3)
+    posted = [
+        client.post("/v1/experiments", json=spec(name=str(n), priority=n)).json()["id"]
+        for n in range(6)
+    ]
+    found = client.get("/v1/cluster").json()
+    assert [each["experiment"] for each in found["waiting"]] == posted[:-4:-1]
+    assert found["drivers"]["running"] == 1, "its priority is less than that of what waits"
+    assert found["unfinished"] == 7
+    assert found["more_waiting"] == "/v1/experiments?state=queued&state=paused&sort=created_at"
+    assert client.get(found["more_waiting"]).json()["items"][0]["id"] == posted[0]
+    assert "the first 3 of those that wait" in client.get("/cluster").text
+    for id in posted[:4]:
+        client.post(f"/v1/experiments/{id}/cancel")
+    found = client.get("/v1/cluster").json()
+    assert (found["unfinished"], found["more_waiting"]) == (3, None)
+
+
+def test_trials_that_wait_are_counted_without_reading_them(client, ledger):
+    for number in (8, 9):
+        open_trial(ledger, number, "lstm", 1e-3)
+    (wait,) = client.get("/v1/cluster").json()["waiting"]
+    assert (wait["experiment"], wait["trials"]) == (ledger.experiment_id, 2)
+
+
 def test_where_memory_holds_fewer_drivers_than_wanted_it_says_so(client, ledger, spec, dispatcher):
     dispatcher.max_experiments = count_drivers(2, 400 * 10**6, 10**9).experiments
     client.post("/v1/experiments", json=spec(name="later"))
@@ -162,6 +191,28 @@ def test_nodes_are_read_from_rays_words():
     assert [node.name for node in found] == ["n1", "n0"]
     assert (found[0].labels, found[0].accelerator_type) == ({"zone": "a"}, "H100")
     assert (found[0].free.cpus, found[0].free.memory, found[1].free) == (1.5, 0, None)
+
+
+def test_what_went_an_hour_ago_is_not_shown_and_else_since_when():
+    ray = {"NodeManagerHostname": "vm", "Alive": False, "Resources": {}}
+    nodes = [{**ray, "NodeID": id, "NodeManagerAddress": f"10.0.0.{id}"} for id in "123"]
+    now = 1e9
+    found = read_nodes(nodes, {}, gone={"1": now - GONE_SECONDS - 1, "2": now - 60}, now=now)
+    assert [(node.id, node.address, node.gone_at) for node in found] == [
+        ("2", "10.0.0.2", now - 60),
+        ("3", "10.0.0.3", None),
+    ]
+
+
+def test_a_node_that_is_gone_is_shown_with_id_address_and_time(client, ledger, launcher):
+    (here,) = launcher.list_nodes()
+    gone = replace(here, id="cd34" * 14, alive=False, free=None, address="10.0.0.7", gone_at=1e9)
+    launcher.list_nodes = lambda: [here, gone]
+    _, shown = client.get("/v1/cluster").json()["nodes"]
+    assert (shown["alive"], shown["gone_at"]) == (False, "2001-09-09T01:46:40Z")
+    row = make_node_row(shown, name_nodes([shown, {**shown, "id": "ab12"}])[shown["id"]])
+    assert row[:3] == ["here cd34cd34", "10.0.0.7", "gone since 2001-09-09T01:46:40Z"]
+    assert "gone since 2001-09-09 01:46" in client.get("/cluster").text
 
 
 def test_the_command_shows_nodes(scripted_service):

@@ -10,6 +10,9 @@ from eigensweep.workers.shared.messages import Json
 
 NONE: Mapping[str, float] = {}
 
+GONE_SECONDS = 3600.0
+"""How long a node that is gone is shown."""
+
 
 @dataclass(frozen=True)
 class Amounts:
@@ -47,6 +50,8 @@ class Node:
     """Whether Ray's process there answered at the last look."""
     drains_until: float | None = None
     """Unix time at which its machine goes, 0 where that is not known; None: it stays."""
+    gone_at: float | None = None
+    """Unix time at which Ray counted it as gone; None: it is alive, or that is not known."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +72,23 @@ def read_nodes(
     free: Mapping[str, Mapping[str, float]],
     silent: Collection[str] = (),
     draining: Mapping[str, float] = NONE,
+    gone: Mapping[str, float] = NONE,
+    now: float = 0.0,
 ) -> list[Node]:
     """Return nodes, those that live first; `free` has what is free by the id of a node.
 
-    `silent` are the ids of those that do not answer, and `draining` has the deadlines of those that
-    drain.
+    `silent` are the ids of those that do not answer, `draining` has the deadlines of those that
+    drain, and `gone` when others went. Those that went `GONE_SECONDS` before `now` are left out.
     """
     found = [
         replace(
             _read_node(node, free.get(node["NodeID"])),
             answers=node["NodeID"] not in silent,
             drains_until=draining.get(node["NodeID"]),
+            gone_at=gone.get(node["NodeID"]),
         )
         for node in nodes
+        if gone.get(node["NodeID"], now) >= now - GONE_SECONDS
     ]
     return sorted(found, key=lambda node: (not node.alive, node.name, node.id))
 

@@ -657,7 +657,8 @@ class RayCluster:
 
         nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
         free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
-        return read_nodes(nodes, free, silent, find_draining())
+        gone = {} if all(node["Alive"] for node in nodes) else _find_gone()
+        return read_nodes(nodes, free, silent, find_draining(), gone, time.time())
 
     def stop(self) -> None:
         """Leave the cluster. If it is our own, it ends with all processes.
@@ -677,6 +678,13 @@ class RayCluster:
             ray.shutdown()
         if self._folder is not None:
             self._folder.remove()
+
+
+def _find_gone() -> dict[str, float]:
+    """Return Ray's ids of the nodes that are gone, each with the Unix time of that."""
+    client = ray._private.worker.global_worker.gcs_client  # type: ignore[attr-defined]
+    infos = client.get_all_node_info(timeout=ANSWER_SECONDS).values()
+    return {info.node_id.hex(): info.end_time_ms / 1000 for info in infos if info.end_time_ms}
 
 
 def _find_successor(error: BaseException | None) -> SupersededError | None:

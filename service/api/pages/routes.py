@@ -285,7 +285,8 @@ def show_trial(
 def show_cluster(service: TheService, caller: Reader) -> Response:
     """Return the nodes, who uses them, and why something waits."""
     found = cluster.get_cluster(service)
-    return render(caller, "cluster.html", found=found, is_live=True)
+    most = cluster.MOST_WAITING
+    return render(caller, "cluster.html", found=found, most_waiting=most, is_live=True)
 
 
 @router.get("/reproductions")

@@ -22,7 +22,11 @@ from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 router = APIRouter(tags=["cluster"])
 
 LISTED = 500
-"""Trials, and experiments, that an answer lists at most."""
+"""Trials that an answer lists at most."""
+MOST_WAITING = 100
+"""Experiments without a driver that an answer lists at most."""
+ALL_WAITING = "/v1/experiments?state=queued&state=paused&sort=created_at"
+"""Where all of them are listed."""
 
 
 class AmountsNow(Answer):
@@ -48,6 +52,9 @@ class NodeNow(Answer):
     answers: bool = Field(description="Whether Ray's process there answered at the last look")
     drains: bool = Field(description="Whether its machine will go; no trial begins there")
     drains_until: datetime | None = Field(description="When it will go, where that is known")
+    gone_at: datetime | None = Field(
+        description="When Ray counted it as gone; an hour later it is not listed any more"
+    )
     total: AmountsNow
     free: AmountsNow | None = Field(description="What no trial reserves; null if it is not known")
     labels: dict[str, str] = Field(description="What `resources.labels` of a spec can ask for")
@@ -164,13 +171,19 @@ class ClusterNow(Answer):
     engines: list[EngineNow]
     running: int = Field(description="Trials that have a process, all of them")
     uses: list[UseNow] = Field(description=f"These trials, {LISTED} at most")
-    waiting: list[WaitNow] = Field(description=f"The next to run first, {LISTED} at most")
+    unfinished: int = Field(description="Experiments that are not over, all of them")
+    waiting: list[WaitNow] = Field(
+        description="Those that run and wait for something, then those in the queue or paused, by "
+        f"their priority and age; of the latter the first {MOST_WAITING}"
+    )
+    more_waiting: str | None = Field(description="Where all of them are; null: here")
 
 
 @router.get("/cluster", summary="Look at the cluster", responses=describe_errors(401, 503))
 def get_cluster(service: TheService) -> ClusterNow:
     """Return nodes, devices and lanes, the trials that use them, and why experiments wait."""
-    nodes, activity = service.dispatcher.list_nodes(), read_activity(service.record.url, LISTED)
+    nodes = service.dispatcher.list_nodes()
+    activity = read_activity(service.record.url, LISTED, MOST_WAITING)
     problem = service.dispatcher.away
     if problem is not None and nodes is not None:
         problem += "; the nodes are shown as they were then"
@@ -205,6 +218,8 @@ def get_cluster(service: TheService) -> ClusterNow:
             for row, waiting, why in waits
             if why is not None
         ],
+        unfinished=activity.waiting + len(driven),
+        more_waiting=ALL_WAITING if activity.waiting > MOST_WAITING else None,
     )
 
 
@@ -245,6 +260,7 @@ def _describe_node(node: Node) -> NodeNow:
         answers=node.answers,
         drains=node.drains_until is not None,
         drains_until=to_datetime(node.drains_until) if node.drains_until else None,
+        gone_at=to_datetime(node.gone_at) if node.gone_at else None,
         total=AmountsNow.of(node.total),
         free=None if node.free is None else AmountsNow.of(node.free),
         labels=node.labels,
