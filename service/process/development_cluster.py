@@ -46,6 +46,9 @@ START_JITTER: Final = 3.0
 SERVICE_PORT, MLFLOW_PORT, HEAD_PORT, NODE_PORT = 8642, 5000, 6379, 6380
 """The first ports that are tried; those of docs/how-to/cluster.md."""
 OBJECT_STORE_BYTES: Final = 128 * 2**20
+AT_ONCE: Final = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+"""Lets a node that is told to end do so. Ray would have it drain for half a minute: until drivers,
+which outlive the service, have left it by themselves."""
 SHARE_OF_MEMORY: Final = 0.7
 """The nodes' share of the memory that is free now; the rest is for the other processes."""
 SHORT_FOLDER: Final = "es-"
@@ -321,7 +324,7 @@ class _Start:
         ]
         command = _python("ray.scripts.scripts", "start", "--block", *words, *shared)
         kind = "head" if name == "head" else "node"
-        self._launch(name, kind, command, self._ray, f"{HOST}:{port}")
+        self._launch(name, kind, command, self._ray | AT_ONCE, f"{HOST}:{port}")
         asked = ["--address", head, "--port", str(port), "--wait", str(READY_SECONDS)]
         health = subprocess.Popen(
             _python("eigensweep.workers.cluster.node_health", *asked),

@@ -55,7 +55,8 @@ def test_three_nodes_train_an_experiment_and_nothing_is_left_behind() -> None:
             assert [each for each in arguments if any(secret in each for secret in secrets)] == []
             assert any("mlflow" in each for each in arguments)
         finally:
-            call(folder, "down")
+            ended = call(folder, "down")
+        assert "killing" not in ended
         assert family(folder) == []
         again = call(folder, "down", "--delete")
         assert "no cluster ran in" in again
