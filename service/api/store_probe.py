@@ -1,20 +1,36 @@
-"""Whether the store answers, looked at beside the requests. Runs in the service's process."""
+"""Whether the store answers, and what it answers: asked beside the threads of the requests.
+
+A folder that other machines share may hang for ever, and whoever reads there with it. So those
+threads wait here, and requests that have not got one of them yet are refused in words. Runs in the
+service's process.
+"""
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from typing import Any, Final, TypeVar
 
 from eigensweep.workers.shared.checkpoints import Store, open_store
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
+
+T = TypeVar("T")
 
 FRESH_SECONDS: Final = 10.0
 """Seconds for which what was seen is told again."""
 PATIENCE_SECONDS: Final = 2.0
 """How long a request waits for the store. It may not answer for minutes, and a folder that another
 machine shares may hang for ever."""
+
+
+def _close(late: Future[Any]) -> None:
+    """Close the file that is an answer for which nobody waits any more."""
+    if late.exception() is None and isinstance(found := late.result(), io.IOBase):
+        found.close()
 
 
 class StoreProbe:
@@ -29,6 +45,33 @@ class StoreProbe:
         self._found: str | None = None
         self._since: float | None = None
         """Unix time of the first look of those that found something, or are still waited for."""
+
+    def ask(self, act: Callable[[Store], T]) -> T:
+        """Return what `act` reads in the store, waiting as long as the store answers others.
+
+        Raises:
+            StoreAwayError: if the store does not answer; at once where that is known.
+            Exception: whatever `act` raises.
+        """
+        answer: Future[Any] = Future()
+        context = copy_context()
+
+        def work() -> None:
+            try:
+                answer.set_result(context.run(act, self._store))
+            except BaseException as error:  # whoever asked is told
+                answer.set_exception(error)
+
+        is_asked = False
+        while not (is_asked and wait([answer], PATIENCE_SECONDS).done):
+            if (problem := self.find_problem()) is not None:
+                answer.add_done_callback(_close)
+                raise StoreAwayError(problem)
+            if not is_asked:
+                threading.Thread(target=work, name="store", daemon=True).start()
+                is_asked = True
+        found: T = answer.result()
+        return found
 
     def find_problem(self) -> str | None:
         """Return why the store cannot be used, and since when; None: it answers."""

@@ -131,7 +131,7 @@ def post_analysis(
     have it, or if its files were removed.
     """
     service.record.require_to_lead()
-    spec = complete_request(request, service.record, service.settings.storage_folder)
+    spec = service.store.ask(lambda store: complete_request(request, service.record, store.place))
     record, is_new = service.analyses.add(spec)
     answer = _make_answer(service, record)
     response.headers["Location"] = answer.links.self

@@ -22,7 +22,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.presets import find_preset
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import describe_errors
-from eigensweep.service.api.parts import Service, TheService
+from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, SummaryNow
 from eigensweep.service.record.errors import WeightsNotFoundError
@@ -34,14 +34,7 @@ from eigensweep.service.record.overviews import (
     list_reports,
 )
 from eigensweep.service.record.tables import Experiment, Report, Trial
-from eigensweep.workers.shared.checkpoints import (
-    BEST,
-    PIECE,
-    CurvePoint,
-    Store,
-    open_store,
-    trial_key,
-)
+from eigensweep.workers.shared.checkpoints import BEST, PIECE, CurvePoint, Store, trial_key
 from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import find_domain, summarize
@@ -239,12 +232,14 @@ def get_curves(
     leaders = list_leaders(service.record, id, trials)
     reports = list_reports(service.record, id, [trial.number for trial in leaders])
     is_own = name == f"valid/{experiment.metric}"
-    items = [
-        _make_curve(_store(service), trial, reports[trial.number], name, points)
-        for trial in leaders
-    ]
-    if metric is not None and not any(item.steps for item in items):
-        _refuse_unknown_metric(_store(service), leaders, reports, metric)
+
+    def read(store: Store) -> list[CurveNow]:
+        items = [_make_curve(store, t, reports[t.number], name, points) for t in leaders]
+        if metric is not None and not any(item.steps for item in items):
+            _refuse_unknown_metric(store, leaders, reports, metric)
+        return items
+
+    items = service.store.ask(read)
     return Curves(
         metric=name,
         unit=experiment.unit if is_own else "",
@@ -281,10 +276,11 @@ def get_trial_curves(
 ) -> TrialCurves:
     """Return every metric of the trial's committed curve, one curve for each of its seeds."""
     trial = service.record.trial(id, number).trial
-    curves = []
-    for seed, key in _find_keys(trial):
+    keys, curves = _find_keys(trial), []
+    found = service.store.ask(lambda store: [store.points(key) for _, key in keys])
+    for (seed, _), own in zip(keys, found, strict=True):
         columns: dict[str, tuple[list[int], list[float]]] = {}
-        for point in _store(service).points(key):
+        for point in own:
             for name, value in point.metrics.items():
                 steps, values = columns.setdefault(name, ([], []))
                 steps.append(point.step)
@@ -305,13 +301,14 @@ def get_trial_curves(
 def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) -> Checkpoints:
     """Return the checkpoints that the store has of a trial."""
     trial = service.record.trial(id, number).trial
-    return Checkpoints(
-        items=[
+    items = service.store.ask(
+        lambda store: [
             CheckpointNow(seed=seed, step=each.step, bytes=each.bytes, place=f"{key}/{each.file}")
             for seed, key in _find_keys(trial)
-            for each in _store(service).list_checkpoints(key)
+            for each in store.list_checkpoints(key)
         ]
     )
+    return Checkpoints(items=items)
 
 
 @router.get(
@@ -350,11 +347,14 @@ def get_weights(
         raise WeightsNotFoundError(
             f"trial {number} has no seed {seed}; it has {', '.join(map(str, keys))}"
         )
-    store, file = _store(service), None
-    if which is Which.best:
-        with suppress(FileNotFoundError):
-            file = store.open_kept(keys[chosen], BEST)
-    file = file or store.open_newest(keys[chosen])
+
+    def open_file(store: Store) -> IO[bytes] | None:
+        if which is Which.best:
+            with suppress(FileNotFoundError):
+                return store.open_kept(keys[chosen], BEST)
+        return store.open_newest(keys[chosen])
+
+    file = service.store.ask(open_file)
     if file is None:
         raise WeightsNotFoundError(
             f"the store has no {which} weights of trial {number} with seed {chosen}: they were "
@@ -408,10 +408,6 @@ def _find_differences(experiment: Experiment) -> str:
         for name, value in fields.items()
         if value != sides[1][part].get(name)
     )
-
-
-def _store(service: Service) -> Store:
-    return open_store(service.settings.storage_folder)
 
 
 def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:

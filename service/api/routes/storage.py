@@ -19,7 +19,7 @@ from eigensweep.service.api.schemas import Answer
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.retention import DAY
-from eigensweep.workers.shared.checkpoints import Keep, Store, open_store
+from eigensweep.workers.shared.checkpoints import Keep
 
 router = APIRouter(tags=["storage"], route_class=ServiceRoute)
 
@@ -73,7 +73,7 @@ def show_storage(service: TheService, caller: Reader) -> StorageNow:
     What was measured is shown again for some seconds, with much to measure for some minutes.
     Metadata of experiments are in the database of the record, and do not count for them.
     """
-    found = service.disk_use.read()
+    found = service.store.ask(lambda _: service.disk_use.read())
     is_admin = caller.may("admin")
     rows = [
         ExperimentUse(
@@ -174,8 +174,7 @@ def prune_storage(
     ids = service.record.list_prunable(asked.keep, ended_before, owner)
     if asked.experiments is not None:
         ids = list(dict.fromkeys(asked.experiments))
-    store = open_store(service.settings.storage_folder)
-    items = [_prune(service, caller, store, id, asked, ended_before) for id in ids[:MOST]]
+    items = [_prune(service, caller, id, asked, ended_before) for id in ids[:MOST]]
     freed = sum(each.bytes for each in items)
     if not asked.dry_run:
         service.prunings.set()
@@ -189,7 +188,6 @@ def prune_storage(
 def _prune(
     service: Service,
     caller: Caller,
-    store: Store,
     id: str,
     asked: PruneRequest,
     ended_before: float | None,
@@ -198,7 +196,7 @@ def _prune(
         row = service.record.row(id)
         caller.require_owner(row.owner, f"experiment {id}")
         service.record.check_prunable(row, ended_before)
-        size = service.record.measure_prunable(store, id, asked.keep)
+        size = service.store.ask(lambda s: service.record.measure_prunable(s, id, asked.keep))
         if not asked.dry_run:
             service.record.prune(id, asked.keep)
     except (NotFoundError, ConflictError, NotAllowedError) as error:

@@ -1,0 +1,114 @@
+"""A store whose folder hangs, as a network's does: who reads there is refused, all else goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio import to_thread
+from played import play
+from waiting import PATIENCE, wait_until
+
+from eigensweep.service.api import store_probe
+from eigensweep.service.api.store_probe import StoreProbe
+from eigensweep.service.process.serve import THREADS
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.durable_files import StoreAwayError
+
+READS = ("file_names", "sample", "points", "list_checkpoints", "open_newest", "open_kept")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return an object whose `hangs` and `goes_on` say how the store's folder is."""
+    monkeypatch.setattr(store_probe, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(store_probe, "FRESH_SECONDS", 0.2)
+
+    class Folder:
+        def __init__(self) -> None:
+            self.is_well, self.waiting = threading.Event(), 0
+            self.is_well.set()
+
+        def hangs(self) -> None:
+            self.is_well.clear()
+
+        def goes_on(self) -> None:
+            self.is_well.set()
+
+    made = Folder()
+
+    def slow(read: Any) -> Any:
+        def wait_and_read(*given: Any, **named: Any) -> Any:
+            made.waiting += 1
+            made.is_well.wait(PATIENCE)
+            made.waiting -= 1
+            return read(*given, **named)
+
+        return wait_and_read
+
+    for name in READS:
+        monkeypatch.setattr(Store, name, slow(getattr(Store, name)))
+    yield made
+    made.goes_on()
+
+
+def test_who_reads_there_is_refused_and_all_other_requests_are_answered(
+    client, record, settings, folder
+):
+    async def limit() -> None:
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
+
+    id = play(client, record, Path(settings.storage_folder)).experiment_id
+    client.portal.call(limit)
+    assert client.get(f"/v1/experiments/{id}/curves").status_code == 200
+    folder.hangs()
+    paths = ("curves", "trials/0/curves", "trials/0/checkpoints", "trials/0/weights")
+    with ThreadPoolExecutor(2 * THREADS) as threads:
+        asked = [
+            threads.submit(client.get, f"/v1/experiments/{id}/{paths[n % len(paths)]}")
+            for n in range(2 * THREADS)
+        ]
+        wait_until(lambda: folder.waiting)
+        assert client.get("/v1/experiments").status_code == 200
+        refused = [each.result() for each in asked]
+    assert {answer.status_code for answer in refused} == {503}
+    assert "the store has not answered since" in refused[-1].json()["detail"]
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["checks"]["store"]["ready"]) == (503, False)
+    folder.goes_on()
+    wait_until(lambda: client.get(f"/v1/experiments/{id}/curves").status_code == 200)
+
+
+def test_a_question_is_refused_at_once_while_an_earlier_one_hangs(tmp_path, folder):
+    probe = StoreProbe(str(tmp_path))
+    assert probe.ask(lambda store: store.file_names("e1")) == []
+    folder.hangs()
+    with pytest.raises(StoreAwayError, match="has not answered since"):
+        probe.ask(lambda store: store.file_names("e1"))
+    asked = []
+    with pytest.raises(StoreAwayError, match="Drivers and trials wait for it"):
+        probe.ask(asked.append)
+    assert asked == []
+
+
+def test_a_long_answer_is_waited_for_while_the_store_answers_others(tmp_path, folder):
+    gate, probe = threading.Event(), StoreProbe(str(tmp_path))
+
+    def read(store: Store) -> str:
+        gate.wait(PATIENCE)
+        return store.place
+
+    threading.Timer(1.0, gate.set).start()  # many times the probe's patience
+    assert probe.ask(read) == str(tmp_path)
+
+
+def test_what_the_reader_raises_is_raised(tmp_path):
+    def fail(store: Store) -> None:
+        raise FileNotFoundError(store.place)
+
+    with pytest.raises(FileNotFoundError):
+        StoreProbe(str(tmp_path)).ask(fail)
