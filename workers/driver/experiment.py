@@ -34,6 +34,7 @@ from eigensweep.workers.driver.capacity import (
     find_silent_nodes,
 )
 from eigensweep.workers.driver.corpora import SharedCorpora
+from eigensweep.workers.driver.cpu_nodes import CPU_NODES
 from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
 from eigensweep.workers.driver.draining import Draining
 from eigensweep.workers.driver.fair_share import FairShare
@@ -214,6 +215,14 @@ class ExperimentDriver:
         limit = self._concurrency()
         self._is_crowded_out = not (limit or self.sweep.running) and self.sweep.has_work()
         return self._is_crowded_out or 0 < self.sweep.running >= limit
+
+    def leaves(self, node: str) -> bool:
+        """Return whether a process there should have no further trial.
+
+        The node drains, or others wait for processors beside its GPUs.
+        """
+        is_wanted = self._fair.is_beside_gpus and CPU_NODES.has_gpus(node)
+        return is_wanted or node in self.sweep.draining
 
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers.

@@ -7,7 +7,7 @@ ended, so a place changes hands when its trial ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -35,7 +35,7 @@ class FairShare:
         self._contenders: list[Contender] = []
         self._wishes: dict[str, Contender] = {}
         """The same without what runs, as the share was computed from it."""
-        self._share = 0
+        self._shares: Mapping[str, int] = {}
         self._looked_at = float("-inf")
 
     def count(self, find_want: Callable[[], Want]) -> int:
@@ -49,6 +49,10 @@ class FairShare:
             self._look(find_want())
         return self._share
 
+    @property
+    def _share(self) -> int:
+        return self._shares.get(self._experiment, 0)
+
     def _look(self, want: Want) -> None:
         self._want = want
         if want != self._told:
@@ -58,7 +62,7 @@ class FairShare:
         wishes = {each.experiment: replace(each, running=0) for each in self._contenders}
         if wishes != self._wishes:  # what runs changes often, and no share with it
             self._wishes = wishes
-            self._share = share_out(list(wishes.values())).get(self._experiment, 0)
+            self._shares = share_out(list(wishes.values()))
 
     @property
     def wanted(self) -> int:
@@ -70,6 +74,14 @@ class FairShare:
         """Whether the trials of other experiments leave no place for one more of this one."""
         return bool(self._others) and (
             self._share < min(1, self.wanted) or not finds_place(self._want, self._contenders)
+        )
+
+    @property
+    def is_beside_gpus(self) -> bool:
+        """Whether trials here need no GPU, and those of another experiment wait for one."""
+        return not self._want.parts.get("GPU") and any(
+            each.want.parts.get("GPU") and each.running < self._shares.get(each.experiment, 0)
+            for each in self._others
         )
 
     def notice(self) -> Notice | None:

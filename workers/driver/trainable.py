@@ -13,8 +13,10 @@ from typing import Any, Final
 import ray
 from ray import tune
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE, _ActorClassCache
-from ray.util.placement_group import NODE_ID_LABEL_KEY
+from ray.util.placement_group import NODE_ID_LABEL_KEY, PlacementGroup, placement_group
 
+from eigensweep.workers.driver.cpu_nodes import CPU_NODES
+from eigensweep.workers.engine.shares import Share
 from eigensweep.workers.engine.trial_process import TrialProcess
 from eigensweep.workers.shared.messages import Json, Order
 
@@ -28,10 +30,29 @@ class TrialTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: Json) -> tune.PlacementGroupFactory:
         order = Order.from_dict(config)
-        labels = dict(order.labels)
-        if order.avoid:
-            labels[NODE_ID_LABEL_KEY] = f"!in({','.join(order.avoid)})"
-        return request_place(frozenset(order.resources.items()), frozenset(labels.items()))
+        return request_place(
+            frozenset(order.resources.items()), frozenset(order.labels.items()), order.avoid
+        )
+
+
+class OwnPlace(tune.PlacementGroupFactory):
+    """What a trial asks Ray for; without a GPU, best on a node that has none (`cpu_nodes`)."""
+
+    def __init__(self, share: Share, avoid: tuple[str, ...]) -> None:
+        """`avoid` has Ray's ids of nodes to which the trial does not go."""
+        self._share, self._avoid = share, avoid
+        labels = dict(share.labels)
+        if avoid:
+            labels[NODE_ID_LABEL_KEY] = f"!in({','.join(avoid)})"
+        self._where: Json = {"bundle_label_selector": [labels]} if labels else {}
+        super().__init__([share.resources], **self._where)
+
+    def to_placement_group(self) -> PlacementGroup:
+        best = CPU_NODES.choose(self._share, self._avoid)
+        if best is None:
+            return super().to_placement_group()  # type: ignore[no-untyped-call]
+        wish = {**self._where, "_soft_target_node_id": best}
+        return placement_group(self.bundles, "STRICT_PACK", **wish)
 
 
 class TrialProcesses(_ActorClassCache):
@@ -64,8 +85,9 @@ def give_order_alone(arguments: Json) -> Json:
 
 @lru_cache(maxsize=64)
 def request_place(
-    resources: frozenset[tuple[str, float]], labels: frozenset[tuple[str, str]]
-) -> tune.PlacementGroupFactory:
+    resources: frozenset[tuple[str, float]],
+    labels: frozenset[tuple[str, str]],
+    avoid: tuple[str, ...],
+) -> OwnPlace:
     """Return what Tune asks Ray for; the same object for the same: Tune compares it often."""
-    where: Json = {"bundle_label_selector": [dict(labels)]} if labels else {}
-    return tune.PlacementGroupFactory([dict(resources)], **where)
+    return OwnPlace(Share(dict(resources), labels=dict(labels)), avoid)

@@ -126,7 +126,7 @@ class Controller(TuneController):
         return bool(super()._update_trial_queue(blocking, min(timeout, 1)))
 
     def _maybe_cache_trial_actor(self, trial: Trial) -> bool:
-        """Keep a process for the next trial, unless its node or device is not fit.
+        """Keep a process for the next trial, unless its node should be left, or is not fit.
 
         What a process knows of a device that it could not use, it does not forget.
         """
@@ -134,7 +134,8 @@ class Controller(TuneController):
         if report is not None and report.lost and report.lost_by in ("node", "device"):
             return False
         place = None if report is None else report.place
-        if place is not None and place.node_id in LIVE[trial.config["experiment"]].sweep.draining:
+        node = None if place is None else place.node_id
+        if node is not None and LIVE[trial.config["experiment"]].leaves(node):
             return False
         return bool(super()._maybe_cache_trial_actor(trial))
 
