@@ -16,6 +16,8 @@ import pytest
 from grids import Grid
 from postgresql import PostgresqlServer, run_postgresql
 from sqlalchemy import text
+from test_outer_ray import OuterRay, outer  # noqa: F401, a fixture
+from test_shared_drivers import find_steps, make_model
 from waiting import wait_until
 
 from eigensweep.service.record import database
@@ -179,3 +181,56 @@ def test_a_database_that_starts_again_has_one_leader_again_and_no_experiment_fai
     generation = 1 if leads is first else 2
     check(url, leads, [id], [generation])
     assert Path(f"/proc/{first.process.pid}").exists()
+
+
+def wait_for_more(service: Any, ids: list[str]) -> None:
+    """Wait until each of some experiments has come on."""
+    reached = find_steps(service, ids)
+    wait_until(
+        lambda: all(a > b for a, b in zip(find_steps(service, ids), reached, strict=True)),
+        lambda: service.log.read_text()[-4000:],
+    )
+
+
+def test_on_one_ray_the_next_leader_finds_the_drivers_and_people_may_ask_who_waits(
+    pair: Any,
+    outer: OuterRay,  # noqa: F811
+) -> None:
+    first, second = pair()
+    for each in (first, second):
+        each.env |= {"EIGENSWEEP_RAY_ADDRESS": outer.address, "RAY_AUTH_MODE": "disabled"}
+        each.env["EIGENSWEEP_MAX_EXPERIMENTS"] = "3"
+    first.start()
+    long = Grid(trials=1, steps=2500, evaluate=10)
+    ids = [first.post(long.spec(name=str(n), model=make_model(n)))["id"] for n in range(2)]
+    wait_until(lambda: min(find_steps(first, ids)) > 0, first.log.read_text)
+    drivers = outer.list_drivers()
+    assert len(drivers) == 2
+
+    second.start()
+    assert (is_leader(first), is_leader(second)) == (True, False)
+    stays, rests = ids
+    second.request(f"/v1/experiments/{rests}/pause", {})
+    second.wait_for(rests, lambda found: found["state"] == "paused")
+    wait_until(lambda: len(outer.list_drivers()) == 1, outer.list_drivers)
+    second.request(f"/v1/experiments/{rests}/resume", {})
+    wait_for_more(second, ids)
+    assert [Record(first.database_url).row(id).generation for id in ids] == [1, 2]
+    drivers = outer.list_drivers()
+    assert len(drivers) == 2
+
+    first.kill()
+    wait_until(lambda: is_leader(second), second.log.read_text)
+    wait_for_more(second, ids)
+    assert outer.list_drivers() == drivers
+    assert [Record(first.database_url).row(id).generation for id in ids] == [1, 2]
+    first.start()
+    assert not is_leader(first)
+    first.request(f"/v1/experiments/{rests}/cancel", {})
+    short = Grid(trials=1, steps=20, evaluate=10)
+    posted = first.post(short.spec(name="posted to who waits", model=make_model(2)))["id"]
+    assert first.wait(rests)["state"] == "cancelled"
+    for id in (posted, stays):
+        assert first.wait(id)["state"] == "completed"
+        assert [len(trial["attempts"]) for trial in first.trials(id)] == [1]
+    assert [Record(first.database_url).row(id).deaths for id in (*ids, posted)] == [0] * 3
