@@ -24,6 +24,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record, Unfinished
+from eigensweep.service.record.shares import Shares
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs, traces
@@ -53,6 +54,8 @@ MLFLOW_SECONDS: Final = 10.0
 FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; every further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 300.0
+SHARE_SECONDS: Final = 1.0
+"""Between two looks at what experiments want of the cluster."""
 LEAST_INTERVAL: Final = 0.1
 """Shortest time, in seconds, between two ticks: a hundred posts at once are one look."""
 DELIVERY_PAUSE: Final = 5.0
@@ -184,11 +187,16 @@ class Dispatcher:
     problem: str | None = "drivers cannot be started yet: Ray is starting"
     """Why no driver could be started at the last look at the queue; None: drivers could."""
     _in_care: dict[str, _Care] = field(default_factory=dict)
+    _shares: Shares = field(init=False)
+    _share_at: float = float("-inf")
     _mlflow: tuple[float, str | None] = (0.0, None)
     """Until when MLflow has which problem, as it was last seen."""
     _wake: threading.Event = field(default_factory=threading.Event)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._shares = Shares(self.record.url)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -275,6 +283,9 @@ class Dispatcher:
             SQLAlchemyError: if the database does not answer as it should.
             NotLeadingError: if another service leads by now.
         """
+        if self.clock() >= self._share_at:
+            self._shares.keep()
+            self._share_at = self.clock() + SHARE_SECONDS
         if self.launcher is not None and self.launcher.problem is not None:
             self.problem = self.launcher.problem
             return

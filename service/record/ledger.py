@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
@@ -28,9 +28,10 @@ from eigensweep.service.record.journal import (
     tell,
 )
 from eigensweep.service.record.rows import Rows, RowSession, read_first
+from eigensweep.service.record.shares import ask_for, read_allotment
 from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, Report, Trial
 from eigensweep.service.record.usage import count_use
-from eigensweep.workers.shared.fair_shares import Contender, Want
+from eigensweep.workers.shared.fair_shares import Allotment, Want
 from eigensweep.workers.shared.ledger import (
     PAUSED,
     Earlier,
@@ -58,7 +59,6 @@ from eigensweep.workers.shared.states import (
     EXPERIMENT_MOVES,
     INSTRUCTIVE,
     OUTCOMES,
-    PHASES,
     ExperimentEnd,
     Intent,
     Outcome,
@@ -443,28 +443,12 @@ class RecordLedger:
         self._write(work)
 
     def ask_for(self, want: Want) -> None:
-        def work(session: Session, experiment: Experiment) -> None:
-            experiment.wants = want.to_dict()
+        self._write(lambda session, experiment: ask_for(session, experiment, want))
 
-        self._write(work)
-
-    def list_contenders(self) -> list[Contender]:
-        def work(session: Session) -> list[Contender]:
-            running = (
-                select(func.count())
-                .where(Trial.experiment_id == Experiment.id, Trial.state == "running")
-                .scalar_subquery()
-            )
-            columns = Experiment.id, Experiment.owner, Experiment.priority, Experiment.created_at
-            query = select(*columns, Experiment.wants, running).where(
-                Experiment.state.in_(PHASES), Experiment.wants.is_not(None)
-            )
-            return [
-                Contender(id, owner, priority, since, Want.from_dict(wants), running)
-                for id, owner, priority, since, wants, running in session.execute(query)
-            ]
-
-        return database.read(self.database_url, work, self.patience)
+    def find_allotment(self) -> Allotment:
+        mine = select(Experiment.wants).where(Experiment.id == self.experiment_id)
+        wants = database.look(self.database_url, lambda c: c.scalar(mine), self.patience)
+        return read_allotment(wants) or Allotment()
 
     def tell(self, notices: Sequence[Notice]) -> None:
         def work(session: Session, experiment: Experiment) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from engines import Clock
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service.record import shares as shares_module
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.shares import Shares
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS
+from eigensweep.workers.shared.fair_shares import Allotment, share_out
 from eigensweep.workers.shared.messages import DriverOptions, Result
 from eigensweep.workers.shared.states import OUTCOMES
 
@@ -33,6 +35,7 @@ class Cluster:
         self.drivers: list[ExperimentDriver] = []
         self.asked: list[tuple[ExperimentDriver, int, int]] = []
         self.ends: dict[tuple[str, int], float] = {}
+        self.shares, self.has_leader = Shares(record.url), True
         self.used: list[list[int]] = []
         """How many trials of each experiment ran, tick by tick."""
 
@@ -58,6 +61,8 @@ class Cluster:
     def tick(self) -> None:
         """End the trials whose time is over, let drivers hand out more, and begin what fits."""
         self.clock.now += LOOK_SECONDS
+        if self.has_leader:
+            self.shares.keep()
         for driver in self.drivers:
             if driver.sweep.is_over:
                 continue
@@ -156,9 +161,55 @@ def test_a_priority_that_is_changed_counts_for_what_runs(cluster, record):
 def test_a_pause_and_a_dead_driver_leave_their_places_to_the_others(cluster, record):
     first, second = cluster.post("anna", 40), cluster.post("ben", 40)
     cluster.tick()
-    shares: Any = second.ledger.list_contenders
-    assert {each.owner for each in shares()} == {"anna", "ben"}
+    cluster.tick()
+    assert [each.ledger.find_allotment().trials for each in (first, second)] == [2, 2]
     record.count_death(first.experiment)
-    assert {each.owner for each in shares()} == {"ben"}
+    cluster.shares.keep()
+    assert second.ledger.find_allotment() == Allotment(4)
     record.pause(second.experiment)
-    assert shares() == []
+    cluster.shares.keep()
+    assert first.ledger.find_allotment() == Allotment()
+
+
+def test_while_nobody_computes_shares_drivers_keep_theirs_and_new_ones_get_one(cluster):
+    first = cluster.post("anna", 40)
+    cluster.tick()
+    cluster.tick()
+    cluster.has_leader = False
+    second = cluster.post("ben", 40)
+    for _ in range(3 * TICKS):
+        cluster.tick()
+    assert second.ledger.find_allotment().trials == 2
+    assert first.ledger.find_allotment().trials == 4
+    assert cluster.used[-1][1] > 0, "it asked for places before the first one's next trials did"
+    cluster.has_leader = True
+    cluster.tick()
+    assert first.ledger.find_allotment().trials == 2
+
+
+def test_shares_are_computed_again_only_where_what_is_wanted_has_changed(cluster, monkeypatch):
+    computed: list[int] = []
+    monkeypatch.setattr(
+        shares_module, "share_out", lambda some: computed.append(len(some)) or share_out(some)
+    )
+    first = cluster.post("anna", 40)
+    for _ in range(2 * TICKS):
+        cluster.tick()
+    assert computed[-1:] == [1]
+    count = len(computed)
+    second = cluster.post("ben", 40)
+    for _ in range(4 * TICKS):
+        cluster.tick()
+    assert computed[count:] == [2]
+    assert {first.ledger.find_allotment(), second.ledger.find_allotment()} == {Allotment(2, 1)}
+
+
+def test_the_dispatcher_keeps_shares_also_while_ray_is_away(cluster, dispatcher, monkeypatch):
+    first, second = cluster.post("anna", 40), cluster.post("ben", 40)
+    cluster.has_leader = False
+    cluster.tick()
+    assert first.ledger.find_allotment().trials == 4
+    dispatcher.clock = cluster.clock
+    monkeypatch.setattr(dispatcher.launcher, "problem", "Ray is starting", raising=False)
+    dispatcher.tick()
+    assert [each.ledger.find_allotment().trials for each in (first, second)] == [2, 2]

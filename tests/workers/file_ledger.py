@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from eigensweep.workers.shared.fair_shares import Contender, Want
+from eigensweep.workers.shared.fair_shares import Allotment, Contender, Want, allot
 from eigensweep.workers.shared.ledger import (
     Earlier,
     Finished,
@@ -274,15 +274,16 @@ class FileLedger:
         with self._change() as content:
             content["wants"] = want.to_dict()
 
-    def list_contenders(self) -> list[Contender]:
-        """Return this experiment, and those that a test has put there."""
+    def find_allotment(self) -> Allotment:
+        """Return what it may have beside the experiments that a test has put there."""
         with self._open(write=False) as content:
             wants, others = content.get("wants"), content.get("others", [])
         found = [(self.experiment_id, "operator", wants, 0)] if wants else []
-        return [
+        contenders = [
             Contender(id, owner, 0, 0.0, Want.from_dict(want), running)
             for id, owner, want, running in [*found, *others]
         ]
+        return allot(contenders).get(self.experiment_id, Allotment())
 
     def tell(self, notices: Sequence[Notice]) -> None:
         with self._change() as content:

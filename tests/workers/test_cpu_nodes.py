@@ -80,13 +80,13 @@ def test_a_trial_without_a_gpu_asks_ray_for_the_chosen_node_softly(monkeypatch):
 
 def test_trials_without_gpus_leave_gpu_nodes_while_another_experiment_waits_there(tmp_path):
     ledger, clock = FileLedger(tmp_path / "ledger.json"), Clock()
-    fair = FairShare("e1", ledger, clock)
+    fair = FairShare(ledger, clock)
 
     def look(want: Want, *others: tuple[str, str, Want, int]) -> bool:
         ledger.contend(*others)
         clock.now += LOOK_SECONDS * 10
         fair.count(lambda: want)
-        return fair.is_beside_gpus
+        return fair.leaves_gpus
 
     cpus, gpus = Want(6, {"CPU": 1 / 6}), Want(2, {"CPU": 1 / 6, "GPU": 0.5})
     assert not look(cpus)

@@ -11,14 +11,13 @@ from file_ledger import FileLedger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eigensweep.workers.driver import fair_share as module
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS, FairShare
 from eigensweep.workers.engine.shares import Share
 from eigensweep.workers.shared.fair_shares import (
     ROUNDING,
     Contender,
     Want,
-    finds_place,
+    allot,
     share_out,
 )
 
@@ -122,8 +121,10 @@ def test_no_resource_is_given_twice_and_nothing_fits_that_is_still_wanted(those)
     now = [replace(each, running=shares[each.experiment]) for each in contenders]
     for kind in ("CPU", "GPU"):
         assert sum(c.running * c.want.parts.get(kind, 0) for c in now) <= 1 + 2 * ROUNDING
+    more = [replace(each, want=replace(each.want, trials=each.want.trials + 1)) for each in now]
+    found = allot(more, {each.experiment: each.running + 1 for each in now})
     for each in now:
-        assert each.running == each.want.trials or not finds_place(each.want, now)
+        assert each.running == each.want.trials or found[each.experiment].is_crowded
 
 
 def share_place_by_place(contenders: list[Contender]) -> dict[str, int]:
@@ -189,7 +190,7 @@ class TestWhatADriverKeepsTo:
 
     @pytest.fixture
     def fair(self, ledger, clock):
-        return FairShare("e1", ledger, clock)
+        return FairShare(ledger, clock)
 
     def look(self, fair, clock, want=WANT):
         clock.now += LOOK_SECONDS
@@ -221,29 +222,15 @@ class TestWhatADriverKeepsTo:
         self, fair, clock, ledger, monkeypatch
     ):
         calls = []
-        ask_for, list_contenders = ledger.ask_for, ledger.list_contenders
+        ask_for, find_allotment = ledger.ask_for, ledger.find_allotment
         monkeypatch.setattr(ledger, "ask_for", lambda some: calls.append("want") or ask_for(some))
         monkeypatch.setattr(
-            ledger, "list_contenders", lambda: calls.append("list") or list_contenders()
+            ledger, "find_allotment", lambda: calls.append("share") or find_allotment()
         )
         for _ in range(3):
             self.look(fair, clock)
             fair.count(lambda: self.WANT)
-        assert calls == ["want", "list", "list", "list"]
-
-
-def test_a_share_is_computed_again_only_where_what_is_wanted_has_changed(tmp_path, monkeypatch):
-    computed, clock = [], Clock()
-    ledger, want = FileLedger(tmp_path / "ledger.json"), Want(4, {"CPU": 0.25})
-    monkeypatch.setattr(
-        module, "share_out", lambda some: computed.append(len(some)) or share_out(some)
-    )
-    fair, shares = FairShare("e1", ledger, clock), []
-    for others in ([], [("e0", "b", want, 1)], [("e0", "b", want, 3)], []):
-        ledger.contend(*others)
-        clock.now += LOOK_SECONDS
-        shares.append(fair.count(lambda: want))
-    assert (shares, computed) == ([4, 2, 2, 4], [1, 2, 1])
+        assert calls == ["want", "share", "share", "share"]
 
 
 def test_a_trial_takes_the_part_of_the_cluster_that_its_nodes_lose(monkeypatch):

@@ -170,7 +170,7 @@ class ExperimentDriver:
         self._in_lanes: set[int] = set()
         """Trials that an engine trains, which looks after them."""
         self._slots, self._looked_at = 0, -math.inf
-        self._fair = FairShare(experiment, ledger, time.monotonic)
+        self._fair = FairShare(ledger, time.monotonic)
         self._is_crowded_out = False
         """Whether Tune was left because other experiments have all places."""
         self._waits_for_others = False
@@ -221,7 +221,7 @@ class ExperimentDriver:
 
         The node drains, or others wait for processors beside its GPUs.
         """
-        is_wanted = self._fair.is_beside_gpus and CPU_NODES.has_gpus(node)
+        is_wanted = self._fair.leaves_gpus and CPU_NODES.has_gpus(node)
         return is_wanted or node in self.sweep.draining
 
     def end_stalled(self) -> Set[int]:

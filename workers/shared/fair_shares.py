@@ -6,13 +6,13 @@ counted in its dominant resource: the one of which it takes the largest part of 
 has. Experiments of a higher priority are served before all others. Source: Ghodsi et al., Dominant
 Resource Fairness, NSDI 2011, algorithm 1; with users above experiments, and priorities.
 
-Every driver computes all shares by itself, from the same rows of the record, and only when these
-have changed.
+The service that leads computes all shares, when what is wanted has changed, and drivers read theirs
+(`service/record/shares.py`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
@@ -59,6 +59,47 @@ class Contender:
     """How many of its trials run now."""
 
 
+@dataclass(frozen=True)
+class Allotment(Flat):
+    """What an experiment may have of the cluster, beside the others."""
+
+    trials: int = 0
+    """How many trials it may have at once: its fair share."""
+    others: int = 0
+    """How many other experiments want trials to run."""
+    higher: int = 0
+    """Those of them that have a higher priority."""
+    is_crowded: bool = False
+    """Whether it has less than its share, because what runs leaves no whole place for a trial."""
+    leaves_gpus: bool = False
+    """Whether its trials need no GPU, and those of another experiment that do have less than their
+    share."""
+
+
+def allot(
+    contenders: Sequence[Contender], shares: Mapping[str, int] | None = None
+) -> dict[str, Allotment]:
+    """Return what each experiment may have, by its id; `shares` are those of `share_out`."""
+    shares = share_out(contenders) if shares is None else shares
+    used: defaultdict[str, float] = defaultdict(float)
+    for each in contenders:
+        for kind, part in each.want.parts.items():
+            used[kind] += part * each.running
+    short = {c.experiment for c in contenders if c.running < shares[c.experiment]}
+    priorities = Counter(c.priority for c in contenders)
+    lack_gpus = any(c.want.parts.get("GPU") and c.experiment in short for c in contenders)
+    return {
+        each.experiment: Allotment(
+            shares[each.experiment],
+            others=len(contenders) - 1,
+            higher=sum(count for found, count in priorities.items() if found > each.priority),
+            is_crowded=each.experiment in short and not _fits(each.want, used),
+            leaves_gpus=lack_gpus and not each.want.parts.get("GPU"),
+        )
+        for each in contenders
+    }
+
+
 def share_out(contenders: Sequence[Contender]) -> dict[str, int]:
     """Return how many trials each experiment may have at once, by its id.
 
@@ -98,8 +139,7 @@ def _fill(
         *_, number, owner = users[0]
         least, mine = waiting[number], own[owner]
         parts, dominant = least.want.parts, least.want.dominant
-        fits = all(used[kind] + part <= 1 + ROUNDING for kind, part in parts.items())
-        if shares[least.experiment] >= least.want.trials or not fits:
+        if shares[least.experiment] >= least.want.trials or not _fits(least.want, used):
             heappop(mine)
         else:
             shares[least.experiment] += 1
@@ -113,10 +153,6 @@ def _fill(
             heappop(users)
 
 
-def finds_place(want: Want, contenders: Sequence[Contender]) -> bool:
-    """Tell whether the trials that run now leave a whole place for one more."""
-    return all(
-        part + sum(each.want.parts.get(kind, 0.0) * each.running for each in contenders)
-        <= 1 + ROUNDING
-        for kind, part in want.parts.items()
-    )
+def _fits(want: Want, used: Mapping[str, float]) -> bool:
+    """Tell whether what is used leaves a whole place for one more trial."""
+    return all(used[kind] + part <= 1 + ROUNDING for kind, part in want.parts.items())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, cast
 
-from eigensweep.workers.shared.fair_shares import Contender, Want
+from eigensweep.workers.shared.fair_shares import Allotment, Want
 from eigensweep.workers.shared.messages import (
     ConfigJson,
     Metrics,
@@ -325,10 +325,10 @@ class Ledger(Protocol):
     def ask_for(self, want: Want) -> None:
         """Record what the experiment wants of the cluster now."""
 
-    def list_contenders(self) -> list[Contender]:
-        """Return what all experiments want whose trials run or may run; this one among them.
+    def find_allotment(self) -> Allotment:
+        """Return what it may have of it, as it was computed last. Cheap enough for once a second.
 
-        Cheap enough for once in two seconds.
+        Nothing, before it was asked for.
         """
 
     def tell(self, notices: Sequence[Notice]) -> None:
