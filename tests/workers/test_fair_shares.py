@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS, FairShare
 from eigensweep.workers.engine.shares import Share
+from eigensweep.workers.shared import fair_shares as module
 from eigensweep.workers.shared.fair_shares import (
     ROUNDING,
     Contender,
@@ -173,6 +174,42 @@ def test_the_shares_are_those_of_filling_place_by_place(those):
         for n, (owner, priority, since, trials, parts) in enumerate(those)
     ]
     assert share_out(contenders) == share_place_by_place(contenders)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(-1, 1),
+            st.sampled_from([1, 7, 200, 5000]),
+            st.sampled_from([1, 2, 3, 16, 50]),
+            st.sampled_from([{"CPU": 1.0}, {"CPU": 1.0, "GPU": 20.0}, {"CPU": 2.0, "memory": 1.0}]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([400, 1500]),
+)
+def test_most_of_many_places_are_given_at_once_and_the_shares_are_the_same(those, places):
+    contenders = [
+        Contender(
+            f"e{n}",
+            owner,
+            priority,
+            n,
+            Want(trials, {kind: size * part / places for kind, part in parts.items()}),
+        )
+        for n, (owner, priority, trials, size, parts) in enumerate(those)
+    ]
+    assert share_out(contenders) == share_place_by_place(contenders)
+
+
+def test_few_places_are_given_one_by_one(monkeypatch):
+    looked_at, fits = [], module._fits
+    monkeypatch.setattr(module, "_fits", lambda *given: looked_at.append(1) or fits(*given))
+    found = share_out(contend(100_000, *[("ab"[n % 2], 0, 10**6) for n in range(50)]))
+    assert set(found.values()) == {2000}
+    assert len(looked_at) < 100_000 / 50
 
 
 class TestWhatADriverKeepsTo:

@@ -4,7 +4,8 @@ Places are given out one by one. The next one goes to the user who has least, an
 experiment that has least (progressive filling, which is max-min fair). What a trial takes is
 counted in its dominant resource: the one of which it takes the largest part of what the cluster
 has. Experiments of a higher priority are served before all others. Source: Ghodsi et al., Dominant
-Resource Fairness, NSDI 2011, algorithm 1; with users above experiments, and priorities.
+Resource Fairness, NSDI 2011, algorithm 1; with users above experiments, and priorities. Of many
+places most are given out at once: all that lie below a level which everybody surely reaches.
 
 The service that leads computes all shares, when what is wanted has changed, and drivers read theirs
 (`service/record/shares.py`).
@@ -23,6 +24,10 @@ from eigensweep.workers.shared.messages import Flat
 
 ROUNDING: Final = 1e-6
 """Parts of a cluster that are filled by this much too far are full: thirds do not add up to one."""
+
+
+LEVELS: Final = 12
+"""How often a level is halved: what is missed then is less than a thousandth of the cluster."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,13 @@ def _fill(
     the logarithm of how many there are.
     """
     own: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    _fill_to_level(waiting, shares, used, of_users)
     for number, each in enumerate(waiting):
-        own[each.owner].append((0.0, number))
-    users = [(round(of_users[owner], 9), *first[0], owner) for owner, first in own.items()]
-    heapify(users)  # the experiments of each are in order already
+        own[each.owner].append((round(shares[each.experiment] * each.want.dominant, 9), number))
+    for mine in own.values():
+        heapify(mine)
+    users = [(round(of_users[owner], 9), *mine[0], owner) for owner, mine in own.items()]
+    heapify(users)
     while users:
         *_, number, owner = users[0]
         least, mine = waiting[number], own[owner]
@@ -151,6 +159,62 @@ def _fill(
             heapreplace(users, (round(of_users[owner], 9), *mine[0], owner))
         else:
             heappop(users)
+
+
+def _fill_to_level(
+    waiting: list[Contender],
+    shares: dict[str, int],
+    used: defaultdict[str, float],
+    of_users: defaultdict[str, float],
+) -> None:
+    """Give the places that come first in `_fill`, whatever their order among themselves.
+
+    These are the places before which their user has less than a certain level, as long as all such
+    places fit. What is given here stays below it by a place of each experiment of the user, and by
+    rounding down by another one. So up to three of each may be missing, for which there is room.
+    """
+    own: defaultdict[str, list[Contender]] = defaultdict(list)
+    for each in waiting:
+        if each.want.dominant:
+            own[each.owner].append(each)
+    margin = 3 * sum(each.want.dominant for mine in own.values() for each in mine)
+    low, high = 0.0, float(len({kind for each in waiting for kind in each.want.parts}))
+    given: list[tuple[Contender, int]] = []
+    for _ in range(LEVELS if margin < 1 else 0):
+        level = (low + high) / 2
+        tried = [
+            (each, int(least / each.want.dominant))
+            for owner, mine in own.items()
+            for each, least in _spread(mine, level - of_users[owner])
+        ]
+        need: defaultdict[str, float] = defaultdict(float)
+        for each, count in tried:
+            for kind, part in each.want.parts.items():
+                need[kind] += count * part
+        if all(used[kind] + amount + margin <= 1 for kind, amount in need.items()):
+            low, given = level, tried
+        else:
+            high = level
+    for each, count in given:
+        shares[each.experiment] += count
+        of_users[each.owner] += count * each.want.dominant
+        for kind, part in each.want.parts.items():
+            used[kind] += count * part
+
+
+def _spread(mine: list[Contender], room: float) -> list[tuple[Contender, float]]:
+    """Return a user's experiments, each with its part of what the user has: alike, or all it wants.
+
+    A place of each is left out of `room`, since the last one may be begun and not filled.
+    """
+    left = max(0.0, room - sum(each.want.dominant for each in mine))
+    found = []
+    ordered = sorted(mine, key=lambda each: each.want.trials * each.want.dominant)
+    for number, each in enumerate(ordered):
+        part = min(each.want.trials * each.want.dominant, left / (len(ordered) - number))
+        found.append((each, part))
+        left -= part
+    return found
 
 
 def _fits(want: Want, used: Mapping[str, float]) -> bool:
