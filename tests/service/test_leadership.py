@@ -94,7 +94,7 @@ class TestLeadership:
         assert second.look().about["host"] == "one"
         assert (first.term, second.term) == (1, None)
         first.stop()
-        assert second.hold()
+        wait_until(second.hold)  # PostgreSQL may need a moment to see that the connection is closed
         second.begin(about("two"))
         assert second.term == 2
         assert second.look().words.startswith("this service (two pid 7 at http://two:8642) leads")
