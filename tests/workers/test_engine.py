@@ -91,6 +91,34 @@ class TestReports:
         assert reports[-1].outcome == "diverged"
         assert plain(reports) == plain(alone(order, tmp_path / "alone"))
 
+    @pytest.mark.parametrize("diverging", [{0: 17}, {2: 3}, {1: 28, 2: 5}, {0: 7, 1: 12, 2: 3}])
+    def test_the_other_seeds_go_on_where_one_has_diverged(
+        self, bench, tmp_path, monkeypatch, diverging
+    ):
+        draw = Lines.train_batch
+
+        def draw_or_diverge(self, step, seed):
+            batch = draw(self, step, seed)
+            return replace(batch, x=batch.x / 0) if diverging.get(seed) == step else batch
+
+        monkeypatch.setattr(Lines, "train_batch", draw_or_diverge)
+        order = replace(bench.order(0, replicates=3), seeds_go_on=True)
+        reports = bench.to_the_end(order)[0]
+        last, steps = reports[-1], order.rungs[-1]
+        assert last.outcome == last.result.outcome == "diverged"
+        assert {each.seed: (each.outcome, each.step) for each in last.result.by_replicate} == {
+            seed: ("diverged", diverging[seed]) if seed in diverging else ("completed", steps)
+            for seed in range(3)
+        }
+        whole = [each for each in last.result.by_replicate if each.outcome == "completed"]
+        assert all(each.test for each in whole)
+        if whole:
+            mean = sum(each.value for each in whole) / len(whole)
+            assert last.result.value == pytest.approx(mean)
+            assert last.result.statistics["value"].n == len(whole)
+            assert [r.step for r in reports] == list(order.rungs)
+        assert plain(reports) == plain(alone(order, tmp_path / "alone"))
+
     def test_the_best_weights_lie_beside_the_checkpoints(self, bench):
         result = bench.to_the_end(bench.order(2))[0][-1].result
         kept = torch.load(bench.folder / "e1/00002/0/best.pt", weights_only=True)

@@ -22,7 +22,7 @@ from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.driver.sweep import MOST_SHORTAGES, SILENT_SECONDS, Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
-from eigensweep.workers.shared.messages import Report, Result, Source
+from eigensweep.workers.shared.messages import Order, Report, Result, Source
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -871,3 +871,13 @@ class TestWhereATrialRuns:
         assert asked == ["a1"], "once for a process, however many trials it has"
         for find in (places._find_process, places._name_host):
             find.cache_clear()
+
+
+@pytest.mark.parametrize(("scheduler", "go_on"), [("none", True), ("asha", False)])
+def test_seeds_go_on_beside_one_that_diverged_unless_a_scheduler_stops_trials(
+    tmp_path, scheduler, go_on
+):
+    content = spec({"method": "grid", "space": {}}, scheduler={"name": scheduler})
+    order = Bench(tmp_path, content).next_order()
+    assert order.seeds_go_on is go_on
+    assert Order.from_dict(order.to_dict()) == order

@@ -564,6 +564,7 @@ def make_order(
         nonce=nonce,
         memory_limit=limit_memory(spec, trained),
         labels=share.labels,
+        seeds_go_on=spec.scheduler.name == "none",
     )
 
 

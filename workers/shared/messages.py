@@ -271,6 +271,7 @@ class ReplicateResult(Measures):
 class Result(Measures):
     """The result of a trial: means over its replicates, with their spread.
 
+    Those that diverged count in neither, unless all of them did.
     `seconds` is the sum over the replicates, and `step` the least. Trainings side by side in lanes
     share the time that passes among them, so the sum over all is the time of the device.
     """
@@ -322,15 +323,21 @@ class Result(Measures):
 
 
 def summarize_replicates(replicates: Iterable[Measures]) -> dict[str, Summary]:
-    """Return the statistics of `value`, `valid/NAME` and `test/NAME` over the replicates."""
-    return _summarize((each.value, each.valid, each.test) for each in replicates)
+    """Return the statistics of `value`, `valid/NAME` and `test/NAME` over the replicates.
+
+    Those that diverged are left out, unless all of them did.
+    """
+    given = list(replicates)
+    kept = [each for each in given if each.outcome != "diverged"] or given
+    return _summarize((each.value, each.valid, each.test) for each in kept)
 
 
 def summarize_stored(result: Mapping[str, Any]) -> dict[str, Summary]:
     """Return the `statistics` of a result as it is stored, without reading the rest of it."""
+    given = result.get("by_replicate", ())
+    kept = [each for each in given if each.get("outcome") != "diverged"] or given
     return _summarize(
-        (each.get("value"), each.get("valid") or {}, each.get("test") or {})
-        for each in result.get("by_replicate", ())
+        (each.get("value"), each.get("valid") or {}, each.get("test") or {}) for each in kept
     )
 
 
@@ -456,6 +463,8 @@ class Order:
     """What a node must have to train it, in Ray's words."""
     corpus: str | None = None
     """Archive in the store with the corpus, for a node that lacks it; named by its digest."""
+    seeds_go_on: bool = False
+    """Whether the other seeds train on after one has diverged: where no scheduler stops trials."""
 
     def to_dict(self) -> Json:
         return {
@@ -484,6 +493,7 @@ class Order:
             "memory_limit": self.memory_limit,
             "labels": dict(self.labels),
             "corpus": self.corpus,
+            "seeds_go_on": self.seeds_go_on,
         }
 
     @classmethod
@@ -516,6 +526,7 @@ class Order:
             memory_limit=content.get("memory_limit"),
             labels=content.get("labels", {}),
             corpus=content.get("corpus"),
+            seeds_go_on=content.get("seeds_go_on", False),
         )
 
 

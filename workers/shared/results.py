@@ -13,22 +13,24 @@ from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Re
 def summarise(replicates: Sequence[ReplicateResult]) -> Result:
     """Return the result of a trial: means over its replicates, of which there is at least one.
 
-    `Result.statistics` tells their spread. If one replicate diverged, the trial did.
+    `Result.statistics` tells their spread. If one replicate diverged, the trial did; the means are
+    those of the others, where there are any.
     """
-    values = [each.value for each in replicates if each.value is not None]
+    kept = [each for each in replicates if each.outcome != "diverged"] or replicates
+    values = [each.value for each in kept if each.value is not None]
     return Result(
         outcome=_outcome(replicates),
         value=fmean(values) if values else None,
-        best_step=_mean_step(replicates),
+        best_step=_mean_step(kept),
         step=min(each.step for each in replicates),
-        valid=_means(each.valid for each in replicates),
-        test=_means(each.test for each in replicates),
+        valid=_means(each.valid for each in kept),
+        test=_means(each.test for each in kept),
         seconds=sum(each.seconds for each in replicates),
         parameters=replicates[0].parameters,
         baseline=replicates[0].baseline,
-        constraint=_means(each.constraint for each in replicates),
-        best_test=_means_if_known([each.best_test for each in replicates]),
-        last_test=_means_if_known([each.last_test for each in replicates]),
+        constraint=_means(each.constraint for each in kept),
+        best_test=_means_if_known([each.best_test for each in kept]),
+        last_test=_means_if_known([each.last_test for each in kept]),
         code=join_codes(each.code for each in replicates),
         replicates=len(replicates),
         by_replicate=tuple(replicates),

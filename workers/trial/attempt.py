@@ -102,6 +102,7 @@ class Attempt:
         self.rungs = order.rungs
         self.reported = order.reported
         """Step of the last rung that the ledger has heard of."""
+        self._seeds_go_on = order.seeds_go_on
 
     @property
     def rung(self) -> int:
@@ -131,7 +132,9 @@ class Attempt:
         return report
 
     def train(self, rung: int) -> None:
-        """Train one replicate after another to `rung`, until one has diverged; commit each.
+        """Train one replicate after another to `rung`, and commit each.
+
+        One that has diverged is the last one, unless the others go on.
 
         Raises:
             NoLongerWanted: if the experiment was cancelled.
@@ -139,35 +142,40 @@ class Attempt:
         """
         for replicate in self.replicates:
             replicate.train(rung)
-            if replicate.has_diverged(rung):
+            if self._ends_all(replicate, rung):
                 break
 
     def is_ready(self) -> bool:
         """Tell whether the next rung can be reported.
 
-        All replicates have come to it, or one has diverged and all before it have come to it: as
+        All replicates have come to it, or one ends them all and those before it have come to it: as
         if they were trained one after another.
         """
         for replicate in self.replicates:
             if not replicate.has_come_to(self.rung):
                 return False
-            if replicate.has_diverged(self.rung):
+            if self._ends_all(replicate, self.rung):
                 break
         return True
+
+    def _ends_all(self, replicate: Replicate, rung: int) -> bool:
+        """Tell whether the trial is over because this replicate has diverged."""
+        return replicate.has_diverged(rung) and not self._seeds_go_on
 
     def report(self) -> Report:
         """Return what to report at the next rung, which from now on counts as reported.
 
-        What was trained beyond the rung does not show. Where one replicate has diverged, those
+        What was trained beyond the rung does not show. Where one replicate has ended them all, those
         after it count up to the rung before, wherever they are.
         """
-        rung, diverged = self.rung, False
+        rung, is_over = self.rung, False
         counted: list[tuple[Replicate, int]] = []
         """Each replicate, and the step up to which it counts."""
         for replicate in self.replicates:
-            counted.append((replicate, self.reported if diverged else rung))
-            diverged = diverged or replicate.has_diverged(rung)
-        ended = diverged or all(r.has_ended(rung) for r in self.replicates)
+            counted.append((replicate, self.reported if is_over else rung))
+            is_over = is_over or self._ends_all(replicate, rung)
+        ended = is_over or all(r.has_ended(rung) for r in self.replicates)
+        diverged = any(r.has_diverged(until) for r, until in counted)
         self.reported = rung
         result = summarise([replicate.result(until) for replicate, until in counted])
         metrics = _means_so_far(counted)
@@ -447,8 +455,10 @@ def _inherit(training: Training, points: list[CurvePoint], step: int) -> list[Cu
 def _means_so_far(counted: list[tuple[Replicate, int]]) -> Metrics:
     """Return the best value so far and the latest evaluation, means over replicates.
 
-    Each replicate comes with the step up to which it counts.
+    Each replicate comes with the step up to which it counts. Those that diverged are left out,
+    unless all did.
     """
+    counted = [each for each in counted if not each[0].has_diverged(each[1])] or counted
     metric = counted[0][0].training.selection.metric
     key = f"valid/{metric.name}"
     bests, latest = [], []
