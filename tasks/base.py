@@ -206,8 +206,15 @@ class TaskConfig(PlainNumbers):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """The memoryless baseline of each metric for which it follows from the config alone."""
+        """The memoryless baseline of each metric for which it follows from the config alone.
+
+        It is the score on the validation data, as far as that differs from any other data's.
+        """
         raise NotImplementedError
+
+    def baselines_on(self, split: Split) -> dict[str, float]:
+        """Return the same for the data of a split. Default: `baselines`, for both."""
+        return self.baselines
 
     def baseline(self, metric: str | None = None) -> float:
         """Return the memoryless baseline of `metric` (default: the loss).

@@ -54,9 +54,24 @@ def test_the_target_is_the_sum_of_the_two_marked_values(variant):
 
 def test_always_answering_1_scores_the_baseline_and_no_other_constant_is_better():
     _, _, sums = draw(length=20)
-    assert float(((sums - 1) ** 2).mean()) == pytest.approx(AddingConfig().baseline(), abs=0.006)
+    assert float(((sums - 1) ** 2).mean()) == pytest.approx(1 / 6, abs=0.006)
     assert float(sums.mean()) == pytest.approx(1, abs=0.015)
-    assert AddingConfig().baseline("mse") == 1 / 6
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_the_baseline_is_that_of_the_sequences_that_are_scored(split):
+    config = AddingConfig(length=100, variant="uniform", valid_size=500, test_size=700)
+    task = Adding(config)
+    sums = torch.cat([batch.y for batch in task.evaluation(split)]).double()
+    own = float(((sums - 1) ** 2).mean())
+    assert config.baselines_on(split)["mse"] == pytest.approx(own, rel=1e-12)
+    if split == "valid":
+        assert task.baselines == config.baselines == config.baselines_on("valid")
+        assert config.baseline("mse") == pytest.approx(0.1471, abs=1e-4)
+
+
+def test_the_baseline_of_more_sequences_than_are_quickly_drawn_is_the_expected_one():
+    assert AddingConfig(length=1_000_000, valid_size=2_000).baseline("mse") == 1 / 6
 
 
 def sequences(task, steps, seed=0):
