@@ -79,6 +79,11 @@ class SuiteExperiment(Strict):
         {}, description="Fields with other values in both budgets, by dotted path"
     )
     arms: list[str] | None = Field(None, description="The arms that are kept; default: all")
+    chosen: dict[str, dict[str, JsonValue]] = Field(
+        {},
+        description="By arm, values of searched parameters that stand for it, where the paper has "
+        "a rule for them; default: those of its best trial",
+    )
     short: Change = Field(Change(), description="What the short budget changes further")
 
 
@@ -135,7 +140,8 @@ class Measure(Strict):
 class Claim(Strict):
     """A sentence of the paper that numbers can decide.
 
-    With `better` and `than` it compares arms, with `at_least` and `at_most` a number with bounds.
+    With `better` or `alike`, and `than`, it compares arms; with `at_least` and `at_most` a number
+    with bounds. A suite's first claim is its primary one, which decides the verdict on the whole.
     """
 
     says: str = Field(description="The claim, in words")
@@ -146,7 +152,21 @@ class Claim(Strict):
         description="An arm that is better than those of `than`; of another experiment as "
         "LABEL/ARM",
     )
+    alike: str | None = Field(
+        None, description="An arm that differs from those of `than` by `alike_within` at most"
+    )
     than: list[str] = Field([], description="The other arms")
+    alike_within: float | None = Field(
+        None,
+        gt=0,
+        description="The difference, as a share, up to which arms are the same; a claim with "
+        "`better` does not hold where they are shown to be",
+    )
+    setting: Literal["as plotted", "matched"] | None = Field(
+        None,
+        description="`as plotted`: the sides differ in all that the paper's runs differ in; "
+        "`matched`: in what the claim is about, alone",
+    )
     arm: str | None = Field(None, description="The arm whose number has bounds")
     at_least: float | None = None
     at_most: float | None = None
@@ -166,8 +186,14 @@ class Claim(Strict):
     @model_validator(mode="after")
     def _compares_or_bounds(self) -> Self:
         has_bounds = self.at_least is not None or self.at_most is not None
-        if (self.better is not None) == has_bounds or bool(self.than) != bool(self.better):
-            raise ValueError("a claim has 'better' and 'than', or 'at_least' or 'at_most'")
+        first = self.better or self.alike
+        kinds = [self.better is not None, self.alike is not None, has_bounds]
+        if sum(kinds) != 1 or bool(self.than) != bool(first):
+            raise ValueError(
+                "a claim has 'better' and 'than', 'alike' and 'than', or 'at_least' or 'at_most'"
+            )
+        if self.alike is not None and self.alike_within is None:
+            raise ValueError("a claim with 'alike' says by 'alike_within' what that means")
         if has_bounds and (self.arm is None) != (self.by.analysis is not None):
             raise ValueError("a claim with bounds names an 'arm', or an analysis by 'by'")
         return self
@@ -195,7 +221,7 @@ class Suite(Strict):
     published: dict[Label, Rows] = Field(
         {}, description="The paper's numbers, by experiment; default: all that can be measured"
     )
-    claims: list[Claim] = Field([], description="What numbers decide")
+    claims: list[Claim] = Field([], description="What numbers decide, the primary claim first")
     cut: str | None = Field(
         None, description="What the short budget cuts, in words; default: nothing"
     )

@@ -213,11 +213,12 @@ class Reproducer:
     def _measure(
         self, name: str, label: str, spec: ExperimentSpec, posted: Posted
     ) -> MeasuredExperiment:
-        metric = spec.objective_metric
+        metric, experiment = spec.objective_metric, load_suite(name).experiments[label]
         about = {
             "label": label,
             "id": posted.id,
-            "sides": load_suite(name).experiments[label].sides,
+            "sides": experiment.sides,
+            "chosen": experiment.chosen,
             "spec": spec.model_dump(mode="json"),
             "metric": metric.name,
             "unit": metric.unit,
@@ -237,7 +238,7 @@ class Reproducer:
             **about,
             state=row.state,
             problem=problem,
-            baseline=row.baseline,
+            baseline=row.baseline if spec.baseline is None else spec.baseline,
             trials=tuple(
                 MeasuredTrial(
                     number=trial.number,

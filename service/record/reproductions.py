@@ -36,7 +36,7 @@ from eigensweep.workers.shared.states import ENDED
 
 ReproductionState = Literal["running", "reporting", "finished", "failed", "cancelled"]
 OPEN: Final = ("running", "reporting")
-VERSION: Final = 1
+VERSION: Final = 2
 """Raised when reports of the same numbers change."""
 
 

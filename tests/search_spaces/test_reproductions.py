@@ -41,6 +41,9 @@ FIGURES = {
 }
 """The tables and figures with results."""
 
+LEAST_SEEDS = 6
+"""Where arms are compared. An exact paired test of five seeds cannot fall below p = 0.06."""
+
 SCORES = ("valid", "test", "best_test", "last_test", "test_now", "train")
 
 
@@ -61,7 +64,7 @@ class TestEverySuite:
     def test_its_claims_name_arms_and_metrics_that_exist(self, name):
         suite, specs = load_suite(name), make_specs(name, "full")
         for claim in suite.claims:
-            for arm in filter(None, (claim.better, claim.arm, *claim.than)):
+            for arm in filter(None, (claim.better, claim.alike, claim.arm, *claim.than)):
                 label, side = split_arm(arm, claim)
                 assert side in side_names(suite.experiments[label], specs[label])
                 known = {metric.name for metric in specs[label].task.metrics}
@@ -72,15 +75,22 @@ class TestEverySuite:
     def test_its_short_budget_decides_claims_with_what_it_runs(self, name):
         suite, specs = load_suite(name), make_specs(name, "short")
         for claim in suite.claims:
-            for arm in filter(None, (claim.better, claim.arm, *claim.than)):
+            for arm in filter(None, (claim.better, claim.alike, claim.arm, *claim.than)):
                 if claim.not_short is None:
                     label, side = split_arm(arm, claim)
                     assert side in side_names(suite.experiments[label], specs[label])
-                    assert specs[label].replicates >= 3
+                    assert specs[label].replicates >= (3 if suite.needs else LEAST_SEEDS)
         assert suite.cut is not None or make_specs(name, "full") == {
             label: spec.model_copy(update={"name": spec.name.replace("short", "full")})
             for label, spec in specs.items()
         }
+
+    def test_its_full_budget_compares_arms_over_six_seeds_unless_that_takes_weeks(self, name):
+        suite, specs = load_suite(name), make_specs(name, "full")
+        for claim in suite.claims:
+            for arm in filter(None, (claim.better, claim.alike, claim.arm, *claim.than)):
+                replicates = specs[split_arm(arm, claim)[0]].replicates
+                assert replicates >= LEAST_SEEDS or suite.full_is_long is not None
 
     def test_its_analyses_take_their_options(self, name):
         suite = load_suite(name)
@@ -131,9 +141,10 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"says": "x", "by": {"metric": "value"}}, "'better' and 'than', or"),
+        ({"says": "x", "by": {"metric": "value"}}, "'better' and 'than', "),
         ({"says": "x", "by": {"metric": "value"}, "at_most": 1}, "names an 'arm'"),
-        ({"says": "x", "by": {"metric": "value"}, "better": "a"}, "'better' and 'than', or"),
+        ({"says": "x", "by": {"metric": "value"}, "better": "a"}, "'better' and 'than', "),
+        ({"says": "x", "by": {"metric": "value"}, "alike": "a", "than": ["b"]}, "'alike_within'"),
     ],
 )
 def test_a_claim_that_nothing_decides_is_refused(content, words):

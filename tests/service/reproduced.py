@@ -13,7 +13,7 @@ from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_k
 from eigensweep.workers.shared.messages import ReplicateResult
 from eigensweep.workers.shared.results import summarise
 
-NAME = "nnrnn/figure-6a"
+NAME = "nnrnn/figure-5b"
 """A suite with one experiment and no analysis."""
 
 

@@ -56,17 +56,38 @@ def test_it_ends_in_a_report_and_is_not_run_again(client, reproducer, play):
     assert ended["fraction"] == 1
     report = client.get(ended["links"]["report"]["json"]).json()
     assert report["verdict"] == ended["verdict"]
-    assert [claim["comparisons"][0]["than"] for claim in report["claims"]] == ["adam", "adam"]
-    assert report["claims"][1]["verdict"] == "holds"
+    assert [claim["comparisons"][0]["than"] for claim in report["claims"]] == ["128"]
+    assert report["claims"][0]["verdict"] == "not distinguishable"  # both are there at once
     for format, kind in (("html", "text/html"), ("md", "text/markdown"), ("svg", "image/svg+xml")):
         fetched = client.get(ended["links"]["report"][format])
         assert fetched.status_code == 200
         assert fetched.headers["content-type"].startswith(kind)
     page = client.get("/v1/reproduction-page").text
-    assert "](reproduction/nnrnn-figure-6a.svg)" in page
+    assert "](reproduction/nnrnn-figure-5b.svg)" in page
     assert "LDC93S1" in page
     assert post(client).status_code == 200
     assert len(client.get("/v1/experiments").json()["items"]) == 1
+
+
+def test_a_report_by_earlier_rules_is_marked_on_the_page_and_judged_again_without_training(
+    client, reproducer, play, monkeypatch
+):
+    from eigensweep.service.record import reproductions
+
+    posted = post(client).json()
+    for experiment in posted["experiments"]:
+        play(experiment["id"])
+    reproducer.tick()
+    assert "judged again" not in client.get("/v1/reproduction-page").text
+    monkeypatch.setattr(reproductions, "VERSION", reproductions.VERSION + 1)
+    page = client.get("/v1/reproduction-page").text
+    assert "| to be judged again (was: " in page
+    assert "the same command judges it again" in page
+    again = post(client)
+    assert again.status_code == 201
+    assert again.json()["experiments"] == client.get(posted["links"]["self"]).json()["experiments"]
+    reproducer.tick()
+    assert "judged again" not in client.get("/v1/reproduction-page").text
 
 
 def test_a_new_service_goes_on_where_the_last_one_stopped(
@@ -239,12 +260,12 @@ class TestCommandLine:
         done = run(NAME, "--out", str(tmp_path / "out"), "--page", str(tmp_path / "docs" / "p.md"))
         assert done.exit_code == 0, done.output
         assert "**Verdict:" in done.output
-        assert "rmsprop ends lower than adam" in done.output
+        assert "256 comes below half of the baseline before 128" in done.output
         written = {path.name for path in (tmp_path / "out").iterdir()}
-        assert written == {f"nnrnn-figure-6a.{kind}" for kind in ("html", "md", "json", "svg")}
-        assert "](nnrnn-figure-6a.svg)" in (tmp_path / "out" / "nnrnn-figure-6a.md").read_text()
-        assert "](p/nnrnn-figure-6a.svg)" in (tmp_path / "docs" / "p.md").read_text()
-        assert (tmp_path / "docs" / "p" / "nnrnn-figure-6a.svg").stat().st_size > 1000
+        assert written == {f"nnrnn-figure-5b.{kind}" for kind in ("html", "md", "json", "svg")}
+        assert "](nnrnn-figure-5b.svg)" in (tmp_path / "out" / "nnrnn-figure-5b.md").read_text()
+        assert "](p/nnrnn-figure-5b.svg)" in (tmp_path / "docs" / "p.md").read_text()
+        assert (tmp_path / "docs" / "p" / "nnrnn-figure-5b.svg").stat().st_size > 1000
 
     def test_all_leaves_out_what_needs_a_licence(self, client):
         from eigensweep.service.command.reproduce import choose

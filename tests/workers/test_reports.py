@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from eigensweep.workers.reports.page import LARGEST
 from eigensweep.workers.reports.report import ReportContent
 from eigensweep.workers.reports.verdicts import (
     Side,
+    Standing,
+    judge_alike,
     judge_all,
     judge_bounds,
     judge_number,
@@ -64,11 +68,12 @@ class TestOrder:
                 "may be chance",
             ),
             (
-                Side({0: 90.0, 1: 90.0}, never=frozenset({0, 1})),
-                Side({0: 90.0, 1: 90.0}, never=frozenset({0, 1})),
+                Side({0: inf, 1: inf}, last=90.0),
+                Side({0: inf, 1: inf}, last=90.0),
                 "not distinguishable",
                 "may be chance",
             ),
+            (Side(LOW, doubt="it was busy"), Side(HIGH), "not comparable", "cannot be made"),
         ],
     )
     def test_one_against_another(self, side, other, verdict, words):
@@ -103,6 +108,69 @@ class TestOrder:
             (1e-4 * 1.5e-4 * 2e-4 / 0.9) ** (1 / 3), rel=1e-6
         )
 
+    def test_it_says_what_so_many_seeds_could_have_shown(self):
+        (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}).pairs
+        assert pair.detectable == pytest.approx(0.0942, abs=1e-3)
+        (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}, logarithms=True).pairs
+        assert pair.detectable is None
+        assert pair.detectable_ratio == pytest.approx(2.616, abs=0.01)
+
+
+class TestFirstSteps:
+    EARLY = Side(dict(enumerate([100.0, 90.0, 110.0, 100.0])), last=800.0)
+    LATE = Side(dict(enumerate([400.0, inf, inf, inf])), last=800.0)
+
+    def test_one_that_never_gets_there_is_later_than_the_budget(self):
+        found = judge_order("a", self.EARLY, {"b": self.LATE})
+        assert found.verdict == "holds"
+        (pair,) = found.pairs
+        assert pair.p == pytest.approx(2 / 70)
+        assert "a 100 (90 to 110); b > 800 (400 to > 800)" in pair.because
+        assert (pair.low, pair.high) == (None, None)
+        assert judge_order("b", self.LATE, {"a": self.EARLY}).verdict == "does not hold"
+
+    def test_three_seeds_cannot_decide_and_the_report_says_so(self):
+        three = [Side({k: s for k, s in each.values.items() if k < 3}, last=800.0)
+                 for each in (self.EARLY, self.LATE)]  # fmt: skip
+        (pair,) = judge_order("a", three[0], {"b": three[1]}).pairs
+        assert pair.verdict == "not distinguishable"
+        assert pair.least_p == pytest.approx(0.1)
+
+    @pytest.mark.parametrize(
+        ("steps", "verdict"),
+        [
+            ([350.0] * 6, "holds"),
+            ([350.0] * 4, "not distinguishable"),
+            ([350.0] * 9 + [inf], "holds"),
+            ([inf] * 6, "does not hold"),
+        ],
+    )
+    def test_by_a_step_means_in_most_trainings(self, steps, verdict):
+        side = Side(dict(enumerate(steps)), last=1500.0)
+        assert judge_bounds(side, at_most=500).verdict == verdict
+
+    def test_a_spike_after_it_got_there_changes_nothing(self):
+        assert first_step([(0, 3.0), (450, 0.01), (500, 14.0)], 0.1, "lower") == 450
+
+
+class TestAlike:
+    def test_two_one_sided_tests_show_that_arms_are_the_same(self):
+        a = Side({0: 1.00, 1: 1.02, 2: 0.99, 3: 1.01})
+        b = Side({0: 1.01, 1: 1.01, 2: 1.00, 3: 1.00})
+        assert judge_alike("a", a, {"b": b}, 0.1).verdict == "holds"
+        assert judge_alike("a", a, {"b": Side(LOW)}, 0.1).verdict == "does not hold"
+        wide = Side({0: 0.8, 1: 1.3, 2: 0.9, 3: 1.2})
+        assert judge_alike("a", a, {"b": wide}, 0.1).verdict == "not distinguishable"
+        assert judge_alike("a", a, {"b": Side(missing="lost")}, 0.1).verdict == "not comparable"
+
+    def test_a_difference_that_is_shown_to_be_none_does_not_hold(self):
+        a = Side({k: 1 + k / 100 for k in range(6)})
+        c = Side({k: v + (-1) ** k / 50 for k, v in a.values.items()})
+        assert judge_order("a", a, {"c": c}).verdict == "not distinguishable"
+        found = judge_order("a", a, {"c": c}, alike_within=0.2)
+        assert found.verdict == "does not hold"
+        assert "alike within 20%" in found.pairs[0].because
+
 
 def make_order(name: str, storage: Path, **parts: Any) -> ReportOrder:
     """Return the order of a suite's report with the short budget."""
@@ -123,7 +191,10 @@ class TestBounds:
             (Side(LOW), {"at_least": 0.01, "at_most": 0.5}, "holds"),
             (Side(missing="lost"), {"at_most": 0.2}, "not comparable"),
             (Side(diverged=frozenset({0})), {"at_most": 0.2}, "does not hold"),
-            (Side(LOW, diverged=frozenset({3})), {"at_most": 0.2}, "does not hold"),
+            (Side(diverged=frozenset({0})), {"at_least": 0.2}, "not comparable"),
+            (Side(LOW, diverged=frozenset({3})), {"at_most": 0.2}, "not distinguishable"),
+            (Side(HIGH, diverged=frozenset({3})), {"at_least": 0.2}, "holds"),
+            (Side(LOW, doubt="it was busy"), {"at_most": 0.2}, "not comparable"),
         ],
     )
     def test_a_number_and_its_bounds(self, side, bounds, verdict):
@@ -147,11 +218,27 @@ def test_a_number_agrees_where_the_papers_is_inside_its_interval():
     assert judge_number(None, 1.0, None).verdict == "not comparable"
 
 
-def test_several_claims_together():
-    assert judge_all(["holds", "does not hold", "holds"]).verdict == "does not hold"
-    assert judge_all(["holds", "not distinguishable"]).verdict == "not distinguishable"
-    assert judge_all(["not comparable"]).verdict == "not comparable"
+def test_the_papers_error_counts_beside_ours():
+    measured = summarize([0.1, 0.11, 0.12])
+    assert judge_number(measured, 0.2, None).verdict == "does not hold"
+    assert judge_number(measured, 0.2, None, spread=0.05).verdict == "holds"
+    assert judge_number(measured, 0.9, None, spread=0.05).verdict == "does not hold"
+
+
+def test_the_first_claim_decides_and_the_others_are_counted():
+    decided = [Standing("holds"), Standing("does not hold"), Standing("not distinguishable")]
+    assert judge_all(decided).verdict == "holds"
+    assert judge_all(decided).because == (
+        "primary claim: holds; others: 1 does not hold, 1 not distinguishable"
+    )
+    assert judge_all([Standing("not distinguishable"), *decided]).verdict == "not distinguishable"
+    assert judge_all([Standing("holds", counts=False), *decided]).verdict == "not comparable"
     assert judge_all([]).verdict == "not comparable"
+
+
+def test_what_a_figure_plots_and_what_it_is_about_are_told_apart():
+    claims = [Standing("holds", setting="as plotted"), Standing("does not hold", setting="matched")]
+    assert judge_all(claims).because == "as plotted: holds; matched: 1 does not hold"
 
 
 def test_numbers_are_found_in_results():
@@ -189,13 +276,13 @@ def make_experiment(
                     value=None if diverged else value,
                     step=100,
                     seconds=10.0,
-                    test={} if diverged else {"cross_entropy": value},
+                    test={} if diverged else {spec.objective_metric.name: value},
                     baseline=spec.baseline,
                 )
             )
             key = f"{trial_key(label, number)}/{seed}"
             store.begin(key, 1)
-            name = "valid/cross_entropy"
+            name = f"valid/{spec.objective_metric.name}"
             points = [
                 CurvePoint(step, {name: 1.0 / (1 + step) + (0 if diverged else value),
                                   "constraint/orthogonality_error": 1e-6 * (1 + step)}, 0)
@@ -269,7 +356,7 @@ class TestReport:
         assert "leaves it out" in left_out.because
         assert [claim.counts for claim in content.claims] == [True, True, False]
         assert content.verdict == "not comparable"
-        assert content.words == "1 of 2 hold, 1 not comparable"
+        assert content.words == "primary claim: not comparable; others: 1 holds"
 
     def test_it_tells_divergences_drift_and_cost(self, content):
         arms = {arm.arm: arm for arm in content.arms}
@@ -316,7 +403,7 @@ class TestReport:
 
 
 def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path):
-    spec = make_specs("nnrnn/figure-6a", "short")["main"]
+    spec = make_specs("nnrnn/figure-6a", "short")["one_hot"]
     store, trials = Store(tmp_path), []
     for number, name in enumerate(("rmsprop", "adam")):
         config = spec.trial(Point("nnrnn", {"optimizer.name": name}))
@@ -369,14 +456,101 @@ def test_claims_about_analyses_read_their_results(tmp_path):
 
 
 def test_what_a_cut_training_has_not_reached_is_not_refuted(tmp_path):
-    spec = make_specs("nnrnn/figure-4", "short")["main"]
-    values = {"nnrnn": [0.01, 0.02, 0.03], "lstm": [0.16, 0.16, 0.17], "exprnn": [0.01, 0.02, 0.02]}
-    main = make_experiment(tmp_path, "main", spec, values)
-    order = make_order("nnrnn/figure-4", tmp_path, experiments=[main])
+    values = {"copying": [1e-3, 2e-3, 1e-3], "adding": [0.16, 0.17, 0.16]}
+    made = [
+        make_experiment(tmp_path, label, spec, {"lt_ornn_pooled": values[label]}, chosen={})
+        for label, spec in make_specs("henaff/figure-6", "short").items()
+    ]
+    order = make_order("henaff/figure-6", tmp_path, experiments=made)
     content = make_report(tmp_path, order)
-    verdicts = {claim.says.partition(" ")[0]: claim.verdict for claim in content.claims}
-    assert verdicts == {"nnRNN": "holds", "LSTM": "not comparable", "expRNN": "holds"}
+    assert [claim.verdict for claim in content.claims[:2]] == ["holds", "not comparable"]
     assert "ends earlier" in content.claims[1].because
+
+
+def measure(tmp_path: Path, values: dict[str, list[float]], **more: Any) -> Measured:
+    """Return ENRNN's figure 2 with made numbers, and with other fields of the experiment."""
+    spec = make_specs("enrnn/figure-2", "short")["main"]
+    made = make_experiment(tmp_path, "main", spec, values)
+    return Measured(made.model_copy(update=more), Store(tmp_path))
+
+
+def test_an_arm_of_which_one_seed_diverged_has_not_diverged_in_all(tmp_path):
+    """An older service ended the other seeds with it: they have a value, and no test score."""
+    measured = measure(tmp_path, {"lstm": [0.5, float("nan"), 0.6]})
+    by = Measure(metric="test/cross_entropy")
+    whole = measured.side("lstm", by)
+    assert (whole.values, whole.diverged) == ({0: 0.5, 2: 0.6}, {1})
+    found = judge_order("lstm", whole, {"b": Side({0: 0.9, 2: 1.1})})
+    assert "lstm 0.55" in found.pairs[0].because
+    assert "(1 seed diverged)" in found.pairs[0].because
+
+    for each in measured.arms["lstm"].replicates:
+        each.test.clear()
+    cut = measured.side("lstm", by)
+    assert cut.missing == "it has no test/cross_entropy: 1 of 3 seeds diverged"
+    found = judge_order("a", Side({0: 0.1, 2: 0.2}), {"lstm": cut})
+    assert found.verdict == "not comparable"
+    assert "all seeds" not in found.pairs[0].because
+
+    lost = measure(tmp_path / "lost", {"lstm": [float("nan")] * 3}).side("lstm", by)
+    found = judge_order("a", Side({0: 0.1, 2: 0.2}), {"lstm": lost})
+    assert found.pairs[0].because == "lstm diverged in all seeds"
+
+
+def test_intervals_stay_where_a_number_can_lie(tmp_path):
+    measured = measure(tmp_path, {"lstm": [1e-6, 2e-5, 0.9], "scornn": [0.4, 0.99, 1.0]})
+    loss = measured.side("lstm", Measure(metric="value")).summary
+    assert 0 < loss.low < loss.mean < loss.high
+    curve = measured.side("lstm", Measure(curve="valid/cross_entropy", of_baseline=True)).summary
+    assert curve.low > 0
+    for each in measured.arms["scornn"].replicates:
+        each.test["accuracy"] = each.value
+    right = measured.side("scornn", Measure(metric="test/accuracy")).summary
+    assert right.mean < right.high <= 1
+
+
+def test_times_of_a_busy_machine_are_shown_and_decide_nothing(tmp_path):
+    measured = measure(tmp_path, {"lstm": [0.5, 0.6, 0.5]})
+    by = Measure(metric="seconds_per_step")
+    assert measured.side("lstm", by).doubt is None
+    results = measured.arms["lstm"].result.by_replicate
+    busy = replace(results[0], seconds=13.0), *results[1:]
+    measured.arms["lstm"] = replace(
+        measured.arms["lstm"], result=replace(measured.arms["lstm"].result, by_replicate=busy)
+    )
+    side = measured.side("lstm", by)
+    assert "spread by 16%" in side.doubt
+    assert side.summary.n == 3
+    assert judge_bounds(side, at_most=1.0).verdict == "not comparable"
+
+
+def test_the_papers_rate_stands_for_an_arm_where_the_suite_names_it(tmp_path):
+    spec = make_specs("nnrnn/figure-6a", "short")["one_hot"]
+    params = ({"optimizer.lr": 1e-3}, {"optimizer.lr": 1e-4})
+    made = make_experiment(tmp_path, "main", spec, {"nnrnn": [0.1, 0.1, 0.1]})
+    (best,) = made.trials
+    result = {**best.result, "value": 0.9}
+    trials = (
+        best.model_copy(update={"params": params[0]}),
+        best.model_copy(update={"params": params[1], "number": 1, "result": result}),
+    )
+    made = made.model_copy(update={"trials": trials})
+    chosen = made.model_copy(update={"chosen": {"nnrnn": params[1]}})
+    numbers = [
+        Measured(each, Store(tmp_path)).arms["nnrnn"].trial.number for each in (made, chosen)
+    ]
+    assert numbers == [0, 1]
+
+
+def test_a_share_of_the_baseline_is_of_the_data_that_was_scored(tmp_path):
+    spec = make_specs("nnrnn/figure-4", "short")["main"]
+    made = make_experiment(tmp_path, "main", spec, {"lstm": [0.1] * spec.replicates})
+    measured = Measured(made, Store(tmp_path))
+    valid, test = (spec.task.baselines_on(split)["mse"] for split in ("valid", "test"))
+    assert valid != test
+    for metric, baseline in (("value", valid), ("test/mse", test)):
+        side = measured.side("lstm", Measure(metric=metric, of_baseline=True))
+        assert side.values[0] == pytest.approx(0.1 / baseline)
 
 
 def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):

@@ -14,8 +14,11 @@ from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.statistics import (
     CONFIDENCE,
     Difference,
+    compare_first_steps,
     compare_paired,
     correct,
+    find_alike_p,
+    find_detectable,
     find_domain,
     holm,
     summarize,
@@ -95,6 +98,57 @@ class TestIntervalsStayWhereTheMetricCanLie:
         metrics = [metric for task in TASKS.values() for metric in task.Config().metrics]
         found = {metric.name: find_domain(metric.name) for metric in metrics}
         assert found == {each.name: wanted.get(each.unit, "real") for each in metrics}
+
+
+class TestFirstSteps:
+    def test_equal_sides_are_called_different_once_in_twenty_times_at_most(self):
+        """On a grid, with a third of the trainings censored, so that ties are many."""
+        rng, runs, wrong = np.random.default_rng(3), 300, 0
+        for _ in range(runs):
+            steps = np.ceil(rng.exponential(90.0, size=(2, 5)) / 10) * 10
+            a, b = (by_seed(np.where(row > 100, np.inf, row)) for row in steps)
+            wrong += compare_first_steps(a, b, 100).verdict != "not distinguishable"
+        assert stats.binom.sf(wrong - 1, runs, 0.05) > 1e-4, wrong / runs
+
+    def test_p_values_are_near_those_of_scipys_log_rank_test_with_many_seeds(self):
+        rng = np.random.default_rng(4)
+        x, y = rng.exponential(50, size=40), rng.exponential(130, size=40)
+        a, b = (np.where(row > 100, np.inf, row) for row in (x, y))
+        theirs = stats.logrank(
+            *(stats.CensoredData(uncensored=row[row <= 100], right=row[row > 100] * 0 + 100)
+              for row in (x, y))
+        )  # fmt: skip
+        found = compare_first_steps(by_seed(a), by_seed(b), 100)
+        assert found.p == pytest.approx(theirs.pvalue, rel=0.3, abs=0.005)
+        assert found.verdict == "better"
+        assert found.mean == pytest.approx(np.minimum(x, 100).mean() - np.minimum(y, 100).mean())
+
+    def test_four_seeds_can_decide_and_three_cannot(self):
+        early, late = [10.0, 20.0, 30.0, 20.0], [np.inf] * 4
+        assert compare_first_steps(by_seed(early), by_seed(late), 90).p == pytest.approx(2 / 70)
+        three = compare_first_steps(by_seed(early[:3]), by_seed(late[:3]), 90)
+        assert (three.p, three.verdict) == (pytest.approx(0.1), "not distinguishable")
+        assert compare_first_steps({0: 1.0}, {0: 2.0}, 90).verdict == "not comparable"
+
+
+def test_what_is_called_detectable_is_found_in_four_of_five_cases():
+    rng, runs = np.random.default_rng(8), 1000
+    for n in (3, 6, 10):
+        shift = find_detectable(0.7, n)
+        rows = rng.normal(shift, 0.7, size=(runs, n))
+        p = stats.ttest_1samp(rows, 0, axis=1).pvalue
+        assert (p <= 0.05).mean() == pytest.approx(0.8, abs=0.05)
+
+
+def test_likeness_is_claimed_falsely_once_in_twenty_times():
+    """At the edge of the margin, which is the worst case of two one-sided tests."""
+    rng, runs = np.random.default_rng(9), 1000
+    rows = rng.normal(0.2, 0.1, size=(runs, 8))
+    zero = by_seed(np.zeros(8))
+    p = [find_alike_p(compare_paired(by_seed(row), zero), 0.2) for row in rows]
+    assert np.mean(np.array(p) <= 0.05) == pytest.approx(0.05, abs=0.025)
+    assert find_alike_p(compare_paired(zero, zero), 0.1) == 0
+    assert find_alike_p(compare_paired({0: 1.0}, {0: 1.0}), 0.1) is None
 
 
 def test_among_several_equal_sides_a_wrong_verdict_comes_in_one_experiment_of_twenty():

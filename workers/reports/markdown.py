@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from eigensweep.workers.reports.report import (
     ArmFound,
@@ -13,29 +13,50 @@ from eigensweep.workers.reports.report import (
     ReportContent,
 )
 from eigensweep.workers.reports.verdicts import show
+from eigensweep.workers.shared.statistics import SIGNIFICANCE
 
 
-def write_report(content: ReportContent, figure: str | None, heading: int = 1) -> str:
-    """Return a report; `figure` is the address of its picture, `heading` the level of its title."""
-    return "\n".join(_lines(content, figure, "#" * heading)).rstrip() + "\n"
+def write_report(
+    content: ReportContent, figure: str | None, heading: int = 1, *, outdated: bool = False
+) -> str:
+    """Return a report; `figure` is the address of its picture, `heading` the level of its title.
+
+    An `outdated` one was made by rules or for a suite that have changed since, and says so.
+    """
+    return "\n".join(_lines(content, figure, "#" * heading, outdated)).rstrip() + "\n"
 
 
-def write_page(reports: Sequence[tuple[ReportContent, str]], missing: Mapping[str, str]) -> str:
+def write_page(
+    reports: Sequence[tuple[ReportContent, str]],
+    missing: Mapping[str, str],
+    outdated: Collection[str] = (),
+) -> str:
     """Return all reports as one page: a table, then each report.
 
     Args:
         reports: each with the address of its picture.
         missing: suites without a report, each with the reason.
+        outdated: suites whose report was made by rules, or for a suite, that have changed since.
     """
     lines = [
         "# The papers, measured again",
         "",
         "`eigensweep reproduce --all` wrote this page. Each table and figure of the papers has a "
-        "suite, which names its experiments and the paper's claims. A claim is decided by numbers: "
-        "arms are compared over shared seeds by a paired t-test, with p-values corrected after "
-        "Holm, and intervals are 95 % intervals by Student's t. No setting was tuned until it "
-        "fitted. Minutes are those of the machine that each report names at its end, with all that "
-        "ran there at the same time: an idle or newer one needs a fraction of them.",
+        "suite, which names its experiments and the paper's claims. The first claim is the primary "
+        "one, and its verdict is that on the table or figure. No setting was tuned until it "
+        "fitted.",
+        "",
+        "A claim is decided by numbers. Losses and accuracies of arms are compared over shared "
+        "seeds by a paired t-test, first steps to a threshold by an exact log-rank test, in which "
+        "a training that never gets there counts as longer than the budget; that arms are alike by "
+        "two one-sided tests. p-values are corrected after Holm within a claim. Intervals are 95 % "
+        "intervals by Student's t, on the scale of logarithms for losses and of logits for "
+        "accuracies. Seeds that diverged are named, and the numbers are those of the others.",
+        "",
+        "Minutes are those of the machine that each report names at its end, with all that ran "
+        "there at the same time: an idle or newer one needs a fraction of them.",
+        "",
+        _chance_words([content for content, _ in reports]),
         "",
         *_table(
             ("reproduction", "budget", "verdict", "claims", "minutes of training"),
@@ -43,7 +64,9 @@ def write_page(reports: Sequence[tuple[ReportContent, str]], missing: Mapping[st
                 (
                     f"[{each.name}](#{_anchor(each)})",
                     each.budget,
-                    each.verdict,
+                    f"to be judged again (was: {each.verdict})"
+                    if each.name in outdated
+                    else each.verdict,
                     each.words,
                     f"{each.cost.trial_seconds / 60:.1f}",
                 )
@@ -55,8 +78,22 @@ def write_page(reports: Sequence[tuple[ReportContent, str]], missing: Mapping[st
         lines += ["", "Not run here:", ""]
         lines += _table(("reproduction", "why"), missing.items())
     for content, figure in reports:
-        lines += ["", write_report(content, figure, 2).rstrip()]
+        is_outdated = content.name in outdated
+        lines += ["", write_report(content, figure, 2, outdated=is_outdated).rstrip()]
     return "\n".join(lines) + "\n"
+
+
+def _chance_words(reports: Sequence[ReportContent]) -> str:
+    """Return how much the page compares, and what of that chance alone would decide."""
+    claims = [claim for content in reports for claim in content.claims if claim.counts]
+    tested = [each for each in claims if any(pair.p is not None for pair in each.comparisons)]
+    pairs = sum(pair.p is not None for claim in tested for pair in claim.comparisons)
+    by_chance = SIGNIFICANCE * len(tested)
+    return (
+        f"The page decides {len(claims)} claims, {len(tested)} of them by {pairs} comparisons of "
+        f"arms. Were there no difference between any arms, about {by_chance:.1f} of these claims "
+        "would be called decided by chance: nothing is corrected over the whole page."
+    )
 
 
 def title_of(content: ReportContent) -> str:
@@ -80,10 +117,16 @@ def _anchor(content: ReportContent) -> str:
     return "".join(kept).replace(" ", "-")
 
 
-def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[str]:
+def _lines(content: ReportContent, figure: str | None, sign: str, outdated: bool) -> Iterator[str]:
     yield from (f"{sign} {title_of(content)}", "")
     yield from (f"{content.paper}, {content.place}. {content.says}", "")
     yield from (f"**Verdict: {content.verdict}** ({content.words}).", "")
+    if outdated:
+        yield from (
+            f"This is the verdict of revision {content.revision[:12]}. Its rules or the suite have "
+            "changed since; the same command judges it again.",
+            "",
+        )
     for head, words in remarks_of(content):
         yield from (f"{head}: {words}", "")
     if figure is not None:
@@ -92,7 +135,7 @@ def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[st
         yield from _table(
             ("claim of the paper", "decided by", "verdict", "because"),
             (
-                (claim.says, claim.by, claim.verdict, ". ".join(claim_words(claim)))
+                (says_words(claim), claim.by, claim.verdict, ". ".join(claim_words(claim)))
                 for claim in content.claims
             ),
         )
@@ -110,6 +153,11 @@ def _lines(content: ReportContent, figure: str | None, sign: str) -> Iterator[st
     yield from ("```", content.command, "```")
 
 
+def says_words(claim: ClaimFound) -> str:
+    """Return a claim in words, with the setting in which it is decided."""
+    return claim.says if claim.setting is None else f"{claim.says} ({claim.setting})"
+
+
 def claim_words(claim: ClaimFound) -> list[str]:
     """Return why a claim has its verdict: its comparisons, or its own reason without any."""
     return [comparison_words(each) for each in claim.comparisons] or [claim.because]
@@ -119,7 +167,14 @@ def comparison_words(pair: Comparison) -> str:
     """Return one comparison in words."""
     p = "" if pair.p is None else f", p = {show(pair.p)}"
     n = f", {pair.n} seeds" if pair.n else ""
-    return f"{pair.better} against {pair.than} {pair.verdict}: {pair.because}{p}{n}"
+    could = ""
+    if pair.least_p is not None:
+        could = f", at best p = {show(pair.least_p)}"
+    elif pair.detectable_ratio is not None:
+        could = f", could show a ratio of {show(pair.detectable_ratio)}"
+    elif pair.detectable is not None:
+        could = f", could show a difference of {show(pair.detectable)}"
+    return f"{pair.better} against {pair.than} {pair.verdict}: {pair.because}{p}{n}{could}"
 
 
 def arm_words(content: ReportContent, found: NumberFound | ArmFound) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from eigensweep.direction import Better, sign
@@ -20,9 +21,13 @@ from eigensweep.workers.reports.verdicts import Side
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import ReplicateResult, Result
+from eigensweep.workers.shared.statistics import Domain, find_domain
 
 TRAINED = ("completed", "reused", "pruned", "diverged")
 """Ends of a trial after which its numbers say something about its configuration."""
+
+MOST_SPREAD_OF_TIMES = 0.1
+"""Standard deviation between seeds, as a share of the mean, beyond which times decide nothing."""
 
 Curve = list[tuple[int, float]]
 """Steps and values."""
@@ -57,25 +62,46 @@ class Measured:
 
     @property
     def baseline(self) -> float | None:
-        """The memoryless baseline of the objective."""
+        """The memoryless baseline of the objective, on the validation data."""
         return self.experiment.baseline
+
+    def _baseline_of(self, chosen: ArmTrial, name: str) -> float | None:
+        """Return the baseline of a metric on the data that it is measured on."""
+        split, _, metric = name.partition("/")
+        if "test" not in split:
+            return self.baseline
+        return chosen.config.task.baselines_on("test").get(metric, self.baseline)
+
+    def domain(self, metric: str, *, of_baseline: bool = False) -> Domain:
+        """Return where a number can lie; `value` is the objective's."""
+        domain = find_domain(self.experiment.metric if metric == "value" else metric)
+        return "positive" if of_baseline and domain == "fraction" else domain
 
     @cached_property
     def arms(self) -> dict[str, ArmTrial]:
-        """The trial that stands for each arm, or each value of `sides`; without those missing."""
+        """The trial that stands for each arm, or each value of `sides`; without those missing.
+
+        It is the best one of those with the values that the suite names, if it names any.
+        """
         by_arm: dict[str, list[ArmTrial]] = {}
         for trial in self.experiment.trials:
             if trial.state in TRAINED and trial.config is not None and trial.result is not None:
                 found = ArmTrial(
                     trial, TrialConfig.from_dict(dict(trial.config)), Result.from_dict(trial.result)
                 )
-                by_arm.setdefault(self.side_of(trial), []).append(found)
+                if self._is_chosen(trial):
+                    by_arm.setdefault(self.side_of(trial), []).append(found)
         return {arm: min(found, key=self._rank) for arm, found in by_arm.items()}
 
     def side_of(self, trial: MeasuredTrial) -> str:
         """Return the arm of a trial, or its value of the parameter that is compared."""
         sides = self.experiment.sides
         return trial.arm if sides is None else str(trial.params.get(sides))
+
+    def _is_chosen(self, trial: MeasuredTrial) -> bool:
+        """Whether the trial may stand for its arm: with the values that the suite names."""
+        wanted = self.experiment.chosen.get(self.side_of(trial), {})
+        return all(trial.params.get(path) == value for path, value in wanted.items())
 
     def _rank(self, found: ArmTrial) -> tuple[int, float]:
         value = found.result.value
@@ -107,21 +133,24 @@ class Measured:
         chosen = self.arms[arm]
         scale = 1.0
         if measure.of_baseline:
-            if not self.baseline:
+            baseline = self._baseline_of(chosen, measure.curve or measure.metric or "value")
+            if not baseline:
                 return Side(missing="the baseline is not known")
-            scale = self.baseline
+            scale = baseline
         if measure.curve is not None:
             return self._side_of_curve(arm, chosen, measure, scale)
         assert measure.metric is not None
+        domain = self.domain(measure.metric, of_baseline=measure.of_baseline)
         values = {
             each.seed: value / scale
             for each in chosen.replicates
             if each.seed not in chosen.diverged
             and (value := score(each, measure.metric)) is not None
         }
-        if not values and not chosen.diverged:
-            return Side(missing=f"it has no {measure.metric}")
-        return Side(values, chosen.diverged)
+        side = _make_side(chosen, values, measure.metric, domain)
+        if measure.metric == "seconds_per_step" and len(values) > 1:
+            return replace(side, doubt=_doubt_times(list(values.values())))
+        return side
 
     def _side_of_curve(self, arm: str, chosen: ArmTrial, measure: Measure, scale: float) -> Side:
         name = measure.curve or ""
@@ -129,23 +158,18 @@ class Measured:
         better = self._better(chosen, name)
         training = chosen.config.training
         assert training.steps is not None
-        assert training.evaluate_every is not None
         values: dict[int, float] = {}
-        never = set()
         for seed, curve in curves.items():
             if measure.steps_to is not None:
                 reached = first_step(curve, measure.steps_to * scale, better)
-                if reached is None:
-                    never.add(seed)
-                    reached = training.steps + training.evaluate_every
-                values[seed] = float(reached)
+                values[seed] = inf if reached is None else float(reached)
             elif seed not in chosen.diverged and (found := value_at(curve, measure.at)) is not None:
                 values[seed] = found / scale
         if measure.steps_to is not None:
-            return Side(values, never=frozenset(never)) if values else Side(missing="no curve")
-        if not values and not chosen.diverged:
-            return Side(missing=f"it has no {name} at step {measure.at}")
-        return Side(values, chosen.diverged)
+            last = float(training.steps)
+            return Side(values, last=last) if values else Side(missing="no curve")
+        where = name if measure.at is None else f"{name} at step {measure.at}"
+        return _make_side(chosen, values, where, self.domain(name, of_baseline=measure.of_baseline))
 
     def _better(self, chosen: ArmTrial, name: str) -> Better:
         return chosen.config.task.find_metric(name.partition("/")[2]).better
@@ -193,6 +217,23 @@ class AnalysisNumbers:
                 content = json.loads((Path(each.folder) / RESULT).read_bytes())
                 found[each.repeat] = find_number(content, path)
         return found
+
+
+def _make_side(chosen: ArmTrial, values: Mapping[int, float], number: str, domain: Domain) -> Side:
+    """Return a side whose diverged seeds have no value; what was not measured is missing."""
+    trained = len(chosen.replicates)
+    if not values and len(chosen.diverged) < trained:
+        lost = f": {len(chosen.diverged)} of {trained} seeds diverged" if chosen.diverged else ""
+        return Side(missing=f"it has no {number}{lost}")
+    return Side(values, chosen.diverged, domain=domain)
+
+
+def _doubt_times(seconds: Sequence[float]) -> str | None:
+    """Return why times decide nothing: between seeds they differ by what the machine did."""
+    spread = stdev(seconds) / fmean(seconds)
+    if spread <= MOST_SPREAD_OF_TIMES:
+        return None
+    return f"times of its seeds spread by {spread:.0%}: the machine had other work"
 
 
 def score(replicate: ReplicateResult, metric: str) -> float | None:

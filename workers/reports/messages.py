@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from eigensweep.direction import Better
 from eigensweep.search_spaces.reproductions import Budget
@@ -43,6 +43,8 @@ class MeasuredExperiment(Strict):
     """None if it was never posted."""
     sides: str | None = None
     """A parameter of the search whose values are compared in the place of arms."""
+    chosen: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    """By arm, values of searched parameters that stand for it."""
     state: str
     problem: str | None = None
     """Why there is no result of it, or not the whole one."""

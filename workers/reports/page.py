@@ -74,7 +74,10 @@ def make_tables(content: ReportContent) -> list[Table]:
         Table(
             "Claims",
             ("claim of the paper", "decided by", "verdict", "because"),
-            [(c.says, c.by, c.verdict, "\n".join(markdown.claim_words(c))) for c in content.claims],
+            [
+                (markdown.says_words(c), c.by, c.verdict, "\n".join(markdown.claim_words(c)))
+                for c in content.claims
+            ],
         ),
         Table(
             "Numbers of the paper",

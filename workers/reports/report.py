@@ -39,7 +39,9 @@ from eigensweep.workers.reports.verdicts import (
     PARAMETERS_TOLERANCE,
     Judgement,
     Side,
+    Standing,
     Verdict,
+    judge_alike,
     judge_all,
     judge_bounds,
     judge_number,
@@ -77,6 +79,12 @@ class Comparison(Strict):
     high: float | None
     ratio: float | None
     p: float | None
+    detectable: float | None = None
+    """The smallest difference that so many seeds of this spread show in four of five cases."""
+    detectable_ratio: float | None = None
+    """The same where logarithms are compared: the smallest ratio above 1."""
+    least_p: float | None = None
+    """The smallest p-value that first steps of so many seeds can give."""
 
 
 class ClaimFound(Strict):
@@ -88,7 +96,9 @@ class ClaimFound(Strict):
     by: str
     """The number that decides, in words."""
     counts: bool
-    """Whether it is part of the verdict on the whole: the budget is meant to decide it."""
+    """Whether the budget is meant to decide it. The first claim is the primary one."""
+    setting: Literal["as plotted", "matched"] | None = None
+    """Whether the sides differ in all that the paper's runs differ in, or in one thing alone."""
     comparisons: tuple[Comparison, ...] = ()
 
 
@@ -231,7 +241,7 @@ def make_report(order: ReportOrder) -> ReportContent:
     measured = {each.label: Measured(each, store) for each in order.experiments}
     analyses = AnalysisNumbers(order.analyses)
     claims = [_judge(claim, order.budget, measured, analyses) for claim in suite.claims]
-    whole = judge_all(claim.verdict for claim in claims if claim.counts)
+    whole = judge_all([Standing(each.verdict, each.counts, each.setting) for each in claims])
     cut = suite.cut if order.budget == "short" else None
     numbers = [
         number
@@ -298,6 +308,7 @@ def _judge(
         because=found.because,
         by=name_measure(claim.by),
         counts=not (budget == "short" and claim.not_short is not None),
+        setting=claim.setting,
         comparisons=tuple(
             Comparison(
                 better=pair.better,
@@ -310,6 +321,9 @@ def _judge(
                 high=pair.high,
                 ratio=pair.ratio,
                 p=pair.p,
+                detectable=pair.detectable,
+                detectable_ratio=pair.detectable_ratio,
+                least_p=pair.least_p,
             )
             for pair in found.pairs
         ),
@@ -327,15 +341,24 @@ def _decide(
     if claim.by.analysis is not None:
         side, ratios = analyses.side(claim.by), claim.by.over is not None
         return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact, ratios=ratios)
+    name = claim.better or claim.alike or claim.arm
+    assert name is not None
+    side = _side(name, claim, measured)
+    others = {arm: _side(arm, claim, measured) for arm in claim.than}
+    label, arm = split_arm(name, claim)
+    better = measured[label].better(arm, claim.by) if label in measured else "lower"
     if claim.better is not None:
-        others = {arm: _side(arm, claim, measured) for arm in claim.than}
-        label, arm = split_arm(claim.better, claim)
-        better = measured[label].better(arm, claim.by) if label in measured else "lower"
-        side = _side(claim.better, claim, measured)
-        return judge_order(claim.better, side, others, better, logarithms=claim.logarithms)
-    assert claim.arm is not None
-    side = _side(claim.arm, claim, measured)
-    return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact)
+        return judge_order(
+            name,
+            side,
+            others,
+            better,
+            logarithms=claim.logarithms,
+            alike_within=claim.alike_within,
+        )
+    if claim.alike_within is not None:
+        return judge_alike(name, side, others, claim.alike_within)
+    return judge_bounds(side, claim.at_least, claim.at_most, better, exact=claim.exact)
 
 
 def _side(arm: str, claim: Claim, measured: dict[str, Measured]) -> Side:
@@ -375,7 +398,8 @@ def _compare_numbers(
             reason = side.missing
         elif not side.values:
             reason = "training diverged in all seeds"
-        found = judge_number(side.summary, row.value, reason, tolerance)
+        reason = reason or side.doubt
+        found = judge_number(side.summary, row.value, reason, tolerance, row.spread)
         words: dict[Verdict, Literal["agrees", "differs"]] = {
             "holds": "agrees",
             "does not hold": "differs",
@@ -431,7 +455,7 @@ def _describe_arms(sides: list[str], measured: Measured) -> Iterator[ArmFound]:
         trials = [each for each in measured.experiment.trials if measured.side_of(each) == side]
         chosen = measured.arms.get(side)
         result = None if chosen is None else chosen.result
-        value = None if chosen is None else _summary_of(chosen, "value")
+        value = None if chosen is None else _summary_of(chosen, "value", measured)
         yield ArmFound(
             experiment=measured.experiment.label,
             arm=side,
@@ -449,7 +473,7 @@ def _describe_arms(sides: list[str], measured: Measured) -> Iterator[ArmFound]:
             of_baseline=six_digits(value.mean / measured.baseline)
             if value and measured.baseline
             else None,
-            test=_tests(chosen),
+            test=_tests(chosen, measured),
             drift={} if chosen is None else _drift(chosen, measured.store),
             seconds=round(sum(_seconds(each.result) for each in trials), 1),
         )
@@ -460,21 +484,21 @@ def _seconds(result: object) -> float:
     return float(seconds or 0.0)
 
 
-def _tests(chosen: ArmTrial | None) -> dict[str, Interval]:
+def _tests(chosen: ArmTrial | None, measured: Measured) -> dict[str, Interval]:
     names = {} if chosen is None else chosen.result.test
     found = {}
     for name in names:
         assert chosen is not None
-        interval = _interval(_summary_of(chosen, f"test/{name}"))
+        interval = _interval(_summary_of(chosen, f"test/{name}", measured))
         if interval is not None:
             found[name] = interval
     return found
 
 
-def _summary_of(chosen: ArmTrial, metric: str) -> Summary | None:
+def _summary_of(chosen: ArmTrial, metric: str, measured: Measured) -> Summary | None:
     values = [score(each, metric) for each in chosen.replicates if each.seed not in chosen.diverged]
     known = [value for value in values if value is not None]
-    return summarize(known) if known else None
+    return summarize(known, measured.domain(metric)) if known else None
 
 
 def _drift(chosen: ArmTrial, store: Store) -> dict[str, float]:

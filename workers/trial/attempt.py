@@ -165,8 +165,8 @@ class Attempt:
     def report(self) -> Report:
         """Return what to report at the next rung, which from now on counts as reported.
 
-        What was trained beyond the rung does not show. Where one replicate has ended them all, those
-        after it count up to the rung before, wherever they are.
+        What was trained beyond the rung does not show. Where one replicate has ended them all,
+        those after it count up to the rung before, wherever they are.
         """
         rung, is_over = self.rung, False
         counted: list[tuple[Replicate, int]] = []

@@ -31,7 +31,7 @@ from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
-from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
+from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState, make_id
 from eigensweep.service.settings import Settings
 from eigensweep.workers.reports import messages
 from eigensweep.workers.reports.markdown import write_page
@@ -309,19 +309,25 @@ def get_page(
     ] = "reproduction",
 ) -> PlainTextResponse:
     """Return the reports of all finished reproductions of a budget as one Markdown page."""
-    reports = [
-        read_report(service, found.id)
+    newest = {  # of a suite's digests the newest one is the last
+        found.name: found
         for found in service.reproductions.list(("finished",))
         if found.budget == budget
-    ]
-    by_name = {report.name: report for report in reports}  # a suite's newest digest is the last
+    }
+    by_name = {name: read_report(service, found.id) for name, found in newest.items()}
+    outdated = {
+        name
+        for name, found in newest.items()
+        if name not in suite_names() or found.id != make_id(name, budget, make_specs(name, budget))
+    }
     places = {name: f"{figures}/{name.replace('/', '-')}.svg" for name in by_name}
     missing = {
         name: load_suite(name).needs or "it was not asked for, or is not over"
         for name in suite_names()
         if name not in by_name
     }
-    page = write_page([(report, places[name]) for name, report in by_name.items()], missing)
+    reports = [(report, places[name]) for name, report in by_name.items()]
+    page = write_page(reports, missing, outdated)
     return PlainTextResponse(page, media_type=MEDIA_TYPES[Format.md], headers=SAFE)
 
 
