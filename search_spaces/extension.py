@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eigensweep.search_spaces.errors import SpecError, shorten
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -70,8 +71,8 @@ def is_longer(old: ExperimentSpec, new: ExperimentSpec) -> bool:
     if after < before:
         raise SpecError(
             "training",
-            f"an extension has no shorter budget: {after} steps after {before}",
-            expected=f"at least {before} steps",
+            f"an extension has no shorter budget: {say_count(after, 'step')} after {before:,}",
+            expected=f"at least {say_count(before, 'step')}",
             got=after,
         )
     return after > before
@@ -171,7 +172,7 @@ def _holds(wider: Parameter, narrow: Parameter) -> bool:
 def _check_count(old: ExperimentSpec, new: ExperimentSpec) -> None:
     before, after = old.trial_count(), new.trial_count()
     if after is not None and (before is None or after < before):
-        was = "without a limit" if before is None else f"of {before} trials"
+        was = "without a limit" if before is None else f"of {say_count(before, 'trial')}"
         raise SpecError(
             "limits.trials" if new.limits.trials == after else "search.trials",
             f"an extension has no fewer trials: {after} after a search {was}",

@@ -40,8 +40,14 @@ def _label(path: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a number with four digits, anything else as `str` gives it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Return a number with four digits, and all of its whole ones; anything else as `str` does.
+
+    >>> format_value(0.0123456), format_value(22_000.0), format_value(1e-5), format_value("adam")
+    ('0.01235', '22,000', '1e-05', 'adam')
+    """
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 10_000 <= abs(value) < 10**15 else f"{value:.4g}"
+    return str(value)
 
 
 def say_count(number: int, noun: str, nouns: str | None = None) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.errors import InvalidPointError, SpecError
 from eigensweep.search_spaces.fitting import place_of
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.parameters import Choice, Parameter, Scalar
 from eigensweep.search_spaces.sections import LEARNING
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -79,8 +80,9 @@ def find_population_errors(spec: ExperimentSpec) -> Iterator[SpecError]:
     if not errors and count is not None and count < FEWEST:
         yield SpecError(
             "search.space",
-            f"pbt replaces trials by copies of better ones, and this experiment has {count} trial; "
-            "give 'search.space' more points, or search by 'random' with more 'search.trials'",
+            "pbt replaces trials by copies of better ones, and this experiment has "
+            f"{say_count(count, 'trial')}; give 'search.space' more points, or search by 'random' "
+            "with more 'search.trials'",
             expected=f"at least {FEWEST} trials",
             got=count,
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.fitting import place_of
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.memory import list_extremes
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.population import explain_population
@@ -33,7 +34,8 @@ def explain_search(spec: ExperimentSpec) -> list[str]:
     words = []
     if spec.is_sampled:
         words.append(
-            f"{spec.limits.trials:,} of {spec.space().count():,} points run: a sample that is "
+            f"{spec.limits.trials:,} of {say_count(spec.space().count() or 0, 'point')} "
+            f"{'runs' if spec.limits.trials == 1 else 'run'}: a sample that is "
             f"spread over the grid{_taking_turns(arms)}. Another 'search.seed' takes another sample"
         )
     elif method == "grid" and spec.search.trials is not None:

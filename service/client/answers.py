@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from html import escape
 
-from eigensweep.search_spaces.labels import format_value
+from eigensweep.search_spaces.labels import format_value, say_count
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell
 
@@ -47,7 +47,7 @@ def count_trials(progress: JsonObject) -> str:
         if count and state not in {"total", "fraction", "steps_done", "steps_total"}
     ]
     total = progress.get("total")
-    head = "trials" if total is None else f"{total} trials"
+    head = "trials" if total is None else say_count(total, "trial")
     return f"{head}: {', '.join(states)}" if states else head
 
 
@@ -179,8 +179,8 @@ def format_preview(content: JsonObject) -> str:
     """Return a preview: how many trials of which sizes, the first ones, an estimate of the cost."""
     replicates = f", {content['replicates']} replicates each" if content["replicates"] > 1 else ""
     unlimited = content["trials"] is None
-    trials = "any number of trials" if unlimited else _count(content["trials"], "trial")
-    points = "" if content["points"] is None else f" over {_count(content['points'], 'point')}"
+    trials = "any number of trials" if unlimited else say_count(content["trials"], "trial")
+    points = "" if content["points"] is None else f" over {say_count(content['points'], 'point')}"
     baseline = format_cell("baseline", content["baseline"])
     lines = [
         f"{content['name']}: {trials}{points}{replicates}",
@@ -216,7 +216,7 @@ def format_preview(content: JsonObject) -> str:
         lines += ["", *(_format_memory(arm, each) for arm, each in memory.items())]
     search = content["search"]
     come = [
-        f"{_count(count, 'trial')} of experiment {id} {'tells' if count == 1 else 'tell'} the "
+        f"{say_count(count, 'trial')} of experiment {id} {'tells' if count == 1 else 'tell'} the "
         "search something"
         for id, count in (search.get("warm_start") or {}).items()
     ]
@@ -241,12 +241,12 @@ def format_pareto(content: JsonObject) -> str:
     ]
     lines = [align_columns(("trial", "arm", "settings", *names), rows)] if rows else []
     if rows:
-        others = _count(content["beaten"], "other trial")
+        others = say_count(content["beaten"], "other trial")
         lines.append(f"{others} beaten by one of these: worse in something, and better in nothing")
     elif not content["unknown"]:
         lines.append("no trial has finished")
     if content["unknown"]:
-        lines.append(f"{_count(content['unknown'], 'trial')} without a value of some objective")
+        lines.append(f"{say_count(content['unknown'], 'trial')} without a value of some objective")
     return "\n".join(lines)
 
 
@@ -270,7 +270,7 @@ def format_race(content: JsonObject) -> str:
     for played in content["rounds"]:
         left = len(played["worse"]) + len(played["left_out"])
         stay = 1 + len(played["rivals"])
-        lines.append(f"{_count(played['seeds'], 'seed')}: {stay} stay in the race, {left} leave")
+        lines.append(f"{say_count(played['seeds'], 'seed')}: {stay} stay in the race, {left} leave")
     return "\n".join([*lines, f"{content['state']}: {content['words']}"])
 
 
@@ -292,15 +292,11 @@ def _format_side_by_side(side: JsonObject) -> list[str]:
     if lanes == "auto":
         lines.append("how many trials share an engine is measured before the first one starts")
     elif lanes and side.get("at_once") is not None:
-        trials = _count(side["at_once"], "trial")
-        lines.append(f"{trials} at once, sharing engines of {_count(lanes, 'lane')}")
+        trials = say_count(side["at_once"], "trial")
+        lines.append(f"{trials} at once, sharing engines of {say_count(lanes, 'lane')}")
     lines += [f"{arm} shares no lanes: {why}" for arm, why in side.get("alone", {}).items()]
     lines += [f"warning: {words}" for words in side.get("warnings", [])]
     return ["", *lines] if lines else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _format_sizes(arm: JsonObject) -> str:

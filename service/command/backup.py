@@ -15,6 +15,7 @@ import typer
 from pydantic import ValidationError
 from rich.filesize import decimal
 
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.command.connecting import fail
 from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson
 
@@ -43,8 +44,7 @@ def back_up(
     if as_json:
         typer.echo(json.dumps(asdict(manifest) | {"file": str(file)}, indent=2))
         return
-    count = len(manifest.files)
-    typer.echo(f"{count:,} files, {decimal(manifest.size)}, are in {file}")
+    typer.echo(f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}")
     for words in manifest.left_out:
         typer.echo(f"left out: {words}")
     typer.echo(f"to go on from it: eigensweep restore {file} --home FOLDER")
@@ -71,7 +71,7 @@ def restore(
     if as_json:
         typer.echo(json.dumps(asdict(manifest) | {"home": str(home)}, indent=2))
         return
-    typer.echo(f"{len(manifest.files):,} files, {decimal(manifest.size)}, are in {home}")
+    typer.echo(f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {home}")
     for words in manifest.left_out:
         typer.echo(f"left out: {words}")
     typer.echo(f"start it: EIGENSWEEP_HOME={home} eigensweep serve")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from platformdirs import user_data_path
 
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.command import terminal
 from eigensweep.service.command.connecting import fail
 from eigensweep.service.command.options import FAILURE, INTERRUPTED, AsJson
@@ -125,7 +126,7 @@ def down(
 def describe(made: Cluster, plan: Plan, seconds: float) -> str:
     """Return what a user needs to know of a cluster that is ready."""
     where = "" if made.folder == _choose_folder(None) else f" --folder {made.folder}"
-    nodes = f"{plan.nodes} nodes with {plan.cpus} processors each"
+    nodes = f"{say_count(plan.nodes, 'node')} with {say_count(plan.cpus, 'processor')} each"
     head = next(part.log for part in made.parts if part.name == "head")
     return "\n".join(
         [

@@ -23,6 +23,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.command import terminal
 from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson
 
@@ -90,7 +91,8 @@ def fetch(names: Wanted) -> None:
         except (FetchError, UnwritableError) as error:
             _fail(str(error), FAILURE)
         if copied:
-            typer.echo(f"{corpus.name}: {len(copied):,} files, checked, in {root / corpus.folder}")
+            files = say_count(len(copied), "file")
+            typer.echo(f"{corpus.name}: {files}, checked, in {root / corpus.folder}")
         else:
             typer.echo(f"{corpus.name} is complete in {root / corpus.folder} already")
 
@@ -110,9 +112,9 @@ def import_path(path: Source) -> None:
         _fail(f"{error.filename or path}: {error.strerror or error}", BAD_INPUT)
     folders = [Path(place).parent for place, _ in importer.copied]
     for folder in dict.fromkeys(folders):
-        typer.echo(f"copied into {folder}: {folders.count(folder):,} files")
+        typer.echo(f"copied into {folder}: {say_count(folders.count(folder), 'file')}")
     if importer.kept:
-        typer.echo(f"in place already: {len(importer.kept):,} files")
+        typer.echo(f"in place already: {say_count(len(importer.kept), 'file')}")
     for words in importer.refused:
         typer.echo(f"not copied: {words}", err=True)
     if not importer.copied and not importer.kept:

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from eigensweep.search_spaces.labels import say_count
+
 if TYPE_CHECKING:
     from eigensweep.service.process.checkup import Finding
 
@@ -46,4 +48,5 @@ def _show(found: Sequence[Finding], screen: Console) -> None:
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.what, words)
     screen.print(table)
     count = {state: sum(f.state == state for f in found) for state in STYLES}
-    screen.print(f"{count['problem']} problems, {count['warning']} warnings, {count['ok']} ok")
+    counts = [say_count(count[state], state) for state in ("problem", "warning")]
+    screen.print(f"{', '.join(counts)}, {count['ok']} ok")

@@ -37,6 +37,7 @@ from typing import IO, Final, cast
 from sqlalchemy import make_url
 
 from eigensweep.private_folders import require_private
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record.migrations import list_revisions
 from eigensweep.service.settings import Settings
@@ -420,7 +421,7 @@ def _extract(file: Path, folder: Path) -> Manifest:
         if found.get(name) != manifest.files.get(name)
     ):
         raise BackupError(
-            f"{file} is damaged: {len(wrong)} files are not what its manifest says, such as "
+            f"{file} is damaged: {say_count(len(wrong), 'file')} differ from its manifest, such as "
             f"{wrong[0]}; take another backup"
         )
     return manifest

@@ -33,6 +33,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.private_folders import UnsafeFolderError, require_private
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.settings import Settings
 from eigensweep.variables import describe_unknown, find_unknown
 from eigensweep.workers.shared.checkpoints import is_url
@@ -165,7 +166,7 @@ def check_installation() -> Iterator[Finding]:
         if (have := _find_version(name)) not in (None, pinned)
     ]
     if moved:
-        words = f"{len(moved)} packages have other versions than those of the tests: "
+        words = f"{say_count(len(moved), 'package')} in other versions than those of the tests: "
         advice = "pip install -c constraints.txt -e . brings the tested ones"
         yield Finding("warning", "packages", words + "; ".join(moved[:5]), advice)
         return
@@ -224,7 +225,10 @@ def check_compiler(patient: Patient) -> Iterator[Finding]:
         advice = "networks train in PyTorch meanwhile; try another compiler with CXX"
         yield Finding("warning", "native kernels", "; ".join(failed), advice)
     else:
-        yield ok("native kernels", f"{len(sources)} libraries in {cache_folder()}")
+        yield ok(
+            "native kernels",
+            f"{say_count(len(sources), 'library', 'libraries')} in {cache_folder()}",
+        )
 
 
 def check_devices(patient: Patient) -> Iterator[Finding]:
@@ -232,7 +236,7 @@ def check_devices(patient: Patient) -> Iterator[Finding]:
     import torch
 
     memory = psutil.virtual_memory().total / 2**30
-    yield ok("processors", f"{os.cpu_count()} cores, {memory:.0f} GiB of memory")
+    yield ok("processors", f"{say_count(os.cpu_count() or 1, 'core')}, {memory:.0f} GiB of memory")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
         yield ok("gpus", f"{len(names)}: {', '.join(names)}; CUDA {torch.version.cuda}")
@@ -507,7 +511,7 @@ def _look_from_nodes(address: str, storage: str) -> Iterator[Finding]:
             advice = "mend it on that node; its trials go elsewhere or wait until then"
             yield Finding("problem", f"storage from {node}", problem, advice)
     if not any(found.values()):
-        yield ok("storage from the nodes", f"{len(found)} nodes can use {storage}")
+        yield ok("storage from the nodes", f"{storage} from {say_count(len(found), 'node')}")
 
 
 def check_corpora(patient: Patient) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record.accounts import Quotas, read_quotas
 from eigensweep.service.record.errors import QuotaExceededError
@@ -95,8 +96,8 @@ def require_quota(quotas: Quotas, spec: ExperimentSpec, owner: str) -> None:
     if most is not None and (trials is None or trials > most):
         has = "any number" if trials is None else f"{trials:,}"
         raise QuotaExceededError(
-            f"user '{owner}' may have {most:,} trials in an experiment, this one has {has}; set "
-            "search.trials or limits.trials, or ask an admin for a larger quota"
+            f"user '{owner}' may have {say_count(most, 'trial')} in an experiment, this one has "
+            f"{has}; set search.trials or limits.trials, or ask an admin for a larger quota"
         )
     if quotas.max_spec_bytes is None:
         return
@@ -127,9 +128,10 @@ def check_quotas(
     )
     has = session.execute(open_ones).scalar_one()
     if has + len(specs) > most:
+        may = f"{say_count(most, 'experiment')} that {'is' if most == 1 else 'are'} not over"
         raise QuotaExceededError(
-            f"user '{owner}' may have {most:,} experiments that are not over, has {has:,}, and "
-            f"asks for {len(specs):,} more; wait for one to end, or ask an admin for more"
+            f"user '{owner}' may have {may}, has {has:,}, and asks for {len(specs):,} more; wait "
+            "for one to end, or ask an admin for more"
         )
 
 

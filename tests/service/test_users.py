@@ -248,7 +248,7 @@ class TestQuotas:
     @pytest.mark.parametrize(
         ("quotas", "words"),
         [
-            ({"max_trials": 1}, "1 trials in an experiment, this one has 2"),
+            ({"max_trials": 1}, "may have 1 trial in an experiment, this one has 2"),
             ({"max_spec_bytes": 100}, "may have 100 bytes"),
             ({"max_experiments": 0}, "0 experiments that are not over, has 0"),
         ],

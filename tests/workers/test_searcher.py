@@ -375,7 +375,7 @@ class TestANodeWithoutMemory:
         b.sweep.lose(0, job.attempt, "no memory left", by="memory")
         (notice,) = b.sweep.notices()
         assert notice.kind == "memory"
-        assert notice.words.startswith("1 trials wait, because a node had no memory left")
+        assert notice.words.startswith("1 trial waits, because a node had no memory left")
         assert ["interrupt", 0, 1, "no memory left"] in b.ledger.read("history")
         now[0] += 2.0
         assert b.sweep.next_job().attempt == 2

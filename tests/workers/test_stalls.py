@@ -179,7 +179,7 @@ def test_an_experiment_of_which_all_trials_stalled_has_failed(tmp_path: Path):
     assert bench.ends()
     assert bench.sweep.close() == (
         "failed",
-        "all 1 trials stalled; the first: no step for 31 s; ...",
+        "the only trial stalled: no step for 31 s; ...",
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from eigensweep.models.analysis.gradient_norms import decay_bound, gradient_norms
 from eigensweep.models.base import Model
 from eigensweep.models.network import RecurrentModel
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.trial import Strict, TrialConfig
 from eigensweep.workers.analyses.base import (
     Analysis,
@@ -171,7 +172,9 @@ class GradientNorms(Analysis[GradientNormsOptions, TrialSubject, GradientNormsCo
         for colour, name in zip(figures.colours(len(names)), names, strict=True):
             axes[-1].semilogy(content.by_delay[name], color=colour, label=_words(name))
         axes[-1].set(
-            title=f"mean over t, after {content.step:,} steps", xlabel="τ - t", ylabel="norm"
+            title=f"mean over t, after {say_count(content.step, 'step')}",
+            xlabel="τ - t",
+            ylabel="norm",
         )
         axes[-1].legend()
         return figure

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from eigensweep.models.analysis.hidden_traces import hidden_trace, mean_between, movement
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.tasks.base import Shapes
 from eigensweep.workers.analyses.base import (
     Analysis,
@@ -113,7 +114,7 @@ class HiddenStates(Analysis[HiddenStatesOptions, TrialSubject, HiddenStatesConte
             aspect="auto",
             interpolation="nearest",
         )
-        image.set(title=f"hidden states after {content.step:,} steps", ylabel="unit")
+        image.set(title=f"hidden states after {say_count(content.step, 'step')}", ylabel="unit")
         figure.colorbar(drawn, ax=[image, lines], shrink=0.6, label="h_t")
         travelled = torch.diff(h, dim=0).abs().sum(0)
         chosen = travelled.argsort(descending=True)[:MOST_LINES].tolist()

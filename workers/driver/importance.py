@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import optuna
 
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.space import Parameter, Scalar
 from eigensweep.workers.driver.study import make_distribution
 
@@ -75,7 +76,8 @@ def _judge(
     varying = tuple(path for path in paths if len({trial.params[path] for trial in trials}) > 1)
     problem = None
     if count < LEAST_TRIALS:
-        problem = f"{count} finished trials have it; {LEAST_TRIALS} are needed"
+        have = "has" if count == 1 else "have"
+        problem = f"{say_count(count, 'finished trial')} {have} it; {LEAST_TRIALS} are needed"
     elif len({trial.value for trial in trials}) == 1:
         problem = f"all {count} trials have the same value"
     shares: Mapping[str, float] = {}

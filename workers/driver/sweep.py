@@ -12,6 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass, replace
 
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -657,9 +658,9 @@ class Sweep:
             found.append(Notice("store", f"trial {number}: {damage}"))
         if short := sum(1 for number in self._rests if self._lost_by_memory[number]):
             words = (
-                f"{short} trials wait, because a node had no memory left and Ray ended their "
-                "processes. They go on by themselves. Fewer trials at once or more memory would "
-                "help"
+                f"{say_count(short, 'trial')} {'waits' if short == 1 else 'wait'}, because a node "
+                "had no memory left and Ray ended their processes. They go on by themselves. Fewer "
+                "trials at once or more memory would help"
             )
             found.append(Notice("memory", words))
         if self._recoded:
@@ -754,7 +755,9 @@ class Sweep:
         if all(entry.state in UNTRAINED for entry in tried):
             last_line = (tried[0].error or "unknown").strip().splitlines()[-1]
             ended = " or ".join(sorted({entry.state for entry in tried}))
-            return "failed", f"all {len(tried)} trials {ended}; the first: {last_line}"
+            if len(tried) == 1:
+                return "failed", f"the only trial {ended}: {last_line}"
+            return "failed", f"all {len(tried):,} trials {ended}; the first: {last_line}"
         return "completed", None
 
     def _race(self) -> bool:

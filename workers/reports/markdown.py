@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from eigensweep.search_spaces.labels import format_value, say_count
 from eigensweep.workers.reports.report import (
     ArmFound,
     ClaimFound,
@@ -193,7 +194,7 @@ def number_cells(content: ReportContent, number: NumberFound) -> tuple[str, ...]
     return (
         arm_words(content, number),
         f"{number.metric}{step}{where if number.place else ''}",
-        f"{about}{number.paper:.4g}{spread}",
+        f"{about}{format_value(number.paper)}{spread}",
         interval_words(number.measured),
         "" if number.gap is None else f"{number.gap:+.3g}",
         f"{verdict}: {number.because}" if verdict == "not comparable" else verdict,
@@ -239,20 +240,32 @@ def interval_words(found: Interval | None) -> str:
     """Return a mean with its interval."""
     if found is None:
         return "not measured"
+    mean = format_value(found.mean)
     if found.low is None or found.high is None:
-        return f"{found.mean:.4g} (one value)" if found.n == 1 else f"{found.mean:.4g}"
-    return f"{found.mean:.4g} [{found.low:.4g}, {found.high:.4g}]"
+        return f"{mean} (one value)" if found.n == 1 else mean
+    return f"{mean} [{format_value(found.low)}, {format_value(found.high)}]"
 
 
 def cost_words(content: ReportContent) -> str:
     """Return what the report cost, and with what it was made."""
     cost = content.cost
-    parts = [f"Training took {cost.trial_seconds / 60:.1f} minutes, one trial after another"]
+    parts = [f"Training took {_say_time(cost.trial_seconds)}, one trial after another"]
     if cost.started_at is not None and cost.finished_at is not None:
-        minutes = (cost.finished_at - cost.started_at).total_seconds() / 60
-        parts.append(f"{minutes:.1f} minutes from the first start to the last end")
+        lasted = (cost.finished_at - cost.started_at).total_seconds()
+        parts.append(f"{_say_time(lasted)} from the first start to the last end")
     words = f"{'; '.join(parts)}. {content.processor}. {content.versions}."
     return f"{words} Revision {content.revision[:12]}, {content.made_at:%Y-%m-%d}."
+
+
+def _say_time(seconds: float) -> str:
+    """Return a time in seconds, if it is short, or else in minutes.
+
+    >>> _say_time(2.2), _say_time(234.0)
+    ('2 seconds', '3.9 minutes')
+    """
+    if seconds < 100:
+        return say_count(round(seconds), "second")
+    return f"{seconds / 60:.1f} minutes"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

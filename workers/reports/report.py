@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.reproductions import (
     Budget,
     Claim,
@@ -596,4 +597,4 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {len(names)} cores" if names else name
+    return f"{name}, {say_count(len(names), 'core')}" if names else name

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Literal
 
 from eigensweep.direction import Better
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.workers.shared.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,
@@ -205,7 +206,7 @@ def judge_bounds(
     succeeds = (at_most if better == "lower" else at_least) is not None
     summary = side.summary
     if summary is None:
-        words = f"training diverged in all {_count(len(side.diverged), 'seed')}"
+        words = f"training diverged in all {say_count(len(side.diverged), 'seed')}"
         return Judgement("does not hold" if succeeds else "not comparable", words)
     mean, low, high = summary.mean, summary.low, summary.high
     if exact:
@@ -303,7 +304,7 @@ def judge_all(claims: Sequence[Standing]) -> Judgement:
 
 def show(value: float) -> str:
     """Return a number as reports print it: three digits that count."""
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 10**15 else f"{value:.3g}"
 
 
 def _decide_early(
@@ -335,7 +336,7 @@ def _judge_first_steps(side: Side, at_least: float | None, at_most: float | None
     n, inside = len(side.values), sum(low <= each <= high for each in side.values.values())
     p = float(binomtest(inside, n).pvalue)
     words = f"{_show_steps(side)}, wanted {_bounds(at_least, at_most)}"
-    words += f"; so in {inside} of {_count(n, 'seed')}, p = {show(p)}"
+    words += f"; so in {inside} of {say_count(n, 'seed')}, p = {show(p)}"
     verdict: Verdict = "holds" if inside > n / 2 else "does not hold"
     return Judgement(verdict if p <= SIGNIFICANCE else "not distinguishable", words)
 
@@ -361,7 +362,7 @@ def _describe(
         verdict = "not comparable"
     if verdict == "holds" and side.diverged:
         verdict = "not distinguishable"
-        because += f"; {name} diverged in {_count(len(side.diverged), 'seed')}"
+        because += f"; {name} diverged in {say_count(len(side.diverged), 'seed')}"
     ratio = detectable = detectable_ratio = least_p = None
     mine, theirs = side.summary, against.summary
     if found.mean is not None and logarithms:
@@ -409,7 +410,7 @@ def show_side(name: str, side: Side) -> str:
 
 
 def _about(side: Side) -> str:
-    return f" ({_count(len(side.diverged), 'seed')} diverged)" if side.diverged else ""
+    return f" ({say_count(len(side.diverged), 'seed')} diverged)" if side.diverged else ""
 
 
 def _show_steps(side: Side) -> str:
@@ -448,7 +449,3 @@ def _bounds(at_least: float | None, at_most: float | None) -> str:
     if at_most is not None:
         parts.append(f"at most {show(at_most)}")
     return " and ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from eigensweep.search_spaces.labels import format_value
+
 MISSING = "–"
 """Stands where there is no value."""
 
@@ -16,19 +18,19 @@ MISSING = "–"
 def show_number(value: float | None) -> str:
     """Return a number with four digits, whole ones with all of theirs.
 
-    >>> show_number(0.0123456), show_number(12345), show_number(None)
-    ('0.01235', '12,345', '–')
+    >>> show_number(0.0123456), show_number(12345), show_number(22000.0), show_number(None)
+    ('0.01235', '12,345', '22,000', '–')
     """
     if value is None:
         return MISSING
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else format_value(value)
 
 
 def show_value(value: Any) -> str:
     """Return any value of a setting."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: MISSING}[value]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return format_value(value)
 
 
 def show_duration(seconds: float | None) -> str:
