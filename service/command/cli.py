@@ -223,7 +223,7 @@ def list_experiments(
             _print_json(found)
             return
         if not found and not any((state, project, name, owner)):
-            typer.echo("no experiment yet; post a first one: eigensweep submit quickstart --follow")
+            typer.echo("no experiment to list; post one: eigensweep submit quickstart --follow")
             return
         heads = ("id", "name", "project", "owner", "state", "trials", "best", "created")
         terminal.show_rows(heads, map(summaries.make_list_row, found), terminal.console())

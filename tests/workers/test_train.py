@@ -73,7 +73,8 @@ def test_a_result_shows_itself_in_a_few_lines():
     lines = repr(result).splitlines()
     assert len(lines) <= 7
     assert lines[0].split() == ["trained", "scornn", "on", "copying"]
-    assert any(line.startswith(f"value       {result.value:.4g} [") for line in lines)
+    assert ["value", f"{result.value:.4g}"] in [line.split()[:2] for line in lines]
+    assert [line.split()[:2] for line in lines[4:]] == [["test", name] for name in result.test]
 
 
 def test_a_zero_of_a_curve_is_drawn_at_the_lower_edge():

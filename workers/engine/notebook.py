@@ -108,7 +108,7 @@ class TrialResult:
             known = [(step, value) for step, value in seen if value is not None]
             steps, values = [step for step, _ in known], [value for _, value in known]
             lines.append(figures.Line(f"seed {seed}", steps, values))
-        named = f"validation {metric.name} ({metric.unit})"
+        named = f"validation {metric.name.replace('_', ' ')} ({metric.unit})"
         return figures.draw_curves(lines, named, self.baseline, log=log)
 
     def _repr_html_(self) -> str:
@@ -123,7 +123,9 @@ class TrialResult:
         return f"<table>{cells}</table>{svg[svg.index('<svg') :]}"
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name:<12}{words}" for name, words in self._list_numbers())
+        numbers = list(self._list_numbers())
+        width = max(len(name) for name, _ in numbers) + 2
+        return "\n".join(f"{name:<{width}}{words}" for name, words in numbers)
 
     def _list_numbers(self) -> Iterator[tuple[str, str]]:
         """Yield what a person sees first, each with its name."""
