@@ -71,7 +71,9 @@ bench: setup  ## measure the overhead, training steps and the drawing of batches
 
 # Without `setup`: a machine with a GPU has its own torch, and needs neither Ray nor a network.
 gpu:  ## run the GPU tests and measurements, with the PyTorch of PYTHON
-	$(PYTHON) -m bench.gpu
+	$(PYTHON) -m bench.carry run bench.gpu
 
-gpu-service: setup  ## run a sweep of 32 trials through the service on one GPU
-	$(BIN)/python -m bench.gpu_service
+# With what `python -m bench.carry pack --service` packed, it needs no `setup` either.
+CARRIED := .bench/carried/site.tar.xz
+gpu-service: $(if $(wildcard $(CARRIED)),,setup)  ## run a sweep of 32 trials through the service on one GPU
+	$(if $(wildcard $(CARRIED)),$(PYTHON) -m bench.carry run,$(BIN)/python -m) bench.gpu_service

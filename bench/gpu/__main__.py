@@ -5,13 +5,21 @@ neither Ray nor a network. Kernels need cuda-bindings, the tests pytest, the plo
 is missing is said. The sections run one after another, each in a process of its own:
 
   environment  what the numbers are measured on
-  tests        the tests that are marked `gpu`
+  kernels      all kernels, compiled in threads: registers and spills
+  tests        the tests that are marked `gpu`, several at a time
+  sanitizers   compute-sanitizer on small steps, if it is there
   one_lane     a training step: one lane, alone, the loop over time, cuDNN, one CPU core, the paper
   lanes        1 to 128 lanes: time of a step, trials an hour, memory, cost
   sharing      1 to 16 processes that share the GPU, one trial each
   limits       what bounds each workload: arithmetic, latency, memory or the host
   occupancy    occupied lanes over time while ASHA stops trials, with refill and without
   every_model  each model of the registry with one lane and with eight
+  profiles     ncu on the scans, if it is there, and PyTorch's trace of a step, as files
+
+Where the tests of a kernel fail, or do not come to their end, no time of it is measured, unless
+`--anyway` asks for it. `--out` names a folder that several calls may share: each keeps what the
+others have found, and knows what is wrong. Times stand beside predictions, by a model that no GPU
+has confirmed; those that are far from it are marked.
 
 Variants take turns in every round. Times are medians over rounds, ratios medians of the ratios
 within rounds. A line is printed as soon as it is known, and the file numbers.json is replaced after
@@ -22,6 +30,7 @@ minute that everything works on a machine without a GPU; its numbers mean nothin
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -44,13 +53,16 @@ from bench.report import add_quick, new_parser, say, table, write
 
 SHARES = {
     "environment": 60,
-    "tests": 70,
+    "kernels": 20,
+    "tests": 130,
+    "sanitizers": 40,
     "one_lane": 130,
     "lanes": 80,
     "sharing": 80,
     "limits": 25,
     "occupancy": 40,
     "every_model": 45,
+    "profiles": 40,
 }
 """The sections, the most important first, and how they share the time. What one leaves unused is
 shared by those after it. A section knows its share, and leaves out what does not fit."""
@@ -84,11 +96,14 @@ class Runner:
             trial_steps=arguments.trial_steps,
             price=arguments.price,
             earlier=str((arguments.out / NUMBERS).resolve()),
+            out=str(arguments.out.resolve()),
         )
+        self._anyway = arguments.anyway
         self._end = time.monotonic() + 60 * arguments.minutes
         self._log = arguments.out / "log.txt"
         self._log.write_bytes(b"")
-        self.sections: dict[str, Any] = {}
+        self.sections: dict[str, Any] = read_sections(arguments.out / NUMBERS)
+        """What is known, of earlier calls, too."""
         self.goals: dict[str, float] = {}
 
     def run(self, name: str, share: float) -> None:
@@ -125,7 +140,12 @@ class Runner:
 
     def _plan_for(self, seconds: float) -> Plan:
         seconds = max(1.0, seconds - START_SECONDS)
-        return replace(self.plan, seconds=seconds, begun=time.monotonic())
+        return replace(self.plan, seconds=seconds, begun=time.monotonic(), wrong=self._find_wrong())
+
+    def _find_wrong(self) -> tuple[str, ...]:
+        """Return what the tests found wrong, in this call or an earlier one."""
+        known = self.sections.get("tests", {}).get("parts", {}).get("tests", {})
+        return () if self._anyway else tuple(known.get("wrong", ()))
 
     def _start(self, name: str, path: Path, end: float) -> int | None:
         """Run the process of a section; return its exit status, None if it had to be ended."""
@@ -163,6 +183,14 @@ class Runner:
             log.write(chunk)
 
 
+def read_sections(path: Path) -> dict[str, Any]:
+    """Return what earlier calls with the same folder have found."""
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())["sections"]
+    return found
+
+
 def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = new_parser(__doc__)
@@ -172,6 +200,7 @@ def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=7.8, help="time for everything")
     parser.add_argument("--rounds", type=int, default=9, help="most rounds of each table")
     parser.add_argument("--trial-steps", type=int, default=4_000, help="steps of a trial")
+    parser.add_argument("--anyway", action="store_true", help="time what the tests found wrong")
     parser.add_argument("--price", type=float, help="of an hour of the GPU: adds costs")
     parser.add_argument("--out", type=Path, default=Path(".bench/gpu"), help="folder of the files")
     add_quick(parser)
@@ -202,9 +231,7 @@ def main(given: Sequence[str] | None = None) -> int:
             pictures.draw(name, runner.sections[name]["parts"], arguments.out, title)
     runner.say("\n=== floors and aims")
     runner.say(table(judge(runner.goals, is_trial_run=runner.plan.is_trial_run), COLUMNS))
-    failed = {
-        work: why for each in runner.sections.values() for work, why in each["failed"].items()
-    }
+    failed = {work: why for name in names for work, why in runner.sections[name]["failed"].items()}
     runner.say(f"failed: {len(failed)}")
     for work, why in failed.items():
         runner.say(f"  {work}: {why}")

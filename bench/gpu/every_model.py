@@ -39,6 +39,9 @@ def measure(plan: Plan, notes: Notes) -> None:
         if notes.seconds_left < 1:
             say(f"{model}: left out, there is no time")
             continue
+        if plan.is_wrong(model):
+            notes.fail(model, "not timed: the tests of its kernel, or of lanes, did not go well")
+            continue
         if reason := explain_alone(make_config(workload, model)):
             notes.keep(model, {"model": model, "how": f"alone: {reason}"})
             continue

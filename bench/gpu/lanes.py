@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.gpu.one_lane import train
+from bench.gpu.predictions import STEP_MS, compare
 from bench.gpu.sections import Notes, Plan
 from bench.gpu.trials import Lanes
 from bench.gpu.turns import Later, ratio, time_in_turns
@@ -18,12 +19,13 @@ from bench.workloads import WORKLOADS, small
 
 WORKLOAD, MODEL = "copying-20", "exprnn"
 
-COUNTS = (32, 1, 2, 4, 8, 16, 64, 128)
+COUNTS = (32, 1, 2, 4, 8, 16, 26, 64, 128)
 """Numbers of lanes, the one that the goal speaks of first."""
 
 COLUMNS = {
     "lanes": "lanes",
     "ms": "ms a step",
+    "predicted": "predicted ms",
     "steps": "lane-steps a second",
     "core": "x one CPU core",
     "trials": "trials an hour",
@@ -67,7 +69,7 @@ def make_row(lanes: int, times: dict[str, list[float]], plan: Plan) -> dict[str,
     """Return the row of a number of lanes; cost only where a price is given."""
     ms = median(times["lanes"])
     steps = 1e3 * lanes / ms
-    row = {
+    row: dict[str, Any] = {
         "lanes": lanes,
         "ms": ms,
         "steps": steps,
@@ -78,6 +80,8 @@ def make_row(lanes: int, times: dict[str, list[float]], plan: Plan) -> dict[str,
         row["core"] = lanes * ratio(times["core"], times["lanes"])
     if plan.price is not None:
         row["cost"] = plan.price * row["seconds"] / 3_600
+    if not plan.is_trial_run:
+        row["predicted"] = compare(ms, STEP_MS.get((WORKLOAD, MODEL, lanes)))
     if plan.on_gpu:
         row["memory"] = torch.cuda.max_memory_reserved(plan.device) / 1e6
     return row

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.environment import ask_nvidia_smi
+from bench.gpu.predictions import RATES, compare
 from bench.gpu.sections import Notes, Plan, wait_for
 from bench.gpu.trials import make_config, make_training
 from bench.limits import operations
@@ -47,6 +48,12 @@ CORES = {(8, 0): 64}
 SCANNED = (32, 192, 256, 320, 512)
 """Sizes of which a time step is measured: the largest of each number of blocks, and a small one."""
 
+SCANNED_FULL, FULL_ROWS = (192, 256, 512), 4
+"""Sizes of which a time step is measured with so many rows a cluster, on the whole GPU."""
+
+MODEL = "exprnn"
+"""Whose kernel is measured here."""
+
 COLUMNS = {
     "case": "workload",
     "lanes": "lanes",
@@ -63,22 +70,15 @@ COLUMNS = {
 def measure(plan: Plan, notes: Notes) -> None:
     """Print the rates, and what they mean for each workload."""
     rates: dict[str, float] = {}
-    works: dict[str, Callable[[], float]] = {
-        "products, TFLOP/s": partial(time_products, plan),
-        "copy, GB/s": partial(time_copy, plan),
-        "launch from Python, us": partial(time_launches, plan),
-    }
-    if plan.on_gpu:
-        works["node of a graph, us"] = partial(time_nodes, plan)
-    for n in SCANNED:
-        works[f"time step of a scan, n={n}, us"] = partial(time_scan, n, plan)
+    works = make_works(plan)
     papers = rates_on_paper(plan)
     for what, work in works.items():
         value = notes.attempt(what, work)
         if value is not None:
             rates[what] = value
             paper = f" (on paper {papers[what]:.3g})" if what in papers else ""
-            say(f"{what}: {value:.3g}{paper}")
+            guess = "" if plan.is_trial_run else compare(value, RATES.get(what))
+            say(f"{what}: {value:.3g}{paper}{guess and f' (predicted {guess})'}")
     notes.keep("rates", {"measured": rates, "paper": papers})
     measured = read_earlier(plan)
     rows: list[dict[str, Any]] = []
@@ -87,6 +87,23 @@ def measure(plan: Plan, notes: Notes) -> None:
         rows += [row | {"measured": measured.get((name, row["lanes"]))} for row in found or []]
     say("\n" + table(rows, COLUMNS))
     notes.keep("bounds", rows)
+
+
+def make_works(plan: Plan) -> dict[str, Callable[[], float]]:
+    """Return what measures each rate, by its words."""
+    works: dict[str, Callable[[], float]] = {
+        "products, TFLOP/s": partial(time_products, plan),
+        "copy, GB/s": partial(time_copy, plan),
+        "launch from Python, us": partial(time_launches, plan),
+    }
+    if plan.on_gpu:
+        works["node of a graph, us"] = partial(time_nodes, plan)
+    for n in SCANNED:
+        works[f"time step of a scan, n={n}, us"] = partial(time_scan, n, 1, plan)
+    for n in SCANNED_FULL:
+        words = f"time step of a scan, n={n}, {FULL_ROWS} rows, us"
+        works[words] = partial(time_scan, n, FULL_ROWS, plan)
+    return works
 
 
 def time_step(step: Callable[[], object], plan: Plan, rounds: int = 5) -> float:
@@ -139,10 +156,15 @@ def add_often(x: Tensor, times: int) -> None:
         x.add_(1.0)
 
 
-def time_scan(n: int, plan: Plan) -> float:
-    """Return microseconds that a further time step of the recurrence takes, with one row."""
-    steps = 50 if plan.quick else 4000
-    x = torch.zeros(2 * steps, 1, dtype=torch.int64, device=plan.device)
+def time_scan(n: int, rows: int, plan: Plan) -> float:
+    """Return microseconds that a further time step of the recurrence takes.
+
+    It has one row of a batch, or as many for each cluster that runs at once.
+    """
+    steps, batch = 50 if plan.quick else 4000, 1
+    if rows > 1 and plan.on_gpu:
+        batch = rows * scan.count_clusters(n, "modrelu", torch.device(plan.device))
+    x = torch.zeros(2 * steps, batch, dtype=torch.int64, device=plan.device)
     sizes = ((n, 2), (n, n), (n,), (2, n), (2,))
     leaves = [torch.randn(size, device=plan.device) / n for size in sizes]
 

@@ -35,6 +35,8 @@ REFILLED = "refilled at once"
 WAYS = {REFILLED: True, "filled together": False}
 """How lanes are filled, and whether that is a refill."""
 
+MODEL = "exprnn"
+
 COLUMNS = {
     "how": "lanes",
     "lanes": "of them",
@@ -72,7 +74,7 @@ class Sweep:
         return TrialConfig.from_dict(
             {
                 "task": task | sizes,
-                "model": {"name": "exprnn", "hidden_size": self.hidden_size},
+                "model": {"name": MODEL, "hidden_size": self.hidden_size},
                 "optimizer": {"name": "rmsprop", "lr": 10 ** (-4.5 + 2.5 * place), "lr_orth": 1e-4},
                 "training": {"steps": self.rung * self.rungs, "evaluate_every": self.rung},
                 "seed": number,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from bench.gpu.predictions import STEP_MS, compare
 from bench.gpu.sections import Notes, Plan
 from bench.gpu.trials import (
     Lanes,
@@ -42,6 +43,7 @@ COLUMNS = {
     "variant": "variant",
     "graph": "CUDA graph",
     "ms": "ms a step",
+    "predicted": "predicted ms",
     "loop": "x loop",
     "core": "x core",
     "paper": "x paper",
@@ -117,6 +119,11 @@ def measure_part(name: str, part: Part, seconds: float, plan: Plan, notes: Notes
     works = make_works(part, workload, plan)
     times = time_in_turns(works, notes, name, seconds)
     rows = [make_row(variant, times) | {"graph": tell_graph(works[variant])} for variant in times]
+    if not plan.is_trial_run:
+        for row in rows:
+            model, _, how = str(row["variant"]).partition(", ")
+            if how == "one lane":
+                row["predicted"] = compare(row["ms"], STEP_MS.get((part.workload, model, 1)))
     if "paper" in part.goals:
         rows = [row | {"paper": PAPER_MS / row["ms"]} for row in rows]
     say(table(rows, COLUMNS))
@@ -153,6 +160,9 @@ def make_works(part: Part, workload: Workload, plan: Plan) -> dict[str, Later]:
     given = material(workload.config())
     works: dict[str, Later] = {}
     for model in part.models:
+        if plan.is_wrong(model):
+            say(f"{model} is not timed: the tests of its kernel, or of lanes, did not go well")
+            continue
         size = workload.hidden_size
         if part.same_parameters:
             size = size_of(model, workload, given.shapes)

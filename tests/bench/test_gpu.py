@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,22 +11,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from compilers import need_nvrtc
 
 from bench.gpu import __main__ as command
 from bench.gpu import (
     every_model,
     goals,
+    kernels,
     lanes,
     limits,
     occupancy,
     one_lane,
     pictures,
+    predictions,
+    profiles,
+    sanitizers,
+    sections,
     sharing,
     tests,
 )
 from bench.gpu.sections import Notes, Plan
 from bench.gpu.turns import Later, repeat, time_in_turns
-from bench.workloads import trainable_models
+from bench.workloads import WORKLOADS, small, trainable_models
 from eigensweep.workers.engine.occupancy import Span
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +71,22 @@ class TestARun:
             assert section["parts"], name
             assert section["failed"] == {}, name
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        assert len(files) <= 8
+        assert len(files) <= 9
         assert all(path.parent == tmp_path for path in files)
         assert "tried out only" in run.stdout
+
+    def test_what_an_earlier_call_found_is_known_to_the_next_one(self, tmp_path):
+        wrong = {"tests": {"parts": {"tests": {"wrong": ["gated"]}}, "failed": {"tests": "1"}}}
+        (tmp_path / "numbers.json").write_text(json.dumps({"sections": wrong}))
+        options = ["--device", "cpu", "--quick", "--out", str(tmp_path)]
+        runner = command.Runner(command.read_arguments(options), tmp_path)
+
+        plan = runner._plan_for(60.0)
+
+        assert (plan.is_wrong("lstm"), plan.is_wrong("exprnn")) == (True, False)
+        assert runner.sections == wrong
+        anyway = command.Runner(command.read_arguments([*options, "--anyway"]), tmp_path)
+        assert not anyway._plan_for(60.0).is_wrong("lstm")
 
     @pytest.mark.slow
     def test_a_section_that_falls_is_begun_anew_without_what_ended_it(self, tmp_path, monkeypatch):
@@ -202,7 +222,80 @@ class TestPlots:
         assert not list(tmp_path.iterdir())
 
 
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.models.test_cuda_scan" name="test_a"/>
+<testcase classname="tests.models.test_cuda_scan" name="test_b"><skipped/></testcase>
+<testcase classname="tests.models.test_cuda_gated" name="test_c"><failure>no</failure></testcase>
+{more}</testsuite></testsuites>"""
+
+
+class TestWhatIsWrong:
+    def test_is_what_failed_and_what_did_not_run(self, tmp_path):
+        report = tmp_path / "report.xml"
+        assert tests.find_wrong(report) == ["scan", "gated", "lanes"], "there is no report"
+        report.write_text(REPORT.format(more=""))
+        assert tests.find_wrong(report) == ["gated", "lanes"]
+        lanes = '<testcase classname="tests.workers.test_lanes_cuda" name="test_d"/>'
+        report.write_text(REPORT.format(more=lanes))
+        assert tests.find_wrong(report) == ["gated"]
+
+    @pytest.mark.parametrize("section", ["lanes", "sharing", "limits", "occupancy", "profiles"])
+    def test_is_not_timed_by_a_section(self, notes, section):
+        notes.plan = replace(SMALL, wrong=["scan"])
+        notes.write()
+
+        sections.main(f"bench.gpu.{section}", notes.path)
+
+        found = Notes.read(notes.path)
+        assert found.parts == {}
+        assert "did not go well" in found.failed[section]
+
+    def test_is_not_timed_beside_what_is_right(self, notes):
+        plan = replace(SMALL, wrong=["gated"])
+        works = one_lane.make_works(one_lane.PARTS["gated"], small(WORKLOADS["copying-20"]), plan)
+        assert works == {}
+        part = one_lane.PARTS["copying-128"]
+        assert "asrnn, one lane" in one_lane.make_works(part, small(WORKLOADS["copying-128"]), plan)
+
+    def test_packages_that_were_brought_along_stay_where_tests_find_them(self, monkeypatch):
+        monkeypatch.setenv("PYTHONPATH", "/brought/along")
+        assert "/brought/along" in tests.make_environment()["PYTHONPATH"].split(os.pathsep)
+
+    def test_times_far_from_their_prediction_are_marked(self):
+        assert predictions.compare(3.0, 2.9) == "2.9"
+        assert predictions.compare(9.0, 2.9) == "2.9, FAR: x3.1"
+        assert predictions.compare(1.0, None) == ""
+
+    def test_every_rate_that_is_predicted_is_one_that_is_measured(self, notes):
+        plan = replace(SMALL, device="cpu")
+        measured = set(limits.make_works(plan)) | {"node of a graph, us"}
+        assert set(predictions.RATES) <= measured
+
+
 class TestSections:
+    @pytest.mark.slow
+    def test_kernels_are_compiled_side_by_side_and_their_registers_shown(
+        self, notes, tmp_path, monkeypatch
+    ):
+        need_nvrtc()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        kernels.measure(SMALL, notes)
+
+        assert notes.failed == {}
+        found = notes.parts["kernels"]
+        assert len(list(tmp_path.rglob("*.cubin"))) == found["count"] > 40
+        assert all(0 < row["registers"] <= 128 for row in found["rows"])
+
+    @pytest.mark.slow
+    def test_programs_of_sanitizers_and_profilers_run_on_a_cpu(self, notes, tmp_path):
+        sanitizers.measure(SMALL, notes)
+        notes.plan = replace(SMALL, out=str(tmp_path))
+        profiles.measure(notes.plan, notes)
+        subprocess.run([sys.executable, "-c", profiles.PROGRAM, "cpu", "2"], cwd=ROOT, check=True)
+
+        assert notes.failed == {}
+        assert (tmp_path / "step.json").stat().st_size > 0
+
     def test_one_lane_compares_each_model_with_the_loop_and_cudnn(self, notes):
         one_lane.measure_part("copying-20", one_lane.PARTS["copying-20"], 300, SMALL, notes)
 

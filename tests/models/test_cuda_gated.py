@@ -220,6 +220,7 @@ class TestChoice:
     def test_all_that_can_be_chosen_later_is_loaded_at_the_first_use(self, monkeypatch):
         loaded = set()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(cuda_gated, "load_kernel", lambda shape, device: loaded.add(shape))
         cuda_gated._is_loaded.cache_clear()
         try:

@@ -301,6 +301,7 @@ class TestChoice:
             raise compiler.CompileError("NVRTC cannot be used: no library")
 
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(scan, "load_kernel", refuse)
         scan._is_loaded.cache_clear()
         try:
@@ -313,6 +314,7 @@ class TestChoice:
 
     def test_an_older_gpu_runs_one_block_only(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(scan, "load_kernel", lambda shape, device: object())
         scan._is_loaded.cache_clear()
         try:
@@ -324,6 +326,7 @@ class TestChoice:
     def test_all_that_can_be_chosen_later_is_loaded_at_the_first_use(self, monkeypatch):
         loaded = set()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(scan, "load_kernel", lambda shape, device: loaded.add(shape))
         scan._is_loaded.cache_clear()
         try:
