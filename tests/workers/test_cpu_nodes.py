@@ -14,7 +14,7 @@ from engines import Clock
 from experiments import Launched, toys_on_path
 from file_ledger import FileLedger
 from sweeps import COPYING
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from eigensweep.workers.driver import trainable
 from eigensweep.workers.driver.cpu_nodes import LOOK_SECONDS, CpuNodes
@@ -118,19 +118,28 @@ def test_on_a_real_ray_they_fill_cpu_nodes_first_and_leave_gpu_nodes_to_gpus(tmp
         cluster = RayCluster.start(num_cpus=2)
         stack.callback(cluster.stop)
         address = ray.get_runtime_context().gcs_address
-        for gpus in (0, 2):
-            command = [program, "start", f"--address={address}", "--num-cpus=2", "--block"]
-            node = subprocess.Popen(
-                [*command, f"--num-gpus={gpus}"], start_new_session=True, env=os.environ.copy()
-            )
-            stack.callback(node.wait)
-            stack.callback(node.terminate)
 
         def nodes(*, with_gpus: bool) -> set[str]:
             living = (n for n in ray.nodes() if n["Alive"])
             return {n["NodeID"] for n in living if bool(n["Resources"].get("GPU")) == with_gpus}
 
-        wait_until(lambda: len(nodes(with_gpus=False)) == 2 and nodes(with_gpus=True), ray.nodes)
+        def join(gpus: int) -> subprocess.Popen[bytes]:
+            """Start a node and return it when it has joined; where it ended before, start another."""
+            command = [program, "start", f"--address={address}", "--num-cpus=2", "--block"]
+            before, deadline = nodes(with_gpus=gpus > 0), time.monotonic() + PATIENCE
+            while time.monotonic() < deadline:
+                node = subprocess.Popen(
+                    [*command, f"--num-gpus={gpus}"], start_new_session=True, env=os.environ.copy()
+                )
+                stack.callback(node.wait)
+                stack.callback(node.terminate)
+                joined = wait_until(lambda: nodes(with_gpus=gpus > 0) - before or node.poll())  # noqa: B023
+                if isinstance(joined, set):
+                    return node
+            raise AssertionError("no node joins")
+
+        join(gpus=0)
+        node = join(gpus=2)
 
         def places(e: Launched) -> list[str]:
             return [t.place.node_id for t in e.trials() if t.place is not None]
