@@ -124,7 +124,7 @@ def test_on_a_real_ray_they_fill_cpu_nodes_first_and_leave_gpu_nodes_to_gpus(tmp
             return {n["NodeID"] for n in living if bool(n["Resources"].get("GPU")) == with_gpus}
 
         def join(gpus: int) -> subprocess.Popen[bytes]:
-            """Start a node and return it when it has joined; where it ended before, start another."""
+            """Start a node and return it when it has joined; if it ended before, start another."""
             command = [program, "start", f"--address={address}", "--num-cpus=2", "--block"]
             before, deadline = nodes(with_gpus=gpus > 0), time.monotonic() + PATIENCE
             while time.monotonic() < deadline:

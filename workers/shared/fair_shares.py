@@ -26,8 +26,10 @@ ROUNDING: Final = 1e-6
 """Parts of a cluster that are filled by this much too far are full: thirds do not add up to one."""
 
 
-LEVELS: Final = 12
-"""How often a level is halved: what is missed then is less than a thousandth of the cluster."""
+LEVELS: Final = 10
+"""How often a level is halved: what is missed then is about a thousandth of the cluster."""
+LARGEST_MARGIN: Final = 0.2
+"""Where more of the cluster than that is left to be given place by place, all of it is."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,10 @@ def allot(
     }
 
 
+_Row = tuple[float, float, Contender]
+"""What an experiment wants at most, and one trial of it, in its dominant resource."""
+
+
 def share_out(contenders: Sequence[Contender]) -> dict[str, int]:
     """Return how many trials each experiment may have at once, by its id.
 
@@ -173,19 +179,19 @@ def _fill_to_level(
     places fit. What is given here stays below it by a place of each experiment of the user, and by
     rounding down by another one. So up to three of each may be missing, for which there is room.
     """
-    own: defaultdict[str, list[Contender]] = defaultdict(list)
+    own: defaultdict[str, list[_Row]] = defaultdict(list)
     for each in waiting:
-        if each.want.dominant:
-            own[each.owner].append(each)
-    margin = 3 * sum(each.want.dominant for mine in own.values() for each in mine)
+        if size := each.want.dominant:
+            own[each.owner].append((each.want.trials * size, size, each))
+    for mine in own.values():
+        mine.sort(key=lambda row: row[0])
+    margin = 3 * sum(size for mine in own.values() for _, size, _ in mine)
     low, high = 0.0, float(len({kind for each in waiting for kind in each.want.parts}))
     given: list[tuple[Contender, int]] = []
-    for _ in range(LEVELS if margin < 1 else 0):
+    for _ in range(LEVELS if margin < LARGEST_MARGIN else 0):
         level = (low + high) / 2
         tried = [
-            (each, int(least / each.want.dominant))
-            for owner, mine in own.items()
-            for each, least in _spread(mine, level - of_users[owner])
+            pair for owner, mine in own.items() for pair in _spread(mine, level - of_users[owner])
         ]
         need: defaultdict[str, float] = defaultdict(float)
         for each, count in tried:
@@ -202,17 +208,16 @@ def _fill_to_level(
             used[kind] += count * part
 
 
-def _spread(mine: list[Contender], room: float) -> list[tuple[Contender, float]]:
-    """Return a user's experiments, each with its part of what the user has: alike, or all it wants.
+def _spread(mine: Sequence[_Row], room: float) -> list[tuple[Contender, int]]:
+    """Return how many places each experiment of a user gets: alike, or all that it wants.
 
     A place of each is left out of `room`, since the last one may be begun and not filled.
     """
-    left = max(0.0, room - sum(each.want.dominant for each in mine))
+    left = max(0.0, room - sum(size for _, size, _ in mine))
     found = []
-    ordered = sorted(mine, key=lambda each: each.want.trials * each.want.dominant)
-    for number, each in enumerate(ordered):
-        part = min(each.want.trials * each.want.dominant, left / (len(ordered) - number))
-        found.append((each, part))
+    for number, (most, size, each) in enumerate(mine):
+        part = min(most, left / (len(mine) - number))
+        found.append((each, int(part / size)))
         left -= part
     return found
 
