@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
@@ -22,6 +23,8 @@ from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
+
+T = TypeVar("T")
 
 
 class Queue(Protocol):
@@ -87,6 +90,14 @@ class Service:
     """Set it when an experiment is to be removed: what removes them then looks at once."""
     prunings: threading.Event = field(default_factory=threading.Event)
     """Set it when checkpoints are to be removed: what removes them then looks at once."""
+
+    def look_at(self, name: str, look: Callable[[], T]) -> T:
+        """Return what `look` sees of the folder of this name of `Settings.disk_folders`.
+
+        Raises:
+            StoreAwayError: if it is the store's, which may hang.
+        """
+        return self.store.ask(lambda _: look()) if name == "storage" else look()
 
 
 async def _service(request: Request) -> Service:

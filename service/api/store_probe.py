@@ -20,7 +20,7 @@ from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 
 T = TypeVar("T")
 
-FRESH_SECONDS: Final = 10.0
+FRESH_SECONDS: Final = 5.0
 """Seconds for which what was seen is told again."""
 PATIENCE_SECONDS: Final = 2.0
 """How long a request waits for the store. It may not answer for minutes, and a folder that another

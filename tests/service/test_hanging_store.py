@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from played import play
 from waiting import PATIENCE, wait_until
 
 from eigensweep.service.api import store_probe
+from eigensweep.service.api.routes import health, metrics
 from eigensweep.service.api.store_probe import StoreProbe
 from eigensweep.service.process.serve import THREADS
 from eigensweep.workers.shared.checkpoints import Store
@@ -112,3 +114,29 @@ def test_what_the_reader_raises_is_raised(tmp_path):
 
     with pytest.raises(FileNotFoundError):
         StoreProbe(str(tmp_path)).ask(fail)
+
+
+def test_readiness_names_the_store_and_metrics_leave_its_disk_out(
+    client, folder, settings, monkeypatch
+):
+    looked_at = health._find_disk_problem
+
+    def look(place: Path, least: int) -> str | None:
+        if str(place) == settings.storage_folder:
+            folder.is_well.wait(PATIENCE)
+        return looked_at(place, least)
+
+    def measure(place: Path, measured: Any = shutil.disk_usage) -> Any:
+        if str(place) == settings.storage_folder:
+            folder.is_well.wait(PATIENCE)
+        return measured(place)
+
+    Path(settings.storage_folder).mkdir()
+    monkeypatch.setattr(health, "_find_disk_problem", look)
+    monkeypatch.setattr(metrics.shutil, "disk_usage", measure)
+    disk = 'eigensweep_disk_free_bytes{folder="storage"}'
+    assert disk in client.get("/metrics").text
+    folder.hangs()
+    checks = client.get("/readyz").json()["checks"]
+    assert [name for name, check in checks.items() if not check["ready"]] == ["store"]
+    assert disk not in client.get("/metrics").text

@@ -35,7 +35,7 @@ def test_all_goes_on_when_it_is_back_and_meanwhile_the_service_answers(service):
     flag.touch()
     wait_until(lambda: ask(service, "/readyz")[0] == 503, service.log.read_text)
     status, found = ask(service, "/readyz")
-    assert (status, found["checks"]["store"]["ready"]) == (503, False)
+    assert [name for name, each in found["checks"].items() if not each["ready"]] == ["store"]
     assert "the store has not answered since" in found["checks"]["store"]["detail"]
     for _ in range(12):  # as a page does that is left open; the service has six threads for reads
         status, found = ask(service, f"/v1/experiments/{id}/curves")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +19,7 @@ from eigensweep.service.api.schemas import Answer
 from eigensweep.service.record.database import find_damage
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.disk_space import explain_low, explain_unwritable, find_low
+from eigensweep.workers.shared.durable_files import StoreAwayError
 
 router = APIRouter(tags=["health"])
 
@@ -122,14 +125,20 @@ def _packages(service: Service) -> Check:
 
 def _disk(service: Service) -> Check:
     settings = service.settings
-    for folder in settings.disk_folders.values():
-        with suppress(OSError):  # what cannot be asked is not known to be full
-            least = settings.least_free_bytes
-            if least and (low := find_low(folder, least)) is not None:
-                return Check(ready=False, detail=explain_low(folder, low, least))
-        if (problem := explain_unwritable(folder)) is not None:
-            return Check(ready=False, detail=problem)
+    for name, folder in settings.disk_folders.items():
+        look = partial(_find_disk_problem, folder, settings.least_free_bytes)
+        with suppress(StoreAwayError):  # the check of the store tells that
+            problem = service.look_at(name, look)
+            if problem is not None:
+                return Check(ready=False, detail=problem)
     return Check(ready=True, detail="")
+
+
+def _find_disk_problem(folder: Path, least: int) -> str | None:
+    with suppress(OSError):  # what cannot be asked is not known to be full
+        if least and (low := find_low(folder, least)) is not None:
+            return explain_low(folder, low, least)
+    return explain_unwritable(folder)
 
 
 def _store(service: Service) -> Check:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -30,6 +31,7 @@ from eigensweep.service.api.remembered import Remembered
 from eigensweep.service.api.routes.health import CHECKS
 from eigensweep.service.counters import REGISTRY
 from eigensweep.service.record.counts import DURATIONS, Counts, Crew, Durations, count_all
+from eigensweep.workers.shared.durable_files import StoreAwayError
 
 router = APIRouter(tags=["health"])
 
@@ -116,9 +118,9 @@ def _about_parts(service: Service | None, version: str) -> Iterator[Metric]:
             ready.add_metric([name], float(look(service).ready))
         for name, folder in service.settings.disk_folders.items():
             try:
-                usage = shutil.disk_usage(folder)
-            except OSError:
-                continue  # the folder is made when it is first needed
+                usage = service.look_at(name, partial(shutil.disk_usage, folder))
+            except (OSError, StoreAwayError):
+                continue  # the folder is made when it is first needed, and a shared one may hang
             free.add_metric([name], usage.free)
             size.add_metric([name], usage.total)
     yield from (ready, free, size)
