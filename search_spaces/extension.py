@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from eigensweep.search_spaces.errors import SpecError, shorten
+from eigensweep.search_spaces.errors import SpecError, raise_errors, shorten
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.parameters import Choice, Parameter
 from eigensweep.search_spaces.sections import Arm
@@ -41,17 +41,14 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
             "`eigensweep fork` posts it again, changed",
         )
     changes = dict(_find_changes(_flatten(_rest(old)), _flatten(_rest(new))))
-    for path, (before, after) in changes.items():
-        if path not in FREE | BUDGET | COUNTS and not path.startswith("limits."):
-            raise _differs(path, before, after)
-    words = [*_compare_arms(old, new)]
-    if is_longer(old, new) and new.scheduler.name != "none":
-        raise SpecError(
-            "training",
-            f"the scheduler {new.scheduler.name} has compared the trials along the old budget; "
-            "`eigensweep fork` posts it again, changed: it goes on from the same checkpoints",
-        )
-    _check_count(old, new)
+    errors = [
+        _differs(path, before, after)
+        for path, (before, after) in changes.items()
+        if path not in FREE | BUDGET | COUNTS and not path.startswith("limits.")
+    ]
+    words = list(_compare_arms(old, new, errors))
+    errors += [*_check_budget(old, new), *_check_count(old, new)]
+    raise_errors(errors)
     told = (path for path in changes if path in BUDGET | COUNTS or path.startswith("limits."))
     return ", ".join(
         [f"{path} from {_name(changes[path][0])} to {_name(changes[path][1])}" for path in told]
@@ -60,22 +57,26 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
 
 
 def is_longer(old: ExperimentSpec, new: ExperimentSpec) -> bool:
-    """Return whether trials have a longer budget.
-
-    Raises:
-        SpecError: if they have a shorter one.
-    """
+    """Return whether trials have a longer budget."""
     before, after = _read_steps(old), _read_steps(new)
-    if before is None or after is None:
-        return False
-    if after < before:
-        raise SpecError(
+    return before is not None and after is not None and after > before
+
+
+def _check_budget(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecError]:
+    before, after = _read_steps(old), _read_steps(new)
+    if before is not None and after is not None and after < before:
+        yield SpecError(
             "training",
             f"an extension has no shorter budget: {say_count(after, 'step')} after {before:,}",
             expected=f"at least {say_count(before, 'step')}",
             got=after,
         )
-    return after > before
+    if is_longer(old, new) and new.scheduler.name != "none":
+        yield SpecError(
+            "training",
+            f"the scheduler {new.scheduler.name} has compared the trials along the old budget; "
+            "`eigensweep fork` posts it again, changed: it goes on from the same checkpoints",
+        )
 
 
 def _read_steps(spec: ExperimentSpec) -> int | None:
@@ -110,20 +111,28 @@ def _find_changes(
             yield path, (old.get(path), new.get(path))
 
 
-def _compare_arms(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[str]:
-    """Yield what the arms have more, in words."""
+def _compare_arms(
+    old: ExperimentSpec, new: ExperimentSpec, errors: list[SpecError]
+) -> Iterator[str]:
+    """Yield what the arms have more, in words; add to `errors` what differs, once for all arms."""
     arms = {arm.label: arm for arm in new.arms_}
+    told: set[tuple[str, str]] = set()
     for before in old.arms_:
         after = arms.pop(before.label, None)
         if after is None:
-            raise SpecError(
+            error = SpecError(
                 "arms",
                 f"an extension keeps every arm; '{before.label}' is missing",
                 available=[arm.label for arm in old.arms_],
             )
+            errors.append(error)
+            continue
+        place, found = f"arms.{before.label}.", list[SpecError]()
         for path, (was, now) in _find_changes(_settings(before), _settings(after)):
-            raise _differs(f"arms.{before.label}.{path}", was, now)
-        yield from _compare_axes(before, after)
+            found.append(_differs(f"{place}{path}", was, now))
+        yield from _compare_axes(before, after, found)
+        errors += [e for e in found if (e.path.removeprefix(place), e.message) not in told]
+        told |= {(e.path.removeprefix(place), e.message) for e in found}
     for label in arms:
         yield f"arm {label} new"
 
@@ -132,26 +141,28 @@ def _settings(arm: Arm) -> dict[str, Any]:
     return _flatten(arm.model_dump(mode="json", include={"model", "optimizer"}))
 
 
-def _compare_axes(old: Arm, new: Arm) -> Iterator[str]:
+def _compare_axes(old: Arm, new: Arm, errors: list[SpecError]) -> Iterator[str]:
     for path in dict.fromkeys((*old.space, *new.space)):
         before, after = old.space.get(path), new.space.get(path)
         if before == after:
             continue
         place = f"arms.{old.label}.space.{path}"
         if before is None or after is None:
-            raise SpecError(
-                place,
-                "an extension varies the same fields: the trials so far have no value for others",
-                available=list(old.space),
+            words = (
+                "an extension varies the same fields: the trials so far have no value for others"
             )
-        if not _holds(after, before):
-            raise SpecError(
-                place,
-                "an extension keeps every value that could be tried before",
-                expected=str(shorten(before.model_dump(mode="json"))),
-                got=shorten(after.model_dump(mode="json")),
+            errors.append(SpecError(place, words, available=list(old.space)))
+        elif not _holds(after, before):
+            errors.append(
+                SpecError(
+                    place,
+                    "an extension keeps every value that could be tried before",
+                    expected=str(shorten(before.model_dump(mode="json"))),
+                    got=shorten(after.model_dump(mode="json")),
+                )
             )
-        yield f"{path} wider"
+        else:
+            yield f"{path} wider"
 
 
 def _holds(wider: Parameter, narrow: Parameter) -> bool:
@@ -169,11 +180,11 @@ def _holds(wider: Parameter, narrow: Parameter) -> bool:
     return wider.low <= narrow.low and narrow.high <= wider.high
 
 
-def _check_count(old: ExperimentSpec, new: ExperimentSpec) -> None:
+def _check_count(old: ExperimentSpec, new: ExperimentSpec) -> Iterator[SpecError]:
     before, after = old.trial_count(), new.trial_count()
     if after is not None and (before is None or after < before):
         was = "without a limit" if before is None else f"of {say_count(before, 'trial')}"
-        raise SpecError(
+        yield SpecError(
             "limits.trials" if new.limits.trials == after else "search.trials",
             f"an extension has no fewer trials: {after} after a search {was}",
             expected=None if before is None else f"at least {before}",

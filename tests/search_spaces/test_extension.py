@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eigensweep.search_spaces.errors import SpecError
+from eigensweep.search_spaces.errors import SeveralErrors, SpecError
 from eigensweep.search_spaces.extension import describe_extension, is_longer
 from eigensweep.search_spaces.spec import ExperimentSpec
 
@@ -108,6 +108,17 @@ def test_what_would_be_another_experiment_or_less_is_refused_with_its_path(chang
     with pytest.raises(SpecError, match=words) as refusal:
         describe_extension(make(), make(**changes))
     assert refusal.value.path == path
+
+
+def test_all_that_differs_is_told_at_once_and_once_for_all_arms():
+    new = make(seed=1, training={"steps": 50}, space={"optimizer.name": ["adam"]})
+    with pytest.raises(SeveralErrors) as refusal:
+        describe_extension(make(), new)
+    assert [each.path for each in refusal.value.errors] == [
+        "seed",
+        "arms.lstm.space.optimizer.name",
+        "training",
+    ]
 
 
 def test_a_budget_is_compared_in_steps_however_it_is_written():
