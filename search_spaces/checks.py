@@ -264,10 +264,10 @@ def _check_extremes(
             sections -= {path.partition(".")[0] for path in arm.space}
         said: list[tuple[Point, dict[str, str]]] = []
         for corner in [Point(arm.label, {})] if space is None else space.corners(arm.label):
-            known = {
-                p: v for p, v in corner.params.items() if place_of(spec, index, p) not in refused
-            }
-            point = Point(arm.label, known)
+            point = corner
+            if refused:
+                left = (p for p in corner.params if place_of(spec, index, p) not in refused)
+                point = Point(arm.label, {path: corner.params[path] for path in left})
             broken = spec.find_contradictions(point)
             said.append((point, {each: broken[each] for each in broken if each in sections}))
             if not said[-1][1]:

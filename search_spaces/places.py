@@ -24,7 +24,7 @@ class Places:
 
     def touch(self, *sections: str, arm: int | None = None) -> bool:
         """Tell whether one lies in a section, or is the whole of it; of all arms, or of one."""
-        return any(
+        return bool(self._places) and any(
             _lies_in(rest, section)
             for index, rest in self._places
             if arm is None or index in (None, arm)
