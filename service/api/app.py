@@ -48,6 +48,7 @@ from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.sessions import Sessions
 from eigensweep.service.api.store_probe import StoreProbe
 from eigensweep.service.api.tailer import Tailer
+from eigensweep.service.api.transfer import Compression, Validators
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.audit import Audit
@@ -130,6 +131,8 @@ def create_app(
     answer_errors(app)
     if traces.is_on():
         app.add_middleware(RequestSpans)
+    app.add_middleware(Validators)
+    app.add_middleware(Compression)
     find_scope = require_scopes(app, PUBLIC | DOCS)
     app.add_middleware(
         BodyLimits,

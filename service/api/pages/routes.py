@@ -22,7 +22,6 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
@@ -122,7 +121,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 def add_pages(into: APIRouter, guard: Sequence[params.Depends]) -> None:
     """Add all pages, and the files that they load, to the routes of an application."""
     into.include_router(router, dependencies=guard)
-    into.mount("/static", GZipMiddleware(_Static(directory=PLACE / "static")))
+    into.mount("/static", _Static(directory=PLACE / "static"))
 
 
 def render(caller: Caller | None, template: str, status: int = 200, **content: Any) -> Response:

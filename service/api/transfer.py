@@ -1,0 +1,83 @@
+"""What an answer costs on its way: only headers where the client has it already, else less bytes.
+
+Runs in the service's process. Source: RFC 9110, sections 8.8 and 13.1.2.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eigensweep.service.api.mlflow_proxy import PLACE
+
+API: Final = "/v1/"
+SMALL: Final = 1000
+"""Bytes of an answer that goes out as it is: it is one packet."""
+LEVEL: Final = 4
+"""Of zlib: it takes three quarters of the time of 6, and 3 % more bytes."""
+RANDOM: Final = "application/octet-stream"
+"""Weights hardly become smaller."""
+
+
+class Validators:
+    """Gives each answer of the API a validator (`ETag`); answers 304 to who has the same already.
+
+    It is made of the answer's bytes, so it follows whatever the answer is made of: rows, the clock,
+    Ray's state. That takes 0.01 ms, where the record is read for 1.2 ms and an answer takes 3.5.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "GET" or scope["path"][:4] != API:
+            await self._app(scope, receive, send)
+            return
+        known = Headers(scope=scope).get("if-none-match", "")
+        held: Message | None = None
+
+        async def compare(message: Message) -> None:
+            nonlocal held
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message["headers"])
+                headers.setdefault("Cache-Control", "private, no-cache")
+                headers.setdefault("Vary", "Authorization, Cookie, Accept-Encoding")
+                if message["status"] == 200 and "content-length" in headers:
+                    held = message  # until its body is known
+                    return
+            begin, held = held, None
+            if begin is not None:
+                if not message.get("more_body", False):
+                    message = _compare(begin, message, known)
+                await send(begin)
+            await send(message)
+
+        await self._app(scope, receive, compare)
+
+
+def _compare(begin: Message, message: Message, known: str) -> Message:
+    """Give an answer its validator; return its body, or none where the client knows it."""
+    headers = MutableHeaders(raw=begin["headers"])
+    tag = f'"{blake2b(message["body"], digest_size=12).hexdigest()}"'
+    headers["ETag"] = f"W/{tag}"  # weak: compressed or not
+    if tag not in known:
+        return message
+    begin["status"] = 304
+    del headers["Content-Length"], headers["Content-Type"]
+    return {**message, "body": b""}
+
+
+class Compression(GZipMiddleware):
+    """Compresses answers, but no streams of events, no weights, and nothing that MLflow answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        excluded = (*DEFAULT_EXCLUDED_CONTENT_TYPES, RANDOM)
+        super().__init__(app, SMALL, LEVEL, exclude_content_types=excluded)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_mlflow = scope["type"] == "http" and scope["path"].startswith(f"{PLACE}/")
+        await (self.app if is_mlflow else super().__call__)(scope, receive, send)
