@@ -243,6 +243,11 @@ class Settings(BaseSettings):
 
     Nothing is sent while there is none. A port other than 443 is part of it: `host:8443`.
     """
+    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = ()
+    """Networks of your own that webhooks may go to, separated by commas, such as `10.1.0.0/16`.
+
+    To other addresses that are not public nothing is sent.
+    """
     webhook_urls: Annotated[tuple[str, ...], NoDecode] = ()
     """Addresses that are told how every experiment ends, separated by commas; https only."""
     webhook_secret: SecretStr | None = None
@@ -301,7 +306,7 @@ class Settings(BaseSettings):
                 ) from None
         return rate
 
-    @field_validator("proxy_addresses", mode="before")
+    @field_validator("proxy_addresses", "webhook_networks", mode="before")
     @classmethod
     def _read_networks(cls, given: Any) -> Any:
         if not isinstance(given, str):

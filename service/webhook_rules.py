@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -56,6 +56,16 @@ def check_url(url: str, hosts: Collection[str]) -> tuple[str, int]:
             "(EIGENSWEEP_WEBHOOK_HOSTS)"
         )
     return host, port
+
+
+def is_allowed(address: str, networks: Collection[IPv4Network | IPv6Network]) -> bool:
+    """Return whether a webhook may go to an IP address: a public one, or one of these networks.
+
+    >>> [is_allowed(each, [ip_network("10.1.0.0/16")]) for each in ("10.1.0.7", "10.2.0.7")]
+    [True, False]
+    """
+    found = ip_address(address.partition("%")[0])
+    return is_public(address) or any(found in network for network in networks)
 
 
 def is_public(address: str) -> bool:

@@ -449,7 +449,9 @@ def _make_notifier(settings: Settings) -> Notifier:
 
     assert settings.webhook_secret is not None
     secret = settings.webhook_secret.get_secret_value()
-    return Notifier(Outbox(settings.database), settings.webhook_hosts, secret)
+    return Notifier(
+        Outbox(settings.database), settings.webhook_hosts, secret, settings.webhook_networks
+    )
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 import httpx2
@@ -27,7 +28,7 @@ from eigensweep.service.webhook_rules import (
     HTTPS_PORT,
     WebhookRefusedError,
     check_url,
-    is_public,
+    is_allowed,
 )
 from eigensweep.workers.shared import logs
 
@@ -50,6 +51,10 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 class NotArrivedError(RuntimeError):
     """A message did not arrive; the message says why."""
+
+
+class GoneError(NotArrivedError):
+    """The receiver wants no more messages."""
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -78,12 +83,12 @@ class Notifier:
     outbox: Outbox
     hosts: Collection[str]
     secret: str = field(repr=False)
+    networks: Collection[IPv4Network | IPv6Network] = ()
+    """Networks that are not public and may be sent to."""
     interval: float = 2.0
     """Seconds between two looks."""
     clock: Callable[[], float] = time.time
     resolve: Resolve = resolve
-    is_allowed: Callable[[str], bool] = is_public
-    """Returns whether a message may go to an IP address."""
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -124,9 +129,10 @@ class Notifier:
         try:
             status = self._post(message)
             if not 200 <= status < 300:
-                raise NotArrivedError(f"the receiver answered {status}")
+                kind = GoneError if status == GONE else NotArrivedError
+                raise kind(f"the receiver answered {status}")
         except (NotArrivedError, WebhookRefusedError, httpx2.HTTPError, OSError) as error:
-            is_final = isinstance(error, WebhookRefusedError) or str(error).endswith(f" {GONE}")
+            is_final = isinstance(error, (WebhookRefusedError, GoneError))
             self._put_off(message, str(error) or type(error).__name__, is_final)
             return False
         self.outbox.note_arrival(message.id)
@@ -169,16 +175,16 @@ class Notifier:
             return answer.status_code
 
     def _choose_address(self, host: str, port: int) -> str:
-        """Return an address of a host, all of whose addresses are public.
+        """Return an address of a host, all of whose addresses are public or of `networks`.
 
         Raises:
             NotArrivedError: if one is not, or there is none.
         """
         addresses = self.resolve(host, port)
-        inner = [each for each in addresses if not self.is_allowed(each)]
+        inner = [each for each in addresses if not is_allowed(each, self.networks)]
         if inner or not addresses:
             raise NotArrivedError(
                 f"{host} leads to {', '.join(inner) or 'no address'}: webhooks go to public "
-                "addresses only"
+                "addresses, and to networks that EIGENSWEEP_WEBHOOK_NETWORKS names"
             )
         return addresses[0]

@@ -135,7 +135,7 @@ def notifier(record: Record, receiver: Receiver, now: list[float]) -> Notifier:
         secret=SECRET,
         clock=lambda: now[0],
         resolve=lambda host, port: ["127.0.0.1"],
-        is_allowed=lambda address: address == "127.0.0.1",
+        networks=[ipaddress.ip_network("127.0.0.1/32")],
         context=receiver.trust,
     )
 
@@ -217,7 +217,7 @@ class TestDelivery:
         notifier.send_due()
         receiver.status = 200
         now[0] += 5
-        fields = ("hosts", "secret", "clock", "resolve", "is_allowed", "context")
+        fields = ("hosts", "secret", "clock", "resolve", "networks", "context")
         successor = Notifier(
             Outbox(record.url), **{name: getattr(notifier, name) for name in fields}
         )
@@ -270,11 +270,12 @@ class TestDelivery:
     ):
         end()
         notifier.resolve = lambda host, port: addresses
-        notifier.is_allowed = is_public
+        notifier.networks = [ipaddress.ip_network("10.1.0.0/16")]
         notifier.send_due()
 
         assert receiver.got == []
-        assert "public addresses only" in deliveries(record)[0].error
+        error = deliveries(record)[0].error
+        assert "public addresses, and to networks that EIGENSWEEP_WEBHOOK_NETWORKS names" in error
 
     def test_the_address_that_was_checked_is_the_one_that_is_called(self, end, notifier, receiver):
         """A second answer of the name server, which leads elsewhere, is never asked for."""
