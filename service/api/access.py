@@ -24,6 +24,7 @@ from eigensweep.service.api.callers import READING, Caller
 from eigensweep.service.api.errors import answer_error, problem
 from eigensweep.service.api.identity import Identity, UnknownCallerError
 from eigensweep.service.api.next_answer import NextAnswer
+from eigensweep.service.api.page_headers import asks_for_page
 from eigensweep.service.api.rates import Rates
 from eigensweep.service.api.writers import BusyError
 from eigensweep.service.record.audit import Audit
@@ -120,9 +121,7 @@ class Access:
         except UnknownCallerError as error:
             if "authorization" in request.headers:
                 self._rates.count_failure(address)
-            if request.method in ("GET", "HEAD") and "text/html" in request.headers.get(
-                "accept", ""
-            ):
+            if asks_for_page(request.scope):
                 request.state.told = str(error)
                 place = request.url.replace(scheme="", netloc="", fragment="")
                 return sessions.ask_to_sign_in(place=str(place))

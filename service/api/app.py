@@ -9,6 +9,7 @@ from typing import Final
 
 from fastapi import APIRouter, FastAPI, params
 from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from eigensweep.service.api import mlflow_proxy
@@ -23,7 +24,7 @@ from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.mlflow_proxy import MlflowProxy
 from eigensweep.service.api.next_answer import NextAnswer
 from eigensweep.service.api.page_headers import SafeHeaders
-from eigensweep.service.api.pages.routes import add_pages
+from eigensweep.service.api.pages.routes import add_pages, answer_http_error
 from eigensweep.service.api.parts import Queue, Service
 from eigensweep.service.api.rates import Rates
 from eigensweep.service.api.routes import (
@@ -57,9 +58,6 @@ from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
 from eigensweep.workers.shared import traces
 
-DOCS: Final = frozenset(("/docs", "/docs/oauth2-redirect", "/redoc"))
-"""Pages of FastAPI's own, which every caller may read."""
-
 REFUSALS: Final = describe_errors(401, 403, 429, 503)
 """What every route that needs a caller can answer: `Access` does, before the route is asked."""
 
@@ -82,7 +80,9 @@ def create_app(
     mlflow: Mlflow | None = None,
 ) -> FastAPI:
     """Return the application. Set `app.state.service.tailer.closing` to end open event streams."""
-    app = FastAPIOffline(  # its /docs needs no internet
+    app = FastAPIOffline(  # it has what our own page /docs loads
+        docs_url=None,
+        redoc_url=None,
         routes=list(_make_routes()),
         title="Eigensweep",
         version=read_version(),
@@ -129,11 +129,12 @@ def create_app(
     if mlflow is not None and mlflow.token is not None:
         app.mount(mlflow_proxy.PLACE, MlflowProxy(mlflow, record))
     answer_errors(app)
+    app.add_exception_handler(HTTPException, answer_http_error)
     if traces.is_on():
         app.add_middleware(RequestSpans)
     app.add_middleware(Validators)
     app.add_middleware(Compression)
-    find_scope = require_scopes(app, PUBLIC | DOCS)
+    find_scope = require_scopes(app, PUBLIC)
     app.add_middleware(
         BodyLimits,
         find_scope=lambda method, path: (

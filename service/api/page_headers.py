@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PAGE_HEADERS: Final = {
@@ -32,12 +32,6 @@ PAGE_HEADERS: Final = {
 }
 NOTHING: Final = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """For answers that are no pages."""
-OWN_SCRIPTS: Final = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; worker-src blob:; object-src 'none'; base-uri 'none'; "
-    "form-action 'self'; frame-ancestors 'none'"
-)
-"""FastAPI's pages of the API start with a script in the page."""
 MLFLOW: Final = (
     "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'; form-action 'self'; "
@@ -48,8 +42,14 @@ OF_USERS: Final = f"{NOTHING}; sandbox"
 """For what a user has put into MLflow: opened as a page, it runs nothing and has no session."""
 FILES: Final = re.compile(r"/mlflow/(get-artifact|(ajax-)?api/)")
 """Where MLflow answers with data and files of users."""
-POLICIES: Final = {"/mlflow": MLFLOW, "/docs": OWN_SCRIPTS, "/redoc": OWN_SCRIPTS}
-"""Content policy below each path that has one of its own."""
+PLACE: Final = re.compile(r"/mlflow(/|$)")
+"""Where MLflow is."""
+
+
+def asks_for_page(scope: Scope) -> bool:
+    """Return whether a browser asks for a page, and no program for data."""
+    is_reading = scope["method"] in ("GET", "HEAD")
+    return is_reading and "text/html" in Headers(scope=scope).get("accept", "")
 
 
 class SafeHeaders:
@@ -77,5 +77,4 @@ class SafeHeaders:
 def _find_policy(path: str) -> dict[str, str]:
     if FILES.match(path):
         return {"Content-Security-Policy": OF_USERS}
-    place = f"/{path.split('/', 2)[1]}"
-    return {"Content-Security-Policy": POLICIES.get(place, NOTHING)}
+    return {"Content-Security-Policy": MLFLOW if PLACE.match(path) else NOTHING}

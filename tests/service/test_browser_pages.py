@@ -40,6 +40,24 @@ def read(client: TestClient, path: str, status: int = 200) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", answer.text)).split())
 
 
+def test_a_path_that_leads_nowhere_is_a_page_for_browsers_and_json_for_programs(client):
+    assert "there is nothing at /nonsense" in read(client, "/nonsense", 404)
+    assert client.get("/nonsense").json()["status"] == 404
+    told = client.get("/v1/nonsense", headers={"Accept": "text/html"})
+    assert (told.status_code, told.json()["status"]) == (404, 404)
+    told = client.post("/nonsense", headers={"Accept": "text/html"})
+    assert (told.status_code, told.json()["status"]) == (404, 404)
+
+
+@pytest.mark.parametrize(
+    "place", ["/", "/new", "/compare", "/cluster", "/reproductions", "/storage", "/docs"]
+)
+def test_the_navigation_marks_the_page_that_one_is_on(client, place):
+    tags = Tags(client.get(place).text).found
+    current = [found["href"] for name, found in tags if name == "a" and "aria-current" in found]
+    assert current == [place]
+
+
 class Tags(HTMLParser):
     """The tags of a page, with their attributes, and what stands inside of scripts."""
 

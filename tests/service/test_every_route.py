@@ -20,7 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from eigensweep.service.api import sessions
 from eigensweep.service.api.access import PUBLIC, PUBLIC_BELOW, Access
-from eigensweep.service.api.app import DOCS, create_app
+from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers import ADMIN, READ, READING, find_scope, require_scopes
 from eigensweep.service.api.identity import PROXY_SECRET
 from eigensweep.service.api.mlflow_proxy import PLACE
@@ -290,7 +290,7 @@ class TestHeaders:
             assert headers["X-Content-Type-Options"] == "nosniff", path
             assert headers["Referrer-Policy"] == "same-origin", path
             assert re.search("frame-ancestors '(none|self)'", policy), path
-            is_foreign = path.startswith((PLACE, *DOCS)) or "reproduction-page" in path
+            is_foreign = path.startswith(PLACE) or "reproduction-page" in path
             assert is_foreign or "unsafe" not in policy, path
 
     @pytest.mark.parametrize("path", ["get-artifact", "api/2.0/mlflow-artifacts/artifacts/1/x"])

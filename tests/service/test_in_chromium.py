@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -27,9 +28,6 @@ from waiting import wait_until
 from eigensweep.service.api.app import create_app
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.results import summarise
-
-FROM_PLOTLY = "Applying inline style"
-"""Plotly styles powers of ten and a map that no page has; without these styles all is in place."""
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +92,9 @@ def click(browser: webdriver.Chrome, selector: str) -> None:
 
 
 def complain(browser: webdriver.Chrome, address: str) -> list[str]:
-    """Return what the console holds of a service's pages, besides what plotly causes."""
+    """Return what the console holds of a service's pages."""
     told = [each["message"] for each in browser.get_log("browser") if each["level"] == "SEVERE"]
-    return [text for text in told if text.startswith(address) and FROM_PLOTLY not in text]
+    return [text for text in told if text.startswith(address)]
 
 
 def emulate(browser: webdriver.Chrome, width: int, scheme: str) -> None:
@@ -350,10 +348,12 @@ def test_the_keyboard_reaches_the_content_first_and_focus_is_seen(browser, serve
 
 def test_a_browser_signs_in_and_comes_back(browser, serve, ledger):
     address = serve(token="let-me-in")
-    browser.get(f"{address}/new?preset=quickstart")
+    browser.get(f"{address}/new?preset=quickstart#main")
+    find(browser, "#token").send_keys("mistyped", Keys.ENTER)
+    wait_until(lambda: "not known" in text_of(browser, "main"))
     find(browser, "#token").send_keys("let-me-in", Keys.ENTER)
     wait_until(lambda: browser.find_elements(By.ID, "spec"))
-    assert browser.current_url.endswith("/new?preset=quickstart")
+    assert browser.current_url.endswith("/new?preset=quickstart#main")
     assert not [text for text in complain(browser, address) if "401" not in text]
 
     find(browser, "header form button").click()
@@ -361,6 +361,21 @@ def test_a_browser_signs_in_and_comes_back(browser, serve, ledger):
     assert browser.get_cookies() == []
     browser.get(f"{address}/new")
     find(browser, "#token")
+
+
+def test_the_page_of_the_api_is_dark_where_the_browser_is_and_leads_back(browser, serve, ledger):
+    address = serve()
+    for scheme in ("dark", "light"):
+        emulate(browser, 1200, scheme)
+        browser.get(f"{address}/docs")
+        find(browser, "#api .opblock-tag")
+        colour = find(browser, "body").value_of_css_property("background-color")
+        assert (int(re.findall(r"\d+", colour)[0]) <= 100) == (scheme == "dark")
+        text = find(browser, "#api .opblock-tag").value_of_css_property("color")
+        assert (int(re.findall(r"\d+", text)[0]) > 100) == (scheme == "dark")
+    assert not complain(browser, address)
+    click(browser, "header nav a")
+    assert browser.current_url == f"{address}/"
 
 
 def test_a_page_that_a_browser_kept_is_not_shown_after_signing_out(browser, serve, ledger):

@@ -32,7 +32,7 @@ from eigensweep.search_spaces.reproductions import BUDGETS
 from eigensweep.service.api.callers import Caller, Reader, Submitter
 from eigensweep.service.api.errors import STATUS, answer_error
 from eigensweep.service.api.identity import PROXY
-from eigensweep.service.api.page_headers import PAGE_HEADERS
+from eigensweep.service.api.page_headers import PAGE_HEADERS, asks_for_page
 from eigensweep.service.api.pages.formats import FILTERS, show_number
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes import (
@@ -107,12 +107,22 @@ class PageRoute(APIRoute):
             try:
                 return await answer(request)
             except SHOWN_ERRORS as error:
-                told = answer_error(request, error)
-                caller: Caller | None = request.state.caller
-                found = json.loads(bytes(told.body))
-                return render(caller, "error.html", told.status_code, problem=found)
+                return _show_error(request, error)
 
         return answer_with_page
+
+
+def answer_http_error(request: Request, error: Exception) -> Response:
+    """Return the answer to a path that leads nowhere: to a browser a page, but below /v1."""
+    if asks_for_page(request.scope) and not request.scope["path"].startswith("/v1/"):
+        return _show_error(request, error)
+    return answer_error(request, error)
+
+
+def _show_error(request: Request, error: Exception) -> Response:
+    told = answer_error(request, error)
+    found = json.loads(bytes(told.body))
+    return render(request.state.caller, "error.html", told.status_code, problem=found)
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -129,9 +139,12 @@ def render(caller: Caller | None, template: str, status: int = 200, **content: A
 
     In templates the caller is the visitor: a macro has a `caller` of its own.
     """
-    has_session = caller is not None and caller.token not in (None, PROXY)
-    text = TEMPLATES.get_template(template).render(content, visitor=caller, has_session=has_session)
-    return HTMLResponse(text, status, PAGE_HEADERS)
+    content |= {
+        "visitor": caller,
+        "has_session": caller is not None and caller.token not in (None, PROXY),
+        "here": "/" if template == "experiments.html" else f"/{template.removesuffix('.html')}",
+    }
+    return HTMLResponse(TEMPLATES.get_template(template).render(content), status, PAGE_HEADERS)
 
 
 def validate(model: type[Query_], **fields: Any) -> Query_:
@@ -367,6 +380,12 @@ def show_comparison(
         asked = validate(ComparisonQuery, of=names, metric=query.metric or None)
         found = comparisons.compare_subjects(request, service, asked)
     return render(caller, "compare.html", names=names, metric=query.metric, found=found)
+
+
+@router.get("/docs")
+def show_api(caller: Reader) -> Response:
+    """Return the page of the API, whose script shows what /openapi.json says."""
+    return render(caller, "docs.html")
 
 
 @router.get("/new")

@@ -2,6 +2,14 @@
 
 const refresh = Number(document.body.dataset.refresh || 0);
 
+// Libraries that draw write styles as attributes, which the policy of these pages refuses. As
+// properties they are allowed.
+const write = Element.prototype.setAttribute;
+Element.prototype.setAttribute = function (name, value) {
+  if (name === "style") this.style.cssText = value;
+  else write.call(this, name, value);
+};
+
 // Fetch this page again and replace its live parts, but none in which somebody types or stands.
 // Return whether it is over.
 async function update() {
