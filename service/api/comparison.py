@@ -21,6 +21,7 @@ from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
+from eigensweep.workers.shared.sequential import look
 from eigensweep.workers.shared.states import RANKED
 from eigensweep.workers.shared.statistics import (
     TEST,
@@ -65,6 +66,25 @@ class Side(Answer):
     test: SummaryNow | None = Field(description="On test data, at the same step")
 
 
+class SoFarNow(Answer):
+    """What the seeds say so far, where more may be added and looked at, one after another."""
+
+    e_value: float = Field(
+        description="Evidence against no difference. 20 decides, times the pairs that are "
+        "compared; by chance it ever gets there in at most 5% of cases, however often one looks"
+    )
+    decided: bool
+    low: float | None = Field(
+        description="Lower end of an interval of the mean that holds at every look together; null "
+        "where so few seeds exclude nothing"
+    )
+    high: float | None = Field(description="Upper end of the same")
+    seeds: int | None = Field(
+        description="Seeds at which a difference of this size and spread is decided, about; null "
+        "beyond 1,000"
+    )
+
+
 class DifferenceNow(Answer):
     """What the first side has more than the second, over the seeds that both have."""
 
@@ -80,6 +100,9 @@ class DifferenceNow(Answer):
     p: float | None = Field(description="p-value of this comparison alone")
     corrected_p: float | None = Field(description="p-value corrected for all pairs, after Holm")
     effect: float | None = Field(description="`mean` as a ratio to the task's baseline")
+    so_far: SoFarNow | None = Field(
+        description="For a decision while seeds are added; null for fewer than two"
+    )
 
 
 class Pair(Answer):
@@ -296,7 +319,9 @@ def _differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 def _describe(a: Side, b: Side, split: Split, found: Difference, count: int) -> DifferenceNow:
     numbers = found.to_dict()
     del numbers["better"]
-    return DifferenceNow(**numbers, words=_say(a, b, split, found, count))
+    seen = look(found, max(1, count))
+    so_far = None if seen is None else SoFarNow.model_validate(seen.to_dict())
+    return DifferenceNow(**numbers, words=_say(a, b, split, found, count), so_far=so_far)
 
 
 def _say(a: Side, b: Side, split: Split, found: Difference, count: int) -> str:

@@ -315,6 +315,13 @@ COMPARISON: Final[Json] = {
                     "p": 1.2e-05,
                     "corrected_p": 1.2e-05,
                     "effect": -0.962,
+                    "so_far": {
+                        "e_value": 4.0,
+                        "decided": False,
+                        "low": None,
+                        "high": None,
+                        "seeds": 5,
+                    },
                 }
                 for split, words in (("valid", "validation data"), ("test", "test data"))
             },

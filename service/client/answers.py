@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from html import escape
 
@@ -109,8 +109,24 @@ def format_comparison(comparison: JsonObject) -> str:
             "",
             align_columns(PAIR_HEADS, make_pair_rows(comparison)),
             f"\n{comparison['method']}; eigensweep {comparison['version']}",
+            *describe_more_seeds(comparison),
         ]
     )
+
+
+def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
+    """Say of each pair on test data what the seeds say so far, where one looks as they come."""
+    wanted = 20 * max(1, comparison["comparisons"]["test"])
+    for pair in comparison["pairs"]:
+        seen = pair["test"]["so_far"]
+        if seen is None:
+            continue
+        seeds = f"about {seen['seeds']}" if seen["seeds"] else "more than 1,000"
+        words = f"{wanted} decides, with {seeds} seeds of the like"
+        yield (
+            f"{pair['first']} and {pair['second']}, at any look: e = {seen['e_value']:.3g}; "
+            f"{'decided' if seen['decided'] else words}"
+        )
 
 
 def make_share_rows(importance: JsonObject) -> list[list[str]]:

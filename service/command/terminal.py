@@ -222,6 +222,8 @@ def show_comparison(comparison: JsonObject, screen: Console) -> None:
     screen.print()
     show_rows(answers.PAIR_HEADS, answers.make_pair_rows(comparison), screen)
     screen.print(f"\n{comparison['method']}; eigensweep {comparison['version']}", soft_wrap=True)
+    for line in answers.describe_more_seeds(comparison):
+        screen.print(line, markup=False, soft_wrap=True)
 
 
 def show_rows(heads: Sequence[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eigensweep.service.client.answers import describe_more_seeds
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.messages import ReplicateResult
 from eigensweep.workers.shared.results import summarise
@@ -81,6 +82,24 @@ def test_every_pair_is_tested_over_shared_seeds_and_corrected_together(run, comp
     assert one["words"].startswith(f"{id}/lstm is better than {id}/0 on test data: cross_entropy")
     assert one["words"].endswith("corrected for 3 comparisons; n = 4, seeds 0 to 3)")
     assert "is not distinguishable from" in found["pairs"][0]["valid"]["words"]
+
+
+def test_who_adds_seeds_and_looks_after_each_is_told_what_they_say_so_far(run, compare):
+    id = run([("lstm", GOOD), ("gru", CLOSE), ("gru", BAD)])
+    found = compare(f"{id}/0", f"{id}/2")
+    seen = found["pairs"][0]["test"]["so_far"]
+    assert (seen["decided"], seen["seeds"]) == (False, 5)
+    assert 10 < seen["e_value"] < 20
+    (line,) = describe_more_seeds(found)
+    assert line.endswith("; 20 decides, with about 5 seeds of the like")
+    alike = compare(f"{id}/0", f"{id}/1")["pairs"][0]["test"]["so_far"]
+    assert alike["e_value"] < 1
+    decided = run([("lstm", [*GOOD, 0.11, 0.12]), ("gru", [*BAD, 0.33, 0.31])])
+    found = compare(f"{decided}/0", f"{decided}/1")
+    seen = found["pairs"][0]["test"]["so_far"]
+    assert seen["decided"]
+    assert seen["low"] < found["pairs"][0]["test"]["low"] < seen["high"] < 0
+    assert next(describe_more_seeds(found)).endswith("; decided")
 
 
 def test_an_experiment_is_its_best_trial_and_another_metric_has_its_own_direction(run, compare):
