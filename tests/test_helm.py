@@ -1,7 +1,6 @@
 """deploy/helm: what Helm makes of the chart fits Kubernetes' schemas, Compose and the code.
 
-The tests read what Helm made before (tests/charts.py). Where `helm` is on PATH, they compare. No
-package has KubeRay's schema, so what the chart uses of it is here.
+The tests read what Helm made before (tests/charts.py). Where `helm` is on PATH, they compare.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import stat
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,73 +23,43 @@ import yaml
 from charts import CASES, CHART, KEPT, ROOT, digest, kept, parse, render
 from fastapi.routing import APIRoute
 from jsonschema import Draft7Validator
+from ray._private import ray_constants as constants
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr,
+)
+from ray.autoscaler.v2.instance_manager.config import NodeTypeConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.autoscaler_pb2 import ClusterResourceConstraint
+from ray.core.generated.common_pb2 import LABEL_OPERATOR_IN as IN
+from typer.testing import CliRunner
 
+from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.routes import metrics
+from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.settings import Settings
+from eigensweep.workers.engine.shares import share_of
 
 OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
 
 
-def strict(required: str = "", **properties: Any) -> dict[str, Any]:
-    """Return the schema of an object without other keys; the words of `required` must be there."""
-    known = {"type": "object", "additionalProperties": False}
-    return {**known, "required": required.split(), "properties": properties}
+def strict(schema: Any) -> Any:
+    """Return a schema that knows no keys but those which it names; Kubernetes drops the others."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = {key: strict(value) for key, value in schema.items()}
+    return {**known, "additionalProperties": False} if "properties" in schema else known
 
 
-TEXT, NUMBER, ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "object"}
-TEXTS = {"type": "object", "additionalProperties": TEXT}
-GROUP = {"rayStartParams": TEXTS, "template": strict("metadata spec", metadata=ANY, spec=ANY)}
-RAY_CLUSTER = strict(
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "ray.io/v1"},
-    kind={"const": "RayCluster"},
-    metadata=strict("name labels", name=TEXT, labels=TEXTS),
-    spec=strict(
-        "rayVersion headGroupSpec workerGroupSpecs",
-        rayVersion=TEXT,
-        upgradeStrategy=strict("type", type={"enum": ["Recreate", "None"]}),
-        enableInTreeAutoscaling={"type": "boolean"},
-        gcsFaultToleranceOptions=strict(
-            "redisAddress",
-            redisAddress=TEXT,
-            redisPassword=strict(
-                "valueFrom",
-                valueFrom=strict(
-                    "secretKeyRef", secretKeyRef=strict("name key", name=TEXT, key=TEXT)
-                ),
-            ),
-        ),
-        autoscalerOptions=strict(
-            upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]},
-            idleTimeoutSeconds=NUMBER,
-            image=TEXT,
-            imagePullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
-            env={"type": "array"},
-            securityContext=ANY,
-            resources=ANY,
-        ),
-        headGroupSpec=strict("template", serviceType=TEXT, **GROUP),
-        workerGroupSpecs={
-            "type": "array",
-            "minItems": 1,
-            "items": strict(
-                "groupName minReplicas maxReplicas template",
-                groupName=TEXT,
-                replicas=NUMBER,
-                minReplicas=NUMBER,
-                maxReplicas=NUMBER,
-                **GROUP,
-            ),
-        },
-    ),
-)
-"""What the chart uses of KubeRay's schema. Its pods are held to Kubernetes' own.
-
-Source: ray-operator/apis/ray/v1/raycluster_types.go of KubeRay.
-"""
+RAY_CLUSTER = strict(yaml.safe_load((KEPT / "rayclusters.crd.yaml").read_text()))
+"""KubeRay's own schema. Pods in it are held to Kubernetes' own."""
 OF_OPERATORS = ("RayCluster", "ServiceMonitor")
 OF_THE_STORE = {"AWS_ENDPOINT_URL"}
 """Compose takes the object store's variables from the person's own file."""
+OF_KUBERNETES = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"}
+"""Compose ends all workers together with the service: nobody would tell their trials to leave."""
 OF_THE_VALUES = {"SSL_CERT_FILE"}
 """tests/helm/placed.values.yaml sets it."""
 WITH_HELM = pytest.mark.skipif(shutil.which("helm") is None, reason="install helm to run this")
@@ -115,6 +85,8 @@ def pods_of(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]
     for each in objects:
         if each["kind"] in ("Deployment", "StatefulSet"):
             yield f"{each['kind']} {each['metadata']['name']}", each["spec"]["template"]
+        if each["kind"] == "CronJob":
+            yield "backup", each["spec"]["jobTemplate"]["spec"]["template"]
         if each["kind"] == "RayCluster":
             yield "head", each["spec"]["headGroupSpec"]["template"]
             for group in each["spec"]["workerGroupSpecs"]:
@@ -184,7 +156,7 @@ class TestWhatHelmMakes:
         self, objects: list[dict[str, Any]]
     ) -> None:
         options = of_kind(objects, "RayCluster")[0]["spec"]["autoscalerOptions"]
-        of_ray = ("upscalingMode", "idleTimeoutSeconds")
+        of_ray = ("version", "upscalingMode", "idleTimeoutSeconds")
         container = {key: value for key, value in options.items() if key not in of_ray}
 
         spec = {"containers": [{"name": "autoscaler", **container}]}
@@ -243,12 +215,12 @@ class TestItIsWhatComposeStarts:
 
         assert names_of(
             container_of(objects, "ray-worker")
-        ) - OF_THE_STORE - OF_THE_VALUES == of_compose - {
+        ) - OF_THE_STORE - OF_THE_VALUES - OF_KUBERNETES == of_compose - {
             *("NODE_PORTS", "WORKER_CPUS", "WORKER_GIB"),
         }
         assert names_of(container_of(objects, "ray-head")) == names_of(
             container_of(objects, "ray-worker")
-        ) - {"EIGENSWEEP_DATA_ROOT"}
+        ) - OF_KUBERNETES - {"EIGENSWEEP_DATA_ROOT"}
 
     def test_all_nodes_have_its_ports_and_the_policy_lets_them_through(
         self, objects: list[dict[str, Any]]
@@ -341,6 +313,151 @@ class TestCheckpointsInAnObjectStore:
             assert "AWS_ENDPOINT_URL" not in names_of(container_of(objects, name))
 
 
+class TestBackups:
+    def test_by_default_there_is_none(self) -> None:
+        objects = kept("default")[1]
+        assert of_kind(objects, "CronJob") == []
+        claims = of_kind(objects, "PersistentVolumeClaim")
+        assert not [each for each in claims if each["metadata"]["name"].endswith("backups")]
+
+    @pytest.mark.parametrize("case", ["objectstore", "placed"])
+    def test_it_finds_what_the_service_has_and_runs_beside_it(self, case: str) -> None:
+        objects = kept(case)[1]
+        (job,) = of_kind(objects, "CronJob")
+        pod = job["spec"]["jobTemplate"]["spec"]["template"]
+        (container,) = pod["spec"]["containers"]
+        service = container_of(objects, "service")
+
+        assert container["image"] == service["image"]
+        assert container.get("envFrom") == service.get("envFrom")
+        of_service = {variable["name"]: variable for variable in service["env"]}
+        found = {variable["name"]: variable for variable in container["env"]}
+        assert found.items() <= of_service.items()
+        wanted = {"HOME", "DATABASE_URL", "STORAGE", "MLFLOW_URI"}
+        assert {f"EIGENSWEEP_{name}" for name in wanted} <= set(found)
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts.pop("backups") == "/srv/backups"
+        assert (
+            mounts.items() <= {m["name"]: m["mountPath"] for m in service["volumeMounts"]}.items()
+        )
+        (term,) = pod["spec"]["affinity"]["podAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        labels = dict(pods_of(objects))["Deployment sweep-eigensweep"]["metadata"]["labels"]
+        assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+
+    def test_its_command_is_one_of_ours_and_keeps_as_many_as_was_asked_for(self) -> None:
+        (job,) = of_kind(kept("placed")[1], "CronJob")
+        (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+
+        assert job["spec"]["schedule"] == "0 4 * * 0"
+        assert container["command"] == ["eigensweep", "backup", "/srv/backups", "--keep", "3"]
+        done = CliRunner().invoke(command_line, [*container["command"][1:], "--help"])
+        assert done.exit_code == 0
+
+    def test_postgresql_lets_it_in(self) -> None:
+        for case, is_there in (("default", False), ("placed", True)):
+            policy = next(
+                each
+                for each in of_kind(kept(case)[1], "NetworkPolicy")
+                if each["metadata"]["name"].endswith("-postgresql")
+            )
+            peers = [
+                peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+                for peer in policy["spec"]["ingress"][0]["from"]
+            ]
+            assert ("backup" in peers) == is_there
+
+
+class TestGroupsThatComeFromZero:
+    """Ray's own autoscaler reads what Helm made, as KubeRay hands it on."""
+
+    @pytest.fixture
+    def groups(self) -> dict[str, Any]:
+        (cluster,) = of_kind(kept("outer")[1], "RayCluster")
+        cluster["metadata"]["namespace"] = "sweeps"
+        made = _derive_autoscaling_config_from_ray_cr(cluster)
+        return {
+            name: NodeTypeConfig(
+                name=name,
+                min_worker_nodes=each["min_workers"],
+                max_worker_nodes=each["max_workers"],
+                resources=each["resources"],
+                labels=each["labels"],
+            )
+            for name, each in made["available_node_types"].items()
+            if each["max_workers"]
+        }
+
+    @pytest.mark.parametrize(
+        ("asked", "group"),
+        [
+            ({"gpus": 1, "accelerator_type": "A100"}, "a100"),
+            ({"gpus": 1, "labels": {"zone": "b"}}, "t4"),
+            ({"gpus": 1, "accelerator_type": "H100"}, None),
+        ],
+    )
+    def test_a_spec_s_labels_bring_up_the_group_that_has_them(
+        self, groups: dict[str, Any], asked: dict[str, Any], group: str | None
+    ) -> None:
+        share = share_of(ResourcesConfig(cpus=1, **asked), 1, None)
+        selector = [(key, IN, [value]) for key, value in share.labels.items()]
+        request = ResourceRequestUtil.make(share.resources, [], [selector])
+        by_count = ResourceRequestUtil.group_by_count([request])
+        wanted = ClusterResourceConstraint(resource_requests=by_count)
+        empty = {name: replace(each, min_worker_nodes=0) for name, each in groups.items()}
+
+        reply = ResourceDemandScheduler().schedule(
+            SchedulingRequest(
+                disable_launch_config_check=True,
+                node_type_configs=empty,
+                max_num_nodes=10,
+                cluster_resource_constraints=[wanted],
+            )
+        )
+
+        launched = {each.instance_type: each.count for each in reply.to_launch}
+        assert launched == ({} if group is None else {group: 1})
+
+    def test_no_group_s_labels_are_among_the_options_of_ray_start(
+        self, objects: list[dict[str, Any]]
+    ) -> None:
+        """KubeRay refuses these there, and both forms of resources beside each other."""
+        (cluster,) = of_kind(objects, "RayCluster")
+        assert cluster["spec"]["autoscalerOptions"]["version"] == "v2"
+        for group in cluster["spec"]["workerGroupSpecs"]:
+            assert "labels" not in group["rayStartParams"]
+            assert "resources" not in group
+            assert "restartPolicy" not in group["template"]["spec"]
+
+
+def test_a_worker_that_ends_has_time_to_let_its_trials_leave(objects: list[dict[str, Any]]) -> None:
+    for name, pod in pods_of(objects):
+        if name.startswith("workers"):
+            (container,) = pod["spec"]["containers"]
+            (seconds,) = (
+                int(variable["value"])
+                for variable in container["env"]
+                if variable["name"] == "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+            )
+            assert seconds == 90
+            assert pod["spec"]["terminationGracePeriodSeconds"] > seconds
+
+
+def test_ray_reads_how_long_it_may_take() -> None:
+    assert constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S > 0
+
+
+def test_kueue_finds_its_queue_and_streams_pass_the_ingress() -> None:
+    objects = kept("outer")[1]
+    labels = of_kind(objects, "RayCluster")[0]["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "sweeps"
+    assert labels["app.kubernetes.io/instance"] == "sweep"
+    annotations = of_kind(objects, "Ingress")[0]["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+
+
 class TestWhereAPodRunsAndWhatItHasBesides:
     MAIN = ("service", "mlflow", "postgresql", "ray-head", "ray-worker")
 
@@ -348,6 +465,7 @@ class TestWhereAPodRunsAndWhatItHasBesides:
         asked = yaml.safe_load((KEPT / "placed.values.yaml").read_text())["service"]
         pods = dict(pods_of(kept("placed")[1]))
 
+        assert pods.pop("backup")["spec"]["tolerations"] == asked["tolerations"]
         assert len(pods) == len(self.MAIN)
         for name, pod in pods.items():
             assert pod["metadata"]["annotations"] == asked["podAnnotations"], name
@@ -363,7 +481,7 @@ class TestWhereAPodRunsAndWhatItHasBesides:
             assert container["env"][-1:] == asked["extraEnv"], name
             assert container["volumeMounts"][-1:] == asked["extraVolumeMounts"], name
         for name, pod in pods_of(objects):
-            assert asked["extraVolumes"][0] in pod["spec"]["volumes"], name
+            assert (asked["extraVolumes"][0] in pod["spec"]["volumes"]) == (name != "backup"), name
 
     def test_by_default_none_of_it_is_there(self) -> None:
         for name, pod in pods_of(kept("default")[1]):
@@ -445,6 +563,8 @@ class TestItIsLocked:
 
     def test_every_container_is_watched(self, objects: list[dict[str, Any]]) -> None:
         for name, pod in pods_of(objects):
+            if name == "backup":  # it ends by itself
+                continue
             for container in pod["spec"]["containers"]:
                 assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), name
         service = container_of(objects, "service")
@@ -521,6 +641,9 @@ class TestValues:
             ("service/affinity", {"nodeAfinity": {}}),
             ("mlflow/nodeSelector", ["pool"]),
             ("serviceMonitor/interval", "often"),
+            ("backup/schedule", "nightly"),
+            ("backup/keep", 0),
+            ("ray/labels", {"kueue.x-k8s.io/queue-name": "two words"}),
             ("postgresql/extraEnv", [{"value": "without a name"}]),
             ("ray/head/podAnnotations", {"count": 3}),
             ("ray/head/extraVolumeMounts", [{"name": "without a path"}]),

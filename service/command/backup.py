@@ -21,30 +21,50 @@ from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson
 
 
 def back_up(
-    file: Annotated[Path, typer.Argument(help="A new file, such as monday.tar.gz.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A new file, such as monday.tar.gz, or a folder, which names it."),
+    ],
+    keep: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many backups of a folder stay; older ones are removed."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the home folder into one file, also while the service works; EIGENSWEEP_HOME names it.
 
-    The file holds digests of tokens, addresses of webhooks and the audit log: keep it as safe as
-    the home folder. Only you can read it.
+    The record and the store are in it wherever they are: EIGENSWEEP_DATABASE_URL and
+    EIGENSWEEP_STORAGE name them. The file holds digests of tokens, addresses of webhooks and the
+    audit log: keep it as safe as the home folder. Only you can read it.
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
     from eigensweep.private_folders import private_umask
-    from eigensweep.service.process.backup import BackupError, back_up
-    from eigensweep.service.settings import Settings
+    from eigensweep.service.process.backup import BackupError, back_up, name_by_time, remove_older
+    from eigensweep.service.settings import Settings, StartError
     from eigensweep.workers.shared.durable_files import StorageError
 
+    folder, removed = file.expanduser().absolute(), list[Path]()
+    if folder.is_dir():
+        file = name_by_time(folder)
+    elif keep is not None:
+        _fail(f"--keep is for a folder of backups; {file} is none", as_json, BAD_INPUT)
     try:
         with private_umask():
             manifest = back_up(Settings(), file.expanduser().absolute())
+        if keep is not None:
+            removed = remove_older(folder, keep)
     except (BackupError, ValidationError) as error:
         _fail(str(error), as_json, BAD_INPUT)
-    except (OSError, sqlite3.Error, StorageError) as error:
+    except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
         _fail(f"no backup was made: {error}", as_json, FAILURE)
     if as_json:
-        typer.echo(json.dumps(asdict(manifest) | {"file": str(file)}, indent=2))
+        told = {"file": str(file), "removed": [str(path) for path in removed]}
+        typer.echo(json.dumps(asdict(manifest) | told, indent=2))
         return
     typer.echo(f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}")
+    for path in removed:
+        typer.echo(f"removed: {path}")
     for words in manifest.left_out:
         typer.echo(f"left out: {words}")
     typer.echo(f"to go on from it: eigensweep restore {file} --home FOLDER")
@@ -55,18 +75,39 @@ def restore(
     home: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A new home folder, or an empty one.")
     ],
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="An empty database of PostgreSQL; default: SQLite in the home."
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="An empty folder, s3://bucket/prefix or gs://bucket/prefix, for checkpoints and "
+            "curves; default: in the home.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a home folder of a backup. It is there as a whole, or not at all."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     from eigensweep.private_folders import private_umask
     from eigensweep.service.process.backup import BackupError, restore
+    from eigensweep.service.settings import Settings, StartError
+    from eigensweep.workers.shared.durable_files import StorageError
 
+    told = {"HOME": str(home)}
     try:
+        if storage is not None:
+            told["STORAGE"] = storage = Settings(storage=storage).storage_folder
         with private_umask():
-            manifest = restore(file, home)
-    except BackupError as error:
+            manifest = restore(file, home, database_url, storage)
+    except (BackupError, ValidationError) as error:
         _fail(str(error), as_json, BAD_INPUT)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
         _fail(f"nothing was restored: {error}", as_json, FAILURE)
     if as_json:
         typer.echo(json.dumps(asdict(manifest) | {"home": str(home)}, indent=2))
@@ -74,7 +115,9 @@ def restore(
     typer.echo(f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {home}")
     for words in manifest.left_out:
         typer.echo(f"left out: {words}")
-    typer.echo(f"start it: EIGENSWEEP_HOME={home} eigensweep serve")
+    settings = "".join(f"EIGENSWEEP_{name}={value} " for name, value in told.items())
+    settings += "EIGENSWEEP_DATABASE_URL=... " if database_url else ""
+    typer.echo(f"start it: {settings}eigensweep serve")
 
 
 def _fail(words: str, as_json: bool, code: int) -> NoReturn:

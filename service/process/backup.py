@@ -12,6 +12,9 @@ service goes on from such a moment by itself.
 
 An attempt that began after that moment is none: each head is written with the attempt of the
 record, or the next service could not begin it again.
+
+An archive has one form, wherever its record and its store were: rows of PostgreSQL are in the same
+SQLite file, and objects of an object store in the same files. So it can be restored anywhere.
 """
 
 from __future__ import annotations
@@ -28,20 +31,29 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
-from sqlalchemy import make_url
+from sqlalchemy import Connection, make_url, select
 
 from eigensweep.private_folders import require_private
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
-from eigensweep.service.record.migrations import list_revisions
+from eigensweep.service.record import copying, database
+from eigensweep.service.record.migrations import (
+    compare_versions,
+    list_revisions,
+    migrate,
+    try_database,
+)
+from eigensweep.service.record.tables import Trial
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store, is_url
+from eigensweep.workers.shared.checkpoints import is_url, open_store
+from eigensweep.workers.shared.object_store import ObjectStore
 from eigensweep.workers.shared.states import OPEN_TRIALS
 
 FORMAT: Final = 1
@@ -57,6 +69,10 @@ STAGING: Final = ".backup-"
 BUSY_SECONDS: Final = 60.0
 """How long to wait for another writer of a database."""
 CHUNK: Final = 1 << 20
+FETCHES: Final = 16
+"""Trials that are fetched from an object store at once."""
+NAME_BY_TIME: Final = "eigensweep-%Y%m%d-%H%M%S.tar.gz"
+NAMES_BY_TIME: Final = "eigensweep-????????-??????.tar.gz"
 
 
 class BackupError(RuntimeError):
@@ -117,27 +133,28 @@ class Manifest:
 def back_up(settings: Settings, file: Path) -> Manifest:
     """Write a backup of the home folder into a new file, which only this user can read.
 
-    A service may work in the home meanwhile. Posts and drivers wait while the databases are copied
-    and the heads of trials that run are read; training goes on.
+    A service may work in the home meanwhile. Posts and drivers wait while SQLite's databases are
+    copied and the heads of trials that run are read; training goes on.
 
     Raises:
-        BackupError: if the file is there already, the record is not in the home folder, or another
-            backup is being made.
-        OSError, sqlite3.Error, StorageError: if something cannot be read or written.
+        BackupError: if the file is there already, there is no record, or another backup is being
+            made.
+        RecordUnusableError: if the record's database does not answer.
+        OSError, sqlite3.Error, SQLAlchemyError, StorageError: if something cannot be read or
+            written.
     """
     _check_settings(settings, file)
-    storage = Path(settings.storage_folder)
+    place, record = settings.storage_folder, _find_record(settings)
     with ExitStack() as stack:
         taken = BackupError(f"another backup of {settings.home} is being made")
         stack.enter_context(hold_alone(settings.home / "backup.lock", taken))
+        storage = settings.home if is_url(place) else Path(place)
         for folder in (settings.home, storage):
             _remove_leftovers(folder)
         copies = stack.enter_context(_make_staging(settings.home))
-        shots = _StoreCopy(storage, stack.enter_context(_make_staging(storage)))
-        shots.take(_read_trials(settings.home / RECORD), only_ended=True)
-        with _nobody_writes(settings.home / RECORD):
-            copy_database(settings.home / RECORD, copies / RECORD)
-            trials = _read_trials(copies / RECORD)
+        shots = _StoreCopy(place, stack.enter_context(_make_staging(storage)))
+        shots.take(record.read_trials(), only_ended=True)
+        with record.hold_still(copies / RECORD) as trials:
             if settings.mlflow_uri is None:
                 copy_database(settings.home / MLFLOW, copies / MLFLOW)
             _copy_journals(settings.home / "optuna", copies / "optuna")
@@ -146,26 +163,42 @@ def back_up(settings: Settings, file: Path) -> Manifest:
             return _write_archive(target, settings, copies, shots)
 
 
+def name_by_time(folder: Path) -> Path:
+    """Return the name of a new backup in a folder of backups."""
+    return folder / time.strftime(NAME_BY_TIME, time.gmtime())
+
+
+def remove_older(folder: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` backups with such names; return what was removed."""
+    older = sorted(folder.glob(NAMES_BY_TIME))[:-keep]
+    for path in older:
+        path.unlink(missing_ok=True)
+    return older
+
+
 def _check_settings(settings: Settings, file: Path) -> None:
-    if settings.database_url is not None:
-        place = make_url(settings.database_url).render_as_string(hide_password=True)
-        raise BackupError(
-            f"the record is in a database of its own ({place}), which is saved with its own means: "
-            "stop the service, run `pg_dump --format=custom` for the record and for MLflow's "
-            f"database, copy the folder {settings.storage_folder}, and start the service again"
-        )
-    if is_url(settings.storage_folder):
-        raise BackupError(
-            f"the store is at {settings.storage_folder}, which is saved with its own means: stop "
-            "the service, copy the bucket and the home folder, and start the service again"
-        )
-    if not (settings.home / RECORD).exists():
+    if settings.database_url is None and not (settings.home / RECORD).exists():
         raise BackupError(
             f"there is no record in {settings.home}; set EIGENSWEEP_HOME to the home folder of "
             "the service"
         )
     if file.exists():
         raise BackupError(f"{file} is there already; choose another name, or remove it")
+
+
+def _find_record(settings: Settings) -> _SqliteRecord | _PostgresqlRecord:
+    url = make_url(settings.database)
+    if url.get_backend_name() == "postgresql":
+        record = _PostgresqlRecord(settings.database)
+        record.check()
+        return record
+    path = Path(url.database or "")
+    if url.get_backend_name() != "sqlite" or not path.is_file():
+        raise BackupError(
+            f"the record at {url.render_as_string(hide_password=True)} cannot be saved: only "
+            "PostgreSQL and files of SQLite can"
+        )
+    return _SqliteRecord(path)
 
 
 @contextmanager
@@ -181,15 +214,78 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class _TrialRow:
+    experiment: str
+    number: int
+    state: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class _SqliteRecord:
+    path: Path
+
+    def read_trials(self) -> list[_TrialRow]:
+        query = "SELECT experiment_id, number, state, attempt FROM trials"
+        with closing(sqlite3.connect(self.path, BUSY_SECONDS)) as source:
+            return [_TrialRow(*row) for row in source.execute(query)]
+
+    @contextmanager
+    def hold_still(self, copy: Path) -> Iterator[list[_TrialRow]]:
+        """Make whoever wants to write wait, copy the record, and give its trials."""
+        with closing(sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                copy_database(self.path, copy)
+                yield _SqliteRecord(copy).read_trials()
+            finally:
+                connection.execute("ROLLBACK")
+
+
+@dataclass(frozen=True)
+class _PostgresqlRecord:
+    url: str
+
+    def check(self) -> None:
+        """Raise BackupError if the record is not one of this version."""
+        with try_database(self.url):
+            have, ours = compare_versions(self.url)
+        if have != ours:
+            place = make_url(self.url).render_as_string(hide_password=True)
+            raise BackupError(
+                f"the record at {place} has schema {have}, and this version of Eigensweep reads "
+                f"{ours}: run `eigensweep backup` of the version that the service has"
+            )
+
+    def read_trials(self) -> list[_TrialRow]:
+        with copying.see_one_moment(self.url) as source:
+            return self._read_trials(source)
+
+    def _read_trials(self, source: Connection) -> list[_TrialRow]:
+        query = select(Trial.experiment_id, Trial.number, Trial.state, Trial.attempt)
+        return [_TrialRow(*row) for row in source.execute(query)]
+
+    @contextmanager
+    def hold_still(self, copy: Path) -> Iterator[list[_TrialRow]]:
+        """Make whoever wants to write wait, and give the trials; copy that moment's rows then."""
+        with copying.see_one_moment(self.url) as source:
+            with copying.nobody_writes(self.url, BUSY_SECONDS):
+                yield self._read_trials(source)
+            with _fill_sqlite(copy) as target:
+                copying.copy_rows(source, target)
+
+
 @contextmanager
-def _nobody_writes(record: Path) -> Iterator[None]:
-    """Hold the right to write to the record; whoever wants to write waits."""
-    with closing(sqlite3.connect(record, BUSY_SECONDS, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        finally:
-            connection.execute("ROLLBACK")
+def _fill_sqlite(path: Path) -> Iterator[Connection]:
+    """Lend a connection to a new record in one file, without a log beside it."""
+    url = f"sqlite:///{path}"
+    migrate(url)
+    with database.engine(url).execution_options(mode="writes").begin() as connection:
+        yield connection
+    database.engine(url).dispose()
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("PRAGMA journal_mode=DELETE")
 
 
 def copy_database(source: Path, target: Path) -> None:
@@ -214,25 +310,15 @@ def _copy_journals(source: Path, target: Path) -> None:
             (target / path.name).write_bytes(content[: content.rfind(b"\n") + 1])
 
 
-@dataclass(frozen=True)
-class _TrialRow:
-    experiment: str
-    number: int
-    state: str
-    attempt: int
-
-
-def _read_trials(record: Path) -> list[_TrialRow]:
-    query = "SELECT experiment_id, number, state, attempt FROM trials"
-    with closing(sqlite3.connect(record, BUSY_SECONDS)) as source:
-        return [_TrialRow(*row) for row in source.execute(query)]
-
-
 class _StoreCopy:
-    """Copies of the replicates of some trials, made of links in a folder of the store's disk."""
+    """Copies of the replicates of some trials, made of links in a folder of the store's disk.
 
-    def __init__(self, storage: Path, staging: Path) -> None:
-        self._store, self._storage, self._staging = Store(storage), storage, staging
+    Of an object store they are copies indeed.
+    """
+
+    def __init__(self, storage: str, staging: Path) -> None:
+        self._store, self._staging = open_store(storage), staging
+        self._reports = None if is_url(storage) else Path(storage)
         self._taken: dict[tuple[str, int], _TrialRow] = {}
         self._sizes: dict[str, int] = {}
         self._wanted: list[_TrialRow] = []
@@ -240,22 +326,27 @@ class _StoreCopy:
     def take(self, trials: Iterable[_TrialRow], only_ended: bool = False) -> None:
         """Copy trials, but those that were copied before and have not changed since."""
         self._wanted = [each for each in trials if not (only_ended and each.state in OPEN_TRIALS)]
-        for trial in self._wanted:
-            place = (trial.experiment, trial.number)
-            is_same = self._taken.get(place) == trial and trial.state not in OPEN_TRIALS
-            if not is_same:
-                self._copy(trial)
-                self._taken[place] = trial
+        changed = [
+            trial
+            for trial in self._wanted
+            if trial.state in OPEN_TRIALS
+            or self._taken.get((trial.experiment, trial.number)) != trial
+        ]
+        with ThreadPoolExecutor(FETCHES if self._reports is None else 1) as threads:
+            list(threads.map(self._copy, changed))
+        self._taken.update({(trial.experiment, trial.number): trial for trial in changed})
 
     def _copy(self, trial: _TrialRow) -> None:
         place = f"{trial.experiment}/{trial.number:05d}"
         shutil.rmtree(self._staging / place, ignore_errors=True)
-        for head in sorted((self._storage / place).glob("*/head.json")):
-            key = f"{place}/{head.parent.name}"
+        for seed in self._store.file_names(place):
+            key = f"{place}/{seed}"
             target = self._staging / key
             target.mkdir(parents=True)
-            curve, size = self._store.copy_out(key, target, trial.attempt)
-            self._sizes[f"{key}/{curve}"] = size
+            copied = self._store.copy_out(key, target, trial.attempt)
+            if copied is not None:
+                curve, size = copied
+                self._sizes[f"{key}/{curve}"] = size
 
     def list_files(self) -> Iterator[tuple[str, Path, int | None]]:
         """Yield name, path, and how many bytes count of each file; None: all of them."""
@@ -264,9 +355,11 @@ class _StoreCopy:
             for path in _list_files(folder):
                 name = path.relative_to(self._staging).as_posix()
                 yield f"storage/{name}", path, self._sizes.get(name)
+        if self._reports is None:
+            return
         for experiment in dict.fromkeys(trial.experiment for trial in self._wanted):
-            for path in _list_files(self._storage / experiment / "report"):
-                yield f"storage/{path.relative_to(self._storage).as_posix()}", path, None
+            for path in _list_files(self._reports / experiment / "report"):
+                yield f"storage/{path.relative_to(self._reports).as_posix()}", path, None
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -371,30 +464,92 @@ def _read_schema(record: Path) -> str:
     return str(found)
 
 
-def restore(file: Path, home: Path) -> Manifest:
+def restore(
+    file: Path, home: Path, database_url: str | None = None, storage: str | None = None
+) -> Manifest:
     """Make a home folder of a backup; the folder is there as a whole, or not at all.
 
+    Args:
+        file: What `back_up` wrote.
+        home: A new folder, or an empty one.
+        database_url: An empty database of PostgreSQL for the record; None: SQLite in the home.
+        storage: An empty folder, or an empty place in an object store, for checkpoints and curves;
+            None: a folder in the home.
+
     Raises:
-        BackupError: if the folder holds something, the file is no backup, is cut off or damaged, or
-            was made by a newer version.
+        BackupError: if one of the places holds something, the file is no backup, is cut off or
+            damaged, or was made by a newer version.
         UnsafeFolderError: if others could change the folder.
-        OSError: if something cannot be read or written.
+        RecordUnusableError: if the database does not answer.
+        OSError, SQLAlchemyError, StorageError: if something cannot be read or written. Then the
+            new store may hold a part.
     """
     home = home.expanduser().absolute()
-    if home.exists() and (not home.is_dir() or any(home.iterdir())):
-        raise BackupError(
-            f"{home} is not empty, and a backup is restored into a new folder only: choose another "
-            "one with --home, or move this one away"
-        )
+    _require_empty(home, "--home")
     home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as made:
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as made,
+        ExitStack() as stack,
+    ):
         folder = Path(made) / "home"
         folder.mkdir(mode=0o700)
         require_private(folder)
         manifest = _extract(file, folder)
         _check_record(folder / RECORD, manifest)
+        if database_url is not None:
+            stack.enter_context(_put_into_database(folder / RECORD, database_url))
+        if storage is not None:
+            _put_into_store(folder / "storage", storage)
         os.replace(folder, home)  # takes the place of an empty folder
     return manifest
+
+
+def _require_empty(folder: Path, option: str) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BackupError(
+            f"{folder} is not empty, and a backup is restored into a new folder only: choose "
+            f"another one with {option}, or move this one away"
+        )
+
+
+@contextmanager
+def _put_into_database(record: Path, url: str) -> Iterator[None]:
+    """Move the record's file into PostgreSQL; nothing is there before the block ends well."""
+    ours = f"sqlite:///{record}"
+    migrate(ours)
+    migrate(url)
+    with database.engine(url).begin() as target:
+        if (table := copying.find_table_with_rows(target)) is not None:
+            place = make_url(url).render_as_string(hide_password=True)
+            raise BackupError(
+                f"the database at {place} has rows (in its table '{table}'), and a record is "
+                "restored into an empty one only: make one with `createdb`"
+            )
+        with database.engine(ours).connect() as source:
+            copying.copy_rows(source, target)
+        database.engine(ours).dispose()
+        record.unlink()
+        yield
+
+
+def _put_into_store(copied: Path, place: str) -> None:
+    """Move checkpoints and curves of a backup to their place; it must be empty."""
+    if not is_url(place):
+        folder = Path(place)
+        _require_empty(folder, "--storage")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in sorted(copied.iterdir()) if copied.exists() else ():
+            shutil.move(each, folder / each.name)
+        return
+    store = ObjectStore(place)
+    if next(store.list_sizes(), None) is not None:
+        raise BackupError(
+            f"{place} is not empty, and a backup is restored into an empty place only: choose "
+            "another prefix with --storage"
+        )
+    for head in sorted(copied.glob("*/*/*/head.json")):
+        store.copy_in(head.parent.relative_to(copied).as_posix(), head.parent)
+    shutil.rmtree(copied, ignore_errors=True)
 
 
 def _extract(file: Path, folder: Path) -> Manifest:

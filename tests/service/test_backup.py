@@ -8,17 +8,22 @@ import sqlite3
 import stat
 import tarfile
 import threading
+import time
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import s3
 import torch
 from orders import make_order
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -26,12 +31,12 @@ from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.process import backup
 from eigensweep.service.process.backup import BackupError, back_up, restore
 from eigensweep.service.process.locking import hold_alone
-from eigensweep.service.record import database
+from eigensweep.service.record import copying, database
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.migrations import migrate
+from eigensweep.service.record.migrations import RecordUnusableError, migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, open_store, replicate_key
 from eigensweep.workers.shared.states import OUTCOMES
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -44,6 +49,13 @@ CONTENT: dict[str, Any] = {
     "training": {"steps": STEPS, "evaluate_every": 10},
     "search": {"method": "grid", "space": {"optimizer.lr": list(RATES)}},
 }
+
+
+@pytest.fixture(scope="module")
+def store_url() -> Iterator[str]:
+    """The URL of a bucket."""
+    with s3.serve() as url:
+        yield url
 
 
 @pytest.fixture
@@ -103,7 +115,7 @@ def drive(settings: Settings, id: str, at_rung: Callable[[], None] = lambda: Non
 
 def read_curves(settings: Settings, id: str) -> list[list[tuple[int, dict[str, float]]]]:
     """Return step and metrics of each point, but for the seconds that training took."""
-    store = Store(settings.storage_folder)
+    store = open_store(settings.storage_folder)
     return [
         [
             (point.step, {k: v for k, v in point.metrics.items() if "second" not in k})
@@ -117,6 +129,32 @@ class TestWhileItRuns:
     def test_each_copy_goes_on_to_the_same_end_and_every_trial_is_finished_once(
         self, settings, tmp_path
     ):
+        self.check_copies(settings, tmp_path, lambda name: Settings(home=tmp_path / name))
+
+    @pytest.mark.parametrize("outer", [False, True], ids=["from a home", "from elsewhere"])
+    def test_record_and_store_come_from_anywhere_and_go_anywhere(
+        self, settings, tmp_path, postgresql_server, store_url, outer
+    ):
+        """From PostgreSQL and S3 into a home, from either into another PostgreSQL and S3."""
+
+        def place(name: str, is_outer: bool = True) -> Settings:
+            home = tmp_path / name
+            if not is_outer:
+                return Settings(home=home)
+            url = postgresql_server.create_database(f"copy_{uuid.uuid4().hex}")
+            return Settings(home=home, database_url=url, storage=f"{store_url}/{uuid.uuid4().hex}")
+
+        if outer:
+            home, settings = settings.home, place("outer")
+            home.rename(settings.home)
+            (settings.home / "eigensweep.db").unlink()
+            migrate(settings.database)
+        kinds = iter([True, not outer, True])
+        self.check_copies(settings, tmp_path, lambda name: place(name, next(kinds)))
+
+    def check_copies(
+        self, settings: Settings, tmp_path: Path, place: Callable[[str], Settings]
+    ) -> None:
         id, rungs, files = post(settings), threading.Semaphore(0), []
         driver = threading.Thread(target=drive, args=(settings, id, rungs.release))
         driver.start()
@@ -129,8 +167,8 @@ class TestWhileItRuns:
         expected = read_curves(settings, id)
         open_trials = 0
         for file in files:
-            copy = Settings(home=tmp_path / f"home of {file.stem}")
-            restore(file, copy.home)
+            copy = place(f"home of {file.stem}")
+            restore(file, copy.home, copy.database_url, copy.storage)
             record = Record(copy.database)
             assert record.row(id).state == "running"
             open_trials += record.experiment(id).counts["running"].trials
@@ -222,17 +260,41 @@ class TestRefusals:
         with other, pytest.raises(BackupError, match="another backup"):
             back_up(settings, tmp_path / "other.tar.gz")
 
-    def test_a_record_in_postgresql_is_told_what_to_use_and_no_password(self, settings, tmp_path):
-        url = "postgresql://me:hush@db/record"
+    def test_a_record_of_another_version_is_left_to_that_one(
+        self, settings, tmp_path, bare_postgresql_url
+    ):
+        elsewhere = settings.model_copy(update={"database_url": bare_postgresql_url})
+        migrate(bare_postgresql_url, "0020")
+        with pytest.raises(BackupError, match=r"has schema 0020, .* of the version that the"):
+            back_up(elsewhere, tmp_path / "b.tar.gz")
+
+    def test_a_database_that_does_not_answer_is_named_without_its_password(
+        self, settings, tmp_path
+    ):
+        url = "postgresql://me:hush@127.0.0.1:1/record"
         elsewhere = settings.model_copy(update={"database_url": url})
-        with pytest.raises(BackupError, match="pg_dump") as raised:
+        with pytest.raises(RecordUnusableError, match="cannot be used") as raised:
             back_up(elsewhere, tmp_path / "b.tar.gz")
         assert "hush" not in str(raised.value)
 
-    def test_a_store_in_a_bucket_is_told_what_to_do(self, settings, tmp_path):
-        elsewhere = settings.model_copy(update={"storage": "s3://lab/sweeps"})
-        with pytest.raises(BackupError, match="copy the bucket"):
-            back_up(elsewhere, tmp_path / "b.tar.gz")
+    def test_a_database_or_a_store_that_holds_something_is_left_alone(
+        self, settings, tmp_path, postgresql_url, store_url
+    ):
+        file, home = tmp_path / "b.tar.gz", tmp_path / "copy"
+        post(settings)
+        back_up(settings, file)
+        other = Record(postgresql_url).add(ExperimentSpec.model_validate(CONTENT))[0].id
+        with pytest.raises(BackupError, match=r"has rows \(in its table 'experiments'\)"):
+            restore(file, home, postgresql_url)
+        assert Record(postgresql_url).row(other).state == "queued"
+        assert len(Record(postgresql_url).experiments()) == 1
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "mine").touch()
+        open_store(f"{store_url}/full").write_file("mine", b"mine")
+        for place in (str(tmp_path / "store"), f"{store_url}/full"):
+            with pytest.raises(BackupError, match="not empty"):
+                restore(file, home, storage=place)
+        assert not home.exists()
 
     def test_a_home_that_holds_something_is_left_alone(self, settings, tmp_path):
         back_up(settings, tmp_path / "b.tar.gz")
@@ -296,7 +358,59 @@ def spoil_archive(file: Path, bad: Path, how: str) -> None:
             target.addfile(member, io.BytesIO(content))
 
 
+class TestHoldingPostgresqlStill:
+    def test_who_writes_waits_and_who_reads_does_not(self, postgresql_url):
+        record = Record(postgresql_url)
+        spec = ExperimentSpec.model_validate(CONTENT)
+        posted = threading.Thread(target=record.add, args=(spec,))
+        with copying.see_one_moment(postgresql_url) as moment:
+            with copying.nobody_writes(postgresql_url, PATIENCE):
+                assert copying.find_table_with_rows(moment) is None
+                posted.start()
+                wait_until(lambda: count_waiting(postgresql_url) == 1)
+                assert record.experiments() == []
+            posted.join(PATIENCE)
+            assert len(record.experiments()) == 1
+            assert copying.find_table_with_rows(moment) is None
+
+    def test_it_gives_up_where_somebody_writes_on_and_spoils_nothing(self, postgresql_url):
+        with database.engine(postgresql_url).begin() as writer:
+            writer.execute(text("UPDATE trials SET step = 0"))
+            held = copying.nobody_writes(postgresql_url, 0.1)
+            with pytest.raises(OperationalError, match="lock timeout"), held:
+                pass
+            writer.execute(text("UPDATE experiments SET priority = 0"))
+
+
+def count_waiting(url: str) -> int:
+    """Return how many wait for the lock of a table."""
+    query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = "
+    query += "CAST('experiments' AS regclass)"
+    with database.engine(url).connect() as connection:
+        return connection.scalar(text(query))
+
+
 class TestCommands:
+    def test_a_folder_names_its_backups_and_keeps_the_newest(self, settings, tmp_path, monkeypatch):
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        folder = tmp_path / "backups"
+        folder.mkdir()
+        (folder / "mine.tar.gz").touch()
+        moments = [time.gmtime(60 * minute) for minute in range(4)]
+        monkeypatch.setattr(backup.time, "gmtime", lambda: moments.pop(0))
+        for _ in range(4):
+            made = CliRunner().invoke(command_line, ["backup", str(folder), "--keep", "2"])
+            assert made.exit_code == 0, made.output
+        assert "removed: " in made.output
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "eigensweep-19700101-000200.tar.gz",
+            "eigensweep-19700101-000300.tar.gz",
+            "mine.tar.gz",
+        ]
+        made = CliRunner().invoke(command_line, ["backup", str(tmp_path / "x.gz"), "--keep", "2"])
+        assert made.exit_code == 2
+        assert "for a folder of backups" in made.output
+
     def test_a_home_goes_into_a_file_and_comes_back(self, settings, tmp_path, monkeypatch):
         id, file = post(settings), str(tmp_path / "b.tar.gz")
         monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))

@@ -14,13 +14,15 @@ from engines import Clock
 from experiments import Launched, toys_on_path
 from sweeps import COPYING, Bench, at, spec
 from test_nonces import order_in
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from eigensweep.workers.driver import capacity
 from eigensweep.workers.driver.draining import LOOK_SECONDS, Draining
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.shared.checkpoints import Store, leave_mark
 from eigensweep.workers.trial.attempt import Attempt
+
+RAY = str(Path(sys.executable).parent / "ray")
 
 
 def test_its_trials_are_told_to_leave_once_and_others_are_not(tmp_path):
@@ -82,19 +84,33 @@ def test_its_places_do_not_count(monkeypatch):
     assert capacity.find_nodes(share) == {"b"}
 
 
+def drain_by_command(node: subprocess.Popen[bytes], address: str, id: str) -> None:
+    """Do what somebody does who was told of a machine's end."""
+    command = [RAY, "drain-node", f"--address={address}", f"--node-id={id}"]
+    command += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+    subprocess.run([*command, "--deadline-remaining-seconds=600"], check=True)
+
+
+def drain_by_signal(node: subprocess.Popen[bytes], address: str, id: str) -> None:
+    """Do what Kubernetes does with a pod that is to end."""
+    node.terminate()
+
+
 @pytest.mark.slow
-def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path):
+@pytest.mark.parametrize("drain", [drain_by_command, drain_by_signal])
+def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path, drain):
     import ray
 
     from eigensweep.workers.cluster.ray_cluster import RayCluster
 
-    program = str(Path(sys.executable).parent / "ray")
     with toys_on_path():
         cluster = RayCluster.start(num_cpus=1)
         context = ray.get_runtime_context()
         address, here = context.gcs_address, context.get_node_id()
-        command = [program, "start", f"--address={address}", "--num-cpus=1", "--block"]
-        node = subprocess.Popen(command, start_new_session=True, env=os.environ.copy())
+        start = f"{RAY} start --address={address} --num-cpus=1 --block"
+        as_in_a_pod = ["bash", "-c", "--", f"ulimit -n 65536; {start}"]
+        env = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(PATIENCE)}
+        node = subprocess.Popen(as_in_a_pod, start_new_session=True, env=env)
         try:
 
             def others() -> list[str]:
@@ -111,13 +127,10 @@ def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path):
             e = Launched(cluster, tmp_path, "drains", content)
             handle = e.launch()
             e.until(lambda: [t for t in e.trials() if t.place and t.place.node_id == there])
-            reason = "DRAIN_NODE_REASON_PREEMPTION"
-            drain = [program, "drain-node", f"--address={address}", f"--node-id={there}"]
-            drain += [f"--reason={reason}", "--reason-message=spot"]
-            subprocess.run([*drain, "--deadline-remaining-seconds=600"], check=True)
+            drain(node, address, there)
             e.until(lambda: [n for n in e.ledger.read("notices") if "drains" in n["words"]])
             (shown,) = [each for each in cluster.list_nodes() if each.id == there]
-            assert shown.drains_until
+            assert shown.drains_until or not shown.alive
             left = e.until(lambda: [h for h in e.ledger.read("history") if h[0] == "interrupt"])
             assert "its node drains" in left[0][3]
             e.finish(handle)

@@ -455,12 +455,12 @@ class Store:
         self.commit(key, attempt, snapshot.step, snapshot.state, snapshot.points)
         return True
 
-    def copy_out(self, key: str, target: Path, attempt: int) -> tuple[str, int]:
+    def copy_out(self, key: str, target: Path, attempt: int) -> tuple[str, int] | None:
         """Copy what is committed at `key` into an empty folder; return the curve's name and bytes.
 
         On the same disk files are linked, since none of them is ever written over; of the curve,
         which grows, only so many bytes count. If a later attempt than `attempt` has begun, the
-        copy's head does not know of it.
+        copy's head does not know of it. None: nothing was begun there.
 
         Raises:
             StorageError: if it cannot be read.
@@ -469,6 +469,8 @@ class Store:
         folder = self._folder(key)
         with hold_lock(folder):
             head = self._head(folder)
+            if head.attempt == 0:
+                return None
             spectra = [f"{path.parent.name}/{path.name}" for path in folder.glob("*/*.json")]
             named = [checkpoint.file for checkpoint in head.checkpoints]
             for name in (head.curve, BEST, *named, *spectra):

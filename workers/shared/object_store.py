@@ -32,7 +32,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +49,7 @@ from eigensweep.workers.shared.checkpoints import (
     StateDict,
     Store,
     _Checkpoint,
+    _checkpoint_name,
     _Head,
     _leaving_damage,
     check_attempt,
@@ -66,6 +67,7 @@ from eigensweep.workers.shared.durable_files import (
     StoreKeysError,
     write_whole,
 )
+from eigensweep.workers.shared.spectrum_files import FOLDER as SPECTRA
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +218,53 @@ class ObjectStore(Store):
             return _Change(after, {file: content}, lines)
 
         self._change(key, make)
+
+    def copy_out(self, key: str, target: Path, attempt: int) -> tuple[str, int] | None:
+        folder = self._folder(key)
+        head = self._head(folder)
+        if head.number == 0:
+            return None
+        for _ in range(MOST_TRIES):  # a newer head may let a checkpoint go meanwhile
+            read = [(each, self._content(folder, each)) for each in head.checkpoints]
+            if all(content is not None for _, content in read):
+                break
+            before, head = head.number, self._head(folder)
+            if head.number == before:
+                break  # it is damaged
+        known, kept = min(head.attempt, attempt), []
+        for checkpoint, content in read:
+            if content is not None:
+                name = _checkpoint_name(checkpoint.step, head.commits, known)
+                write_whole(target / name, content)
+                kept.append(replace(checkpoint, file=name))
+        curve = f"curve-{known}.jsonl"
+        write_whole(target / curve, self._read_curve(folder, head, 0))
+        files = [BEST] if self.has_best(key) else []
+        for file in [*files, *(f"{SPECTRA}/{name}" for name in self.kept_names(key, SPECTRA))]:
+            (target / file).parent.mkdir(exist_ok=True)
+            write_whole(target / file, self.read_kept(key, file))
+        after = _Head(known, head.commits, curve, head.curve_bytes, head.curve_points)
+        after = replace(after, last_step=head.last_step, taken_over=head.taken_over)
+        write_whole(target / "head.json", write_head(replace(after, checkpoints=tuple(kept))))
+        return curve, head.curve_bytes
+
+    def copy_in(self, key: str, source: Path) -> None:
+        """Make at `key`, where nothing is yet, what `copy_out` wrote into a folder.
+
+        Raises:
+            StoreAwayError: if the object store does not answer, or refuses.
+            OSError: if the folder cannot be read.
+        """
+        plain = read_head(_Head, (source / "head.json").read_bytes(), str(source / "head.json"))
+        head = _ObjectHead(**{each.name: getattr(plain, each.name) for each in fields(_Head)})
+        files = {each.file: (source / each.file).read_bytes() for each in head.checkpoints}
+        curve = source / head.curve
+        lines = curve.read_bytes()[: head.curve_bytes] if head.curve_bytes else b""
+        self._change(key, lambda _: _Change(head, files, lines))
+        for path in (source / BEST, *sorted(source.glob("*/*.json"))):
+            if path.exists():
+                name = path.relative_to(source).as_posix()
+                self.keep_file(key, head.attempt, name, path.read_bytes())
 
     def take_over(self, source_key: str, key: str, attempt: int, step: int) -> None:
         name = f"{step} {source_key}"

@@ -130,6 +130,30 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* Where the service keeps what it keeps, for itself and for its backups. */}}
+{{- define "eigensweep.places" -}}
+{{- $name := include "eigensweep.name" . -}}
+# A folder in the volume, as the volume's own belongs to root.
+- {name: EIGENSWEEP_HOME, value: /srv/home/eigensweep}
+- name: EIGENSWEEP_MLFLOW_URI
+  value: {{ .Values.mlflow.builtIn | ternary (printf "http://%s-mlflow:5000" $name) .Values.mlflow.uri }}
+{{- if .Values.postgresql.builtIn }}
+- name: POSTGRES_PASSWORD
+  {{- include "eigensweep.fromSecret" (dict "root" . "key" "postgres-password") | nindent 2 }}
+- name: EIGENSWEEP_DATABASE_URL
+  value: postgresql+psycopg://eigensweep:$(POSTGRES_PASSWORD)@{{ $name }}-postgresql:5432/eigensweep
+- name: EIGENSWEEP_OPTUNA_URL
+  value: postgresql+psycopg://eigensweep:$(POSTGRES_PASSWORD)@{{ $name }}-postgresql:5432/optuna
+{{- else }}
+- name: EIGENSWEEP_DATABASE_URL
+  {{- include "eigensweep.fromSecret" (dict "root" . "key" "database-url") | nindent 2 }}
+- name: EIGENSWEEP_OPTUNA_URL
+  {{- include "eigensweep.fromSecret" (dict "root" . "key" "optuna-url") | nindent 2 }}
+{{- end }}
+- {name: EIGENSWEEP_STORAGE, value: {{ .Values.storage.url | default "/srv/storage/eigensweep" }}}
+{{- include "eigensweep.storeEndpoint" . }}
+{{- end }}
+
 {{- define "eigensweep.storeKeys" -}}
 {{- with .Values.storage.secret }}
 envFrom:
