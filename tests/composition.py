@@ -357,7 +357,8 @@ class Composition:
         with (made / "pg_hba.conf").open("a") as file:
             file.write("host all all all scram-sha-256\n")
         listen = ["-h", self.host("postgres"), "-p", self.ports["5432"], "-k", str(made)]
-        command = [str(self.programs / "postgres"), "-D", str(made), *listen]
+        options = service["command"][1:]
+        command = [str(self.programs / "postgres"), "-D", str(made), *listen, *options]
         self.start("postgres", command, user)
         script = self.content["configs"]["more-databases"]["content"]
         script += f"CREATE DATABASE {service['environment']['POSTGRES_DB']};"

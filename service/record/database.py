@@ -37,6 +37,11 @@ BUSY_SECONDS = 20
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
 
+MANY: Final = (10, 30)
+FEW: Final = (2, 3)
+"""Connections that a process keeps to PostgreSQL, and how many more it opens for a moment: the
+service, and each driver. `postgresql.maxConnections` of the chart counts with them."""
+
 MISSING_IN_POSTGRESQL: Final = {"3F000", "42P01", "42703"}
 """SQLSTATE of a schema, a table or a column that does not exist."""
 MISSING_IN_SQLITE: Final = re.compile("no such (table|column)|has no column named")
@@ -51,6 +56,7 @@ Mode = Literal["reads", "writes", "writes_ahead"]
 """What a transaction does. What was written ahead is on SQLite's disk as soon as the next one that
 writes is."""
 
+_few: Final[set[str]] = set()
 _damage: Final[dict[str, str]] = {}
 """What was seen of damage, by the URL of the database. It stays until the process ends."""
 
@@ -76,11 +82,12 @@ def engine(url: str) -> Engine:
     """Return this process's engine for a database, made at the first call."""
     parsed = make_url(name_driver(url))
     if parsed.get_backend_name() != "sqlite":
+        size, more = FEW if url in _few else MANY
         return create_engine(
             parsed,
             pool_pre_ping=True,
-            pool_size=10,
-            max_overflow=30,
+            pool_size=size,
+            max_overflow=more,
             pool_timeout=10,
             connect_args={"connect_timeout": 5},
         )
@@ -90,6 +97,11 @@ def engine(url: str) -> Engine:
     event.listen(made, "connect", _set_up_sqlite)
     event.listen(made, "begin", _begin_sqlite)
     return made
+
+
+def hold_few_connections(url: str) -> None:
+    """Let this process have few connections to a PostgreSQL at a time; whoever needs one waits."""
+    _few.add(url)
 
 
 @lru_cache(maxsize=64)

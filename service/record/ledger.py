@@ -99,6 +99,10 @@ class RecordLedger:
     generation: int
     patience: float = 24 * 3600.0
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        database.hold_few_connections(self.database_url)  # this is a driver's process
+
     def load(self) -> list[TrialEntry]:
         return list(self.walk())
 

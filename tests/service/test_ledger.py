@@ -610,3 +610,10 @@ def test_with_sqlite_only_the_begin_of_an_attempt_waits_for_the_disk(each_url, s
         ledger.report(number, 1, 10, {"valid/loss": 0.5}, PLACE)
         ledger.finish(number, 1, "completed", RESULT)
     assert found == [not is_sqlite, True, not is_sqlite, not is_sqlite] * 2
+
+
+def test_a_driver_s_process_holds_few_connections_and_a_service_s_many():
+    here = RecordLedger("postgresql://me@nowhere/here", "e", 1)
+    urls = here.database_url, "postgresql://me@nowhere/there"
+    pickle.loads(pickle.dumps(dataclasses.replace(here, database_url=urls[1])))
+    assert [database.engine(url).pool.size() for url in urls] == [10, 2]

@@ -123,7 +123,8 @@ for _name in (*BaseStorage.__abstractmethods__, *_OWN):
 def open_storage(where: str, experiment: str) -> BaseStorage:
     """Return Optuna's storage: a database where `where` is a URL, else a journal in that folder."""
     if "://" in where:
-        return waiting(WaitingStorage)(where, engine_kwargs={"pool_pre_ping": True})
+        few = {"pool_size": 1, "max_overflow": 2, "pool_pre_ping": True}
+        return waiting(WaitingStorage)(where, engine_kwargs=few)
     path = Path(where) / f"{experiment}.journal"
     path.parent.mkdir(parents=True, exist_ok=True)
     _mend(path)
