@@ -73,7 +73,8 @@ def parse(text: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(text)))
     for service in content["services"].values():
         given = service.get("environment", {})
-        service["environment"] = {name: value or "" for name, value in given.items()}
+        # Compose hands on what has no value here, where the person's own file has one.
+        service["environment"] = {name: v for name, v in given.items() if v is not None}
     return content
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from composition import (
     ROOT,
     SECRETS,
@@ -51,6 +52,18 @@ def test_every_variable_of_the_service_is_a_setting() -> None:
     named = {n for n in content["services"]["service"]["environment"] if n.startswith("EIGEN")}
 
     assert named <= {f"EIGENSWEEP_{name.upper()}" for name in Settings.model_fields}
+
+
+def test_every_node_gets_the_keys_of_an_object_store_that_are_there() -> None:
+    place = "s3://lab/sweeps"
+    given = dict.fromkeys(SECRETS, "x") | {"EIGENSWEEP_STORAGE": place}
+    services = yaml.safe_load(interpolate(TEXT, given))["services"]
+    assert services["service"]["environment"]["EIGENSWEEP_STORAGE"] == place
+    for name in ("service", "ray-head", "ray-worker", "ray-worker-gpu"):
+        there = services[name]["environment"]
+        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+            assert there[key] is None, "an empty key would be used in place of a machine's role"
+    assert read()["services"]["service"]["environment"]["EIGENSWEEP_STORAGE"] == "/srv/storage"
 
 
 def test_every_service_is_watched_and_only_loopback_is_published() -> None:

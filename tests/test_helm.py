@@ -56,8 +56,8 @@ def strict(schema: Any) -> Any:
 RAY_CLUSTER = strict(yaml.safe_load((KEPT / "rayclusters.crd.yaml").read_text()))
 """KubeRay's own schema. Pods in it are held to Kubernetes' own."""
 OF_OPERATORS = ("RayCluster", "ServiceMonitor")
-OF_THE_STORE = {"AWS_ENDPOINT_URL"}
-"""Compose takes the object store's variables from the person's own file."""
+OF_THE_STORE = {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+"""Compose hands on those of the person's own file; the chart's keys come from a Secret."""
 OF_KUBERNETES = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"}
 """Compose ends all workers together with the service: nobody would tell their trials to leave."""
 OF_THE_VALUES = {"SSL_CERT_FILE"}
@@ -215,7 +215,7 @@ class TestItIsWhatComposeStarts:
 
         assert names_of(
             container_of(objects, "ray-worker")
-        ) - OF_THE_STORE - OF_THE_VALUES - OF_KUBERNETES == of_compose - {
+        ) - OF_THE_STORE - OF_THE_VALUES - OF_KUBERNETES == of_compose - OF_THE_STORE - {
             *("NODE_PORTS", "WORKER_CPUS", "WORKER_GIB"),
         }
         assert names_of(container_of(objects, "ray-head")) == names_of(
