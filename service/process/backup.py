@@ -576,7 +576,7 @@ def _extract(file: Path, folder: Path) -> Manifest:
         if found.get(name) != manifest.files.get(name)
     ):
         raise BackupError(
-            f"{file} is damaged: {say_count(len(wrong), 'file')} differ from its manifest, such as "
+            f"{file} is damaged: its manifest contradicts {say_count(len(wrong), 'file')}, such as "
             f"{wrong[0]}; take another backup"
         )
     return manifest

@@ -308,8 +308,8 @@ class TestRefusals:
         [
             ("cut", "no whole backup"),
             ("text", "no whole backup"),
-            ("member", "damaged: 1 files"),
-            ("missing", "damaged: 1 files"),
+            ("member", "contradicts 1 file, such as"),
+            ("missing", "contradicts 1 file, such as"),
             ("newer schema", "which is newer than this one"),
             ("newer form", "reads the form 1"),
             ("above", "holds '../x'"),
