@@ -235,7 +235,7 @@ class TestReproductions:
             for name, text in re.findall(r"<code>(.+?)</code></th>(.*?)</tr>", page, re.S)
         }
         assert list(rows) == suite_names()
-        assert "Copying with RMSprop or Adam" in rows[NAME]
+        assert "Copying with 128 or 256 units" in rows[NAME]
         for item in client.get("/v1/reproduction-suites").json()["items"]:
             row = unescape(rows[item["name"]])
             assert item["says"] in row
