@@ -74,7 +74,7 @@ class TestCommand:
         assert "problem  settings" in done.stdout
         assert "EIGENSWEEP_PORT: Input should be less than or equal to 65535" in done.stdout
         assert "-> correct it" in done.stdout
-        assert done.stdout.splitlines()[-1].startswith("1 problems")
+        assert done.stdout.splitlines()[-1].startswith("1 problem,")
 
     def test_no_secret_is_shown(self, monkeypatch, tmp_path):
         monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "home"))
