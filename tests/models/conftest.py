@@ -5,18 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from compilers import need_libraries, need_nvrtc
+from small_models import REQUIRED
 
 from eigensweep.models import MODELS
 from eigensweep.models.recurrence.native import ungated
-
-REQUIRED = {
-    "scornn": {"negative_ones": 3},
-    "enrnn": {"short_fraction": 0.4, "negative_fraction": 0.5},
-    "asrnn": {"a": 0.5, "b": 2.0},
-    "goru": {"style": "tunable"},
-    "ornn": {"reflections": 4},
-    "spectral_rnn": {"reflections": 4, "margin": 0.2},
-}
 
 
 def shapes_of(input_size=5, output_size=3, input_kind="symbols", readout="all"):

@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 
 import torch
+from small_models import REQUIRED
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.group import Group
@@ -24,15 +25,7 @@ TASKS = {
     "speech_frames": {"corpus": "voices", "digest": VOICES, "batch_size": 4},
 }
 """Fields that make each task small; the corpora are those of `small_files`."""
-
-MODELS = {
-    "scornn": {"negative_ones": 3},
-    "enrnn": {"short_size": 4, "negative_ones": 2},
-    "asrnn": {"a": 0.5, "b": 2.0},
-    "goru": {"style": "tunable"},
-    "ornn": {"reflections": 4},
-    "spectral_rnn": {"reflections": 4, "margin": 0.2},
-}
+NEEDED = {**REQUIRED, "enrnn": {"short_size": 4, "negative_ones": 2}}  # what tests change of it
 
 
 def config_of(model, task="copying", optimizer=None, training=None, **rest):
@@ -44,7 +37,7 @@ def config_of(model, task="copying", optimizer=None, training=None, **rest):
         del task["bptt"]
     content = {
         "task": task,
-        "model": {"hidden_size": 8, **MODELS.get(model["name"], {}), **model},
+        "model": {"hidden_size": 8, **NEEDED.get(model["name"], {}), **model},
         "optimizer": {"lr": 0.01, **(optimizer or {})},
         "training": {"steps": 50, "evaluate_every": 20, "log_every": 3, **(training or {})},
     }

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from small_models import REQUIRED
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.checks import check_spec
@@ -18,15 +19,10 @@ from eigensweep.search_spaces.trial import OptimizerConfig, TrainingConfig
 from eigensweep.tasks import TASKS
 from eigensweep.workers.trial.training import Training
 
-REQUIRED: dict[str, dict[str, Any]] = {
-    "scornn": {"negative_ones": 3},
-    "enrnn": {"short_fraction": 0.4, "negative_fraction": 0.5},
-    "asrnn": {"a": 0.5, "b": 2.0},
+NEEDED: dict[str, dict[str, Any]] = {
+    **REQUIRED,
     "constructed_adding": {"hidden_size": 1},
     "constructed_copying": {"hidden_size": 7, "delay": 5, "symbols": 3},
-    "goru": {"style": "tunable"},
-    "ornn": {"reflections": 4},
-    "spectral_rnn": {"reflections": 4, "margin": 0.2},
 }
 TASK: dict[str, dict[str, Any]] = {
     "adding": {"length": 12, "batch_size": 4, "train_size": 8, "valid_size": 20, "test_size": 30},
@@ -85,7 +81,7 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "name": "drawn",
         "task": {"name": task, **TASK[task]},
-        "model": {"name": model, "hidden_size": size, **REQUIRED.get(model, {})},
+        "model": {"name": model, "hidden_size": size, **NEEDED.get(model, {})},
         "optimizer": {"name": "adam"},
         "training": {"steps": 2, "evaluate_every": 1},
         "search": {"space": {}},
@@ -156,7 +152,7 @@ def test_every_model_is_among_what_is_drawn(model: str) -> None:
     body = {
         "name": "plain",
         "task": {"name": task, **TASK[task]},
-        "model": {"name": model, "hidden_size": 8, **REQUIRED.get(model, {})},
+        "model": {"name": model, "hidden_size": 8, **NEEDED.get(model, {})},
         "training": {"steps": 1, "evaluate_every": 1},
     }
     assert train_if_accepted(body) == 1

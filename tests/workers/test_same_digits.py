@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from orders import make_order
+from small_models import REQUIRED
 
 from eigensweep import train
 from eigensweep.models import MODELS
@@ -30,14 +31,6 @@ from eigensweep.workers.engine.runner import REPORT
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.messages import Order
 
-REQUIRED: dict[str, dict[str, Any]] = {
-    "scornn": {"negative_ones": 3},
-    "enrnn": {"short_fraction": 0.4, "negative_fraction": 0.5},
-    "asrnn": {"a": 0.5, "b": 2.0},
-    "goru": {"style": "tunable"},
-    "ornn": {"reflections": 4},
-    "spectral_rnn": {"reflections": 4, "margin": 0.2},
-}
 EVEN = ("nnrnn", "eurnn", "goru")
 """Models whose number of units is even."""
 UNTRAINED = ("constructed_copying", "constructed_adding")
