@@ -22,6 +22,7 @@ from eigensweep.workers.analyses.base import (
     TrialSubject,
 )
 from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver
+from eigensweep.workers.analyses.gradient_norms import GradientNormsContent
 from eigensweep.workers.analyses.messages import FILES, AnalysisOrder, Outcome
 from eigensweep.workers.analyses.size_study import group_arms
 from eigensweep.workers.analyses.weights import load_network, load_snapshot
@@ -171,6 +172,19 @@ class TestGradientNorms:
         for name, norms in expected.items():
             told = torch.tensor(content["norms"][name], dtype=torch.float64)
             torch.testing.assert_close(told, norms.mean(-1), rtol=1e-5, atol=1e-12)
+
+    @pytest.mark.parametrize(("ends_at", "scale"), [(8.47, "linear"), (8130.0, "log")])
+    def test_its_axis_is_logarithmic_where_norms_span_a_decade(
+        self, enrnn, folders, ends_at, scale
+    ):
+        told = analyse("gradient_norms", enrnn, folders)
+        length = told["length"]
+        step = (ends_at / 8.13) ** (1 / (length - 1))
+        told["by_delay"] = {"long": [8.13 * step**k for k in range(length)]}
+        told["norms"] = {"long": told["norms"]["long"]}
+        analysis = ANALYSES["gradient_norms"]
+        figure = analysis.plot(GradientNormsContent.model_validate(told))
+        assert figure.axes[1].get_yscale() == scale
 
     def test_the_short_state_keeps_theorem_3_1(self, enrnn, folders):
         theorem = analyse("gradient_norms", enrnn, folders)["theorem_3_1"]

@@ -174,8 +174,8 @@ class TestAlike:
 
 def make_order(name: str, storage: Path, **parts: Any) -> ReportOrder:
     """Return the order of a suite's report with the short budget."""
-    parts = {"experiments": [], "analyses": [], **parts}
-    return ReportOrder(id="r1", name=name, budget="short", storage=str(storage), **parts)
+    parts = {"experiments": [], "analyses": [], "budget": "short", **parts}
+    return ReportOrder(id="r1", name=name, storage=str(storage), **parts)
 
 
 class TestBounds:
@@ -376,6 +376,26 @@ class TestReport:
             "scornn": 3,
             "lstm": 3,
         }
+
+    def test_points_of_the_paper_for_another_task_are_not_drawn(self, content, tmp_path):
+        (curves,) = content.curves
+        assert curves.paper == []
+        assert curves.left_out is not None
+        assert "delay is 500 here and 2000 in the paper" in curves.left_out
+        picture = (tmp_path / "report" / "curves.svg").read_text()
+        assert "paper, read off" not in picture
+
+    def test_points_of_the_paper_for_the_same_task_are_drawn(self, tmp_path):
+        spec = make_specs("enrnn/figure-2", "full")["main"]
+        values = {"enrnn": [1e-5], "scornn": [1e-3], "lstm": [0.01]}
+        main = make_experiment(tmp_path / "store", "main", spec, values)
+        order = make_order("enrnn/figure-2", tmp_path / "store", experiments=[main], budget="full")
+        (curves,) = make_report(tmp_path, order).curves
+        assert {(point.arm, point.step) for point in curves.paper} == {
+            ("lstm", 4000),
+            ("lstm_large", 4000),
+        }
+        assert curves.left_out is None
 
     def test_its_page_needs_nothing_else(self, content, tmp_path):
         page = (tmp_path / "report" / HTML).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -170,7 +171,9 @@ class GradientNorms(Analysis[GradientNormsOptions, TrialSubject, GradientNormsCo
             )
             figure.colorbar(image, ax=panel, shrink=0.85)
         for colour, name in zip(figures.colours(len(names)), names, strict=True):
-            axes[-1].semilogy(content.by_delay[name], color=colour, label=_words(name))
+            axes[-1].plot(content.by_delay[name], color=colour, label=_words(name))
+        if figures.is_wide([*chain.from_iterable(content.by_delay.values())]):
+            axes[-1].set_yscale("log")
         axes[-1].set(
             title=f"mean over t, after {say_count(content.step, 'step')}",
             xlabel="τ - t",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from eigensweep.search_spaces.labels import format_value, say_count
+from eigensweep.search_spaces.labels import describe_settings, format_value, say_count
 from eigensweep.workers.reports.report import (
     ArmFound,
     ClaimFound,
@@ -224,7 +224,7 @@ def arm_cells(content: ReportContent, arm: ArmFound) -> tuple[str, ...]:
         diverged.append(f"{arm.failed_trials} failed")
     return (
         arm_words(content, arm),
-        ", ".join(f"{path}={value}" for path, value in arm.settings.items()),
+        describe_settings(arm.settings),
         "" if arm.parameters is None else f"{arm.parameters:,}",
         str(arm.seeds),
         interval_words(arm.value) if arm.value is not None else arm.state,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from eigensweep.workers.reports.report import Curves, ReportContent
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 2
+LINE_LENGTH = 80
+"""Characters that find room below a panel."""
 
 
 def save(content: ReportContent, *paths: Path) -> None:
@@ -59,6 +62,8 @@ def _draw_curves(panel: Axes, curves: Curves) -> None:
             label="paper, read off" if number == 0 else None,
         )
     unit = f", {curves.unit}" if curves.unit else ""
+    if curves.left_out is not None:
+        panel.set_xlabel("\n".join([panel.get_xlabel(), *wrap(curves.left_out, LINE_LENGTH)]))
     panel.set_title(curves.title.replace("$", r"\$"))
     panel.set_ylabel(f"{curves.metric}{unit}")
     panel.legend(fontsize=7)

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from eigensweep.search_spaces.labels import say_count
+from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
     Budget,
     Claim,
@@ -154,6 +155,8 @@ class Curves(Strict):
     baseline: float | None
     lines: list[Line]
     paper: list[ReadOff]
+    left_out: str | None = None
+    """Why points of the paper are not drawn; None if all are."""
 
 
 class ArmFound(Strict):
@@ -542,6 +545,7 @@ def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) ->
                     high=[six_digits(each) for each in high],
                 )
             )
+    paper, left_out = _paper_points(suite, label, spec, measured, metric.name)
     baselines = {} if name.startswith("train/") else spec.task.baselines
     own = measured.baseline if metric.name == measured.experiment.metric else None
     return Curves(
@@ -551,13 +555,36 @@ def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) ->
         unit=metric.unit,
         baseline=own if own is not None else baselines.get(metric.name),
         lines=lines,
-        paper=[
-            ReadOff(arm=row.arm, step=row.step, value=row.value)
-            for row in published_rows(suite, label, spec)
-            if row.step is not None and row.arm is not None
-            if row.metric.partition("/")[2] == metric.name
-        ],
+        paper=paper,
+        left_out=left_out,
     )
+
+
+def _paper_points(
+    suite: Suite, label: str, spec: ExperimentSpec, measured: Measured, metric: str
+) -> tuple[list[ReadOff], str | None]:
+    """Return the paper's points of these curves, and why some of them stand for something else."""
+    points = [
+        ReadOff(arm=row.arm, step=row.step, value=row.value)
+        for row in published_rows(suite, label, spec)
+        if row.step is not None and row.arm is not None
+        if row.metric.partition("/")[2] == metric
+    ]
+    here, there = (
+        each.task.model_dump(exclude={"valid_size", "test_size"})
+        for each in (spec, load_preset(suite.experiments[label].preset))
+    )
+    changed = [
+        f"{name} is {value} here and {there.get(name)} in the paper"
+        for name, value in here.items()
+        if value != there.get(name)
+    ]
+    if points and changed:
+        return [], f"The paper's points are not drawn: {', '.join(changed)}."
+    steps = [chosen.config.training.steps or 0 for chosen in measured.arms.values()]
+    reached = [point for point in points if point.step <= max(steps, default=0)]
+    words = "Points of the paper after the last step are not drawn."
+    return reached, None if len(reached) == len(points) else words
 
 
 def _thin(

@@ -81,6 +81,16 @@ def shades(count: int) -> Sequence[Any]:
     return [colormaps["viridis"](0.9 * k / max(1, count - 1)) for k in range(count)]
 
 
+def is_wide(values: Sequence[float]) -> bool:
+    """Return whether a logarithmic axis shows numbers better: none is negative, they span much.
+
+    >>> is_wide([8.13, 8.47]), is_wide([0.0, 1e-3, 1.0]), is_wide([0.0]), is_wide([-1.0, 1e-3, 1.0])
+    (False, True, False, False)
+    """
+    above = [value for value in values if value > 0]
+    return bool(above) and min(values) >= 0 and max(above) > WIDE * min(above)
+
+
 def draw_lines(
     panel: Axes, lines: Sequence[Line], baseline: float | None, *, log: bool | None = None
 ) -> None:
@@ -93,7 +103,7 @@ def draw_lines(
     shown += [] if baseline is None else [baseline]
     above = [value for value in shown if value > 0]
     if log is None:
-        log = bool(above) and min(shown) >= 0 and max(above) > WIDE * min(above)
+        log = is_wide(shown)
     floor = min(above) / 3 if log and above else float("-inf")
 
     def lift(values: Sequence[float | None], otherwise: Sequence[float]) -> list[float]:
