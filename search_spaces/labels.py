@@ -40,14 +40,28 @@ def _label(path: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a number with four digits, and all of its whole ones; anything else as `str` does.
+    """Return a number with four digits, and all of its whole ones; anything else as a spec has it.
 
-    >>> format_value(0.0123456), format_value(22_000.0), format_value(1e-5), format_value("adam")
-    ('0.01235', '22,000', '1e-05', 'adam')
+    >>> [format_value(value) for value in (1 / 30000, 12345.6, 22000.0, 22000, True, "adam")]
+    ['3.333e-05', '12,346', '22,000', '22000', 'true', 'adam']
     """
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:,.0f}" if 10_000 <= abs(value) < 10**15 else f"{value:.4g}"
     return str(value)
+
+
+def format_share(ratio: float) -> str:
+    """Return a part of something in percent, with three digits that count.
+
+    >>> [format_share(ratio) for ratio in (0.00094021, 0.5123, 12.5, 1e-7, 0.0)]
+    ['0.094 %', '51.2 %', '1,250 %', '< 0.001 %', '0 %']
+    """
+    percent = 100 * ratio
+    if 0 < abs(percent) < 0.001:
+        return "< 0.001 %"
+    return f"{percent:,.0f} %" if abs(percent) >= 1000 else f"{percent:.3g} %"
 
 
 def say_count(number: int, noun: str, nouns: str | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from eigensweep.search_spaces.errors import UnknownMetricError
+from eigensweep.search_spaces.labels import format_share
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.service.api.examples import COMPARISON
 from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
@@ -333,7 +334,7 @@ def _say(a: Side, b: Side, split: Split, found: Difference, count: int) -> str:
         return f"{words}, because {found.reason}"
     by = f"{a.metric.name} differs by {found.mean:.4g} {a.metric.unit}".rstrip()
     if found.effect is not None:
-        by += f", {found.effect:.3g} of the baseline"
+        by += f", {format_share(found.effect)} of the baseline"
     seeds = f"seed {found.seeds[0]}" if found.n == 1 else f"seeds {_list_seeds(found.seeds)}"
     if found.low is None:
         return f"{words}, because {found.reason}: {by} ({seeds})"

@@ -304,8 +304,8 @@ COMPARISON: Final[Json] = {
                     "verdict": "better",
                     "reason": None,
                     "words": "1m7xnz0qe2nqc/scornn is better than 1m7xnz0qe2nqc/lstm on "
-                    f"{words}: cross_entropy differs by -0.1668 nats, -0.962 of the baseline (95% "
-                    "interval -0.1693 to -0.1643; p = 1.2e-05; n = 3, seeds 0 to 2)",
+                    f"{words}: cross_entropy differs by -0.1668 nats, -96.2 % of the baseline "
+                    "(95% interval -0.1693 to -0.1643; p = 1.2e-05; n = 3, seeds 0 to 2)",
                     "seeds": [0, 1, 2],
                     "n": 3,
                     "mean": -0.1668,

@@ -347,7 +347,7 @@ def pareto(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the trials that no other one beats: a small loss against few parameters, or seconds."""
+    """List the Pareto front: a small loss against few parameters, or against seconds."""
     with connect(url, as_json) as client:
         found = client.experiment(experiment).pareto(*(against or []))
         _print(found, str, as_json)

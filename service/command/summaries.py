@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from eigensweep.search_spaces.labels import format_value
+from eigensweep.search_spaces.labels import format_share, format_value
 from eigensweep.service.client.answers import count_trials, format_duration
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell
@@ -42,7 +42,7 @@ def format_experiment(experiment: JsonObject, address: str) -> str:
         rows.append(("baseline", f"{format_value(baseline)} {metric.get('name', '')}{unit}"))
     if best is not None:
         value = format_value(best["value"])
-        ratio = f", {best['value'] / baseline:.3f} of the baseline" if baseline else ""
+        ratio = f", {format_share(best['value'] / baseline)} of the baseline" if baseline else ""
         settings = format_cell("settings", best.get("params"))
         rows.append(("best", f"{value}{ratio}: trial {best['number']}, {best['arm']} {settings}"))
     if usage := experiment.get("usage"):

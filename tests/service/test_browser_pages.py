@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
-from eigensweep.service.api.pages.formats import show_duration
+from eigensweep.service.api.pages.formats import show_duration, show_number
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.service.command.summaries import format_experiment
 from eigensweep.service.record.ledger import RecordLedger
@@ -82,7 +82,7 @@ def pages_of(id: str) -> list[str]:
     here = f"/experiments/{id}"
     trials = [f"{here}/trials/{number}" for number in range(8)]
     compared = f"/compare?of={id}/0&of={id}/lstm"
-    form = ["/new", f"/new?experiment={id}"]
+    form = ["/new", f"/new?experiment={id}", "/fields"]
     return ["/", here, f"{here}/trials", *trials, compared, "/cluster", "/reproductions", *form]
 
 
@@ -93,7 +93,7 @@ class TestList:
         client.post("/v1/experiments", json=spec(name="another"))
         words = read(client, "/")
         assert re.search(
-            r"who .*running 92 % 7 of 8 trials .* 0\.105 0\.\d+ of the baseline", words
+            r"who .*running 92 % 7 of 8 trials .* 0\.105 \d[\d.]* % of the baseline", words
         )
         assert "another queued" in words
         assert "another" not in read(client, "/?name=WHO&state=")
@@ -110,6 +110,18 @@ class TestList:
         second = client.get(older).text
         assert re.findall(r">(n\d\d)<", second) == ["n04", "n03", "n02", "n01", "n00"]
         assert 'rel="next"' not in second
+
+
+class TestFields:
+    def test_the_form_leads_to_what_each_field_means(self, client):
+        form = Tags(client.get("/new").text)
+        assert "/fields" in [each.get("href") for tag, each in form.found if tag == "a"]
+        page = client.get("/fields").text
+        assert "`" not in read(client, "/fields")
+        links = [each.get("href") or "" for tag, each in Tags(page).found if tag == "a"]
+        ids = {each.get("id") for _, each in Tags(page).found}
+        assert {link for link in links if link.startswith("#") and link[1:] not in ids} == set()
+        assert {"model-scornn", "task-copying", "search"} <= ids
 
 
 class TestExperiment:
@@ -206,7 +218,8 @@ class TestExperiment:
         (pair,) = client.get("/v1" + unescape(link)).json()["pairs"]
         for split in ("valid", "test"):
             assert pair[split]["words"] in words
-        assert f"{pair['test']['mean']:.4g} {pair['test']['low']:.4g} to" in words
+        mean, low = (show_number(pair["test"][part]) for part in ("mean", "low"))
+        assert f"{mean} {low} to" in words
         chosen = f"/compare?of={ledger.experiment_id}/0"
         assert "choose at least two" in read(client, chosen)
         assert "no experiment 'x'" in read(client, f"{chosen}&of=x&of=", 404)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -25,7 +26,9 @@ from starlette.testclient import TestClient
 from test_race import Race
 from waiting import wait_until
 
+from eigensweep.search_spaces.labels import describe_settings
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.pages.formats import show_number
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.results import summarise
 
@@ -403,6 +406,78 @@ def test_a_race_is_a_table_of_who_is_behind_the_leader(browser, serve, client, r
     assert words.startswith("running: trial 0 leads with 3 seeds and is not distinguishable from")
 
 
+NUMBERS = [0, 3, 5924, -5924, 0.0123456, 1 / 30000, -3.2234, 12345.6, 2e-5, 1e-10, 0.5]
+
+
+def test_scripts_write_numbers_and_settings_as_templates_do(browser, serve, ledger):
+    browser.get(serve())
+    script = (
+        "const [what, each, done] = arguments;"
+        "import('/static/plots.js').then((plots) => done(JSON.parse(each).map(plots[what])))"
+    )
+    shown = browser.execute_async_script(script, "digits", json.dumps(NUMBERS))
+    assert shown == [show_number(number) for number in NUMBERS]
+    chosen = [
+        {"optimizer.name": "rmsprop", "optimizer.lr": 1 / 30000, "optimizer.name_orth": "adam"},
+        {"task.size": 5924, "model.size": -0.25, "model.coupled": True},
+    ]
+    assert browser.execute_async_script(script, "settings", json.dumps(chosen)) == [
+        describe_settings(params) for params in chosen
+    ]
+    assert describe_settings(chosen[0]) == "optimizer=rmsprop lr=3.333e-05 optimizer_orth=adam"
+
+
+def test_a_phone_folds_what_is_long_and_draws_what_is_opened(browser, serve, finished):
+    emulate(browser, 390, "light")
+    browser.get(f"{serve()}/experiments/{finished.experiment_id}")
+    find(browser, "#curves .scatterlayer .trace path.js-line")
+    folds = browser.find_elements(By.CSS_SELECTOR, "details.fold")
+    opened = [fold.text.split("\n")[0] for fold in folds if fold.get_property("open")]
+    assert opened == ["Results by arm", "Learning curves"]
+    assert browser.execute_script("return document.documentElement.scrollHeight") < 4000
+    assert not browser.find_elements(By.CSS_SELECTOR, "#parallel .scatterlayer")
+    find(browser, "#space:not([hidden]) summary").click()
+    find(browser, "#parallel .scatterlayer path.js-line")
+    wide = "return document.querySelector('#parallel .main-svg').getBoundingClientRect().width"
+    assert 300 < browser.execute_script(wide) <= 390
+
+
+def test_what_is_folded_stays_so_while_the_page_is_renewed(browser, serve, ledger, settings):
+    emulate(browser, 1200, "light")
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}")
+    find(browser, "#failures summary").click()
+    browser.execute_script("document.activeElement.blur()")
+    complete(ledger, Path(settings.storage_folder), 8, "lstm", 0.01)
+    wait_until(lambda: "8 of 8 trials" in text_of(browser, "#state"))
+    assert not find(browser, "#failures details").get_property("open")
+
+
+def test_a_curve_that_stays_within_a_decade_has_labels(browser, serve, ledger):
+    browser.get(f"{serve()}/experiments/{ledger.experiment_id}/trials/0")
+    script = (
+        "const done = arguments[0];"
+        "import('/static/plots.js').then((plots) => done(plots.scaleOf([8.13, 8.47], true)))"
+    )
+    assert browser.execute_async_script(script).get("dtick") is None  # plotly's own places
+
+
+def test_without_scripts_nothing_is_an_empty_hole(browser, serve, finished):
+    emulate(browser, 1200, "light")
+    address = serve()
+    here = f"/experiments/{finished.experiment_id}"
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.get(address + here)
+        shown = [e for e in browser.find_elements(By.CSS_SELECTOR, ".drawing") if e.is_displayed()]
+        assert shown == []
+        assert "curves as JSON" in browser.find_element(By.ID, "curves").text
+        browser.get(f"{address}/new")
+        assert not browser.find_element(By.ID, "post").is_displayed()
+        assert "eigensweep submit" in browser.find_element(By.TAG_NAME, "main").text
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 """Finds what hinders people: contrast, names, headings, landmarks, sizes of what is touched.
 
@@ -438,7 +513,7 @@ def test_axe_finds_nothing_on_any_page_and_none_scrolls_sideways(
     race.reopen(1, 4)
     pages = {
         "/": "#list table",
-        here: "#importance:not([hidden]) .drawing .bars path",
+        here: "#importance:not([hidden]) .drawing",
         f"/experiments/{race.id}": "#race table tbody tr",
         f"{here}/trials": "#trials table",
         f"{here}/trials/0": "#curves path.js-line",
@@ -446,6 +521,7 @@ def test_axe_finds_nothing_on_any_page_and_none_scrolls_sideways(
         "/compare": "form",
         f"/compare?of={finished.experiment_id}/lstm&of={finished.experiment_id}/scornn": "main ul",
         "/new": "#spec",
+        "/fields": "#task-copying",
         "/cluster": "#cluster table",
         "/storage": "main table",
         "/reproductions": "#suites table",
@@ -478,7 +554,8 @@ def look(browser: webdriver.Chrome, address: str, shown: str) -> list[str]:
 
 def run_axe(browser: webdriver.Chrome) -> list[str]:
     browser.execute_script(AXE)
+    found = browser.execute_async_script(RUN_AXE)  # it opens what is folded
     page = "document.documentElement"
     wide, shown = browser.execute_script(f"return [{page}.scrollWidth, {page}.clientWidth]")
     too_wide = [f"it is {wide} pixels wide, where {shown} are shown"] if wide > shown else []
-    return [*browser.execute_async_script(RUN_AXE), *too_wide]
+    return [*found, *too_wide]

@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from rich.filesize import decimal
 
-from eigensweep.search_spaces.labels import format_value
+from eigensweep.search_spaces.labels import describe_settings, format_share, format_value
 
 MISSING = "–"
 """Stands where there is no value."""
 
 
 def show_number(value: float | None) -> str:
-    """Return a number with four digits, whole ones with all of theirs.
+    """Return what was measured: four digits that count, whole numbers and large ones with commas.
 
-    >>> show_number(0.0123456), show_number(12345), show_number(22000.0), show_number(None)
-    ('0.01235', '12,345', '22,000', '–')
+    The scripts of the pages do the same (`digits` of `plots.js`).
+
+    >>> [show_number(value) for value in (0.0123456, 1 / 30000, -3.2234, 12345.6, 5924, None)]
+    ['0.01235', '3.333e-05', '−3.223', '12,346', '5,924', '–']
     """
     if value is None:
         return MISSING
-    return f"{value:,}" if isinstance(value, int) else format_value(value)
+    if isinstance(value, int):
+        return _with_minus(f"{value:,}")
+    return _with_minus(f"{value:,.0f}" if 1e3 <= abs(value) < 1e4 else format_value(value))
 
 
-def show_value(value: Any) -> str:
-    """Return any value of a setting."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: MISSING}[value]
-    return format_value(value)
+def show_gap(value: float) -> str:
+    """Return a difference with its sign.
+
+    >>> show_gap(0.25), show_gap(-0.25)
+    ('+0.25', '−0.25')
+    """
+    return f"{'+' if value > 0 else ''}{show_number(value)}"
+
+
+def show_share(ratio: float | None) -> str:
+    """Return a part of something, such as the baseline, in percent."""
+    return MISSING if ratio is None else _with_minus(format_share(ratio))
+
+
+def _with_minus(text: str) -> str:
+    """Return a number with the sign that plots have, too."""
+    return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def show_exactly(value: Any) -> str:
+    """Return a value of a configuration with all of its digits."""
+    if value is None:
+        return MISSING
+    return repr(value) if isinstance(value, float) else format_value(value)
 
 
 def show_duration(seconds: float | None) -> str:
@@ -69,32 +91,6 @@ def show_percent(fraction: float | None) -> str:
     return MISSING if fraction is None else f"{100 * fraction:.0f} %"
 
 
-def label_paths(paths: Iterable[str]) -> Mapping[str, str]:
-    """Return a short label for each dotted path; two with the same one keep their whole paths.
-
-    >>> list(label_paths(["optimizer.name", "optimizer.lr", "model.size", "task.size"]).values())
-    ['optimizer', 'lr', 'model.size', 'task.size']
-    """
-    labels = {path: _label(path) for path in paths}
-    uses = Counter(labels.values())
-    return {path: label if uses[label] == 1 else path for path, label in labels.items()}
-
-
-def _label(path: str) -> str:
-    rest, _, last = path.rpartition(".")
-    return rest.rpartition(".")[2] if rest and last == "name" else last
-
-
-def show_settings(params: Mapping[str, Any]) -> str:
-    """Return settings in one line.
-
-    >>> show_settings({"optimizer.name": "rmsprop", "optimizer.lr": 0.001})
-    'optimizer=rmsprop lr=0.001'
-    """
-    labels = label_paths(params)
-    return " ".join(f"{labels[path]}={show_value(value)}" for path, value in params.items())
-
-
 def flatten(content: Any, path: str = "") -> Iterable[tuple[str, Any]]:
     """Yield the dotted path and value of every field of a configuration.
 
@@ -116,12 +112,14 @@ def last_line(text: str | None) -> str:
 
 FILTERS = {
     "number": show_number,
-    "value": show_value,
+    "gap": show_gap,
+    "share": show_share,
+    "exactly": show_exactly,
     "duration": show_duration,
     "bytes": show_bytes,
     "time": show_time,
     "percent": show_percent,
-    "settings": show_settings,
+    "settings": describe_settings,
     "flatten": flatten,
     "last_line": last_line,
 }

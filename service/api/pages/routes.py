@@ -33,6 +33,7 @@ from eigensweep.service.api.callers import Caller, Reader, Submitter
 from eigensweep.service.api.errors import STATUS, answer_error
 from eigensweep.service.api.identity import PROXY
 from eigensweep.service.api.page_headers import PAGE_HEADERS, asks_for_page
+from eigensweep.service.api.pages.fields import write_fields
 from eigensweep.service.api.pages.formats import FILTERS, show_number
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes import (
@@ -357,6 +358,12 @@ class FormQuery(BaseModel):
     """Whether the form gives the experiment more to do, instead of posting another one."""
 
 
+@router.get("/fields")
+def show_fields(caller: Reader) -> Response:
+    """Return what each field of a spec takes and means, and which models and tasks there are."""
+    return render(caller, "fields.html", fields=write_fields())
+
+
 class ComparePageQuery(BaseModel):
     """What is compared; empty fields of the form are left out."""
 
@@ -441,7 +448,7 @@ def _make_log(trial: TrialNow) -> list[tuple[datetime, str]]:
             lines.append((each.ended_at, f"attempt {each.attempt} ended: {each.reason}"))
     for report in trial.reports:
         scores = ", ".join(f"{name} {show_number(v)}" for name, v in report.metrics.items())
-        lines.append((report.at, f"step {report.step}: {scores}"))
+        lines.append((report.at, f"step {show_number(report.step)}: {scores}"))
     if trial.ended_at is not None:
         lines.append((trial.ended_at, trial.state))
     return sorted(lines, key=lambda line: line[0])

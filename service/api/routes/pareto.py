@@ -45,7 +45,7 @@ class ParetoTable(Answer):
 
 @router.get(
     "/experiments/{id}/pareto",
-    summary="List the Pareto front: trials that none beats",
+    summary="List the Pareto front",
     responses=describe_errors(401, 404, 422, 503),
 )
 def get_pareto(

@@ -1,7 +1,7 @@
 // The plots of one experiment: learning curves, parallel coordinates, slices.
 
 import { call } from "./page.js";
-import { axis, colour, digits, draw, fill, floorOf, isWide, plain, scaleOf } from "./plots.js";
+import { axis, colour, digits, draw, fill, floorOf, isWide, plain, scaleOf, settings } from "./plots.js";
 
 const { id, metric, unit, better, state } = document.getElementById("experiment").dataset;
 const place = `/v1/experiments/${id}`;
@@ -12,11 +12,6 @@ const best = (values) => (sign > 0 ? Math.min : Math.max)(...values);
 const ENDED_WELL = ["completed", "reused"];
 let arms = [];
 let points = [];
-
-const label = (params) =>
-  Object.entries(params)
-    .map(([path, value]) => `${path.split(".").at(-1)}=${digits(value)}`)
-    .join(" ");
 
 function colourArms() {
   for (const swatch of document.querySelectorAll(".swatch[data-arm]")) {
@@ -30,7 +25,7 @@ async function drawCurves() {
   // A trial that trains counts with the best of its curve so far.
   const curves = items.filter((each) => each.steps.length).map((each) => ({ ...each, now: each.value ?? best(each.mean) }));
   curves.sort((a, b) => sign * (a.now - b.now));
-  figure.parentElement.hidden = !curves.length;
+  figure.closest("section").hidden = !curves.length;
   if (!curves.length) return;
   const values = curves.flatMap((each) => each.mean).concat(baseline ?? []);
   const power = isWide(values);
@@ -59,7 +54,7 @@ async function drawCurves() {
         line: { color: tone, dash, width: dash === "solid" ? 2.2 : 1.3 },
         marker: { color: tone },
         showlegend: dash === "solid",
-        hovertemplate: `${plain(each.arm)}, trial ${each.number}: %{customdata:.4g}<br>${plain(label(each.params))}<extra></extra>`,
+        hovertemplate: `${plain(each.arm)}, trial ${each.number}: %{customdata:.4g}<br>${plain(settings(each.params))}<extra></extra>`,
       });
     }
     const ink = colour(6);
@@ -83,7 +78,7 @@ async function drawCurves() {
   const every = Math.ceil(longest.length / 12);
   const steps = longest.filter((_, place) => place % every === 0 || place === longest.length - 1);
   fill(
-    figure.querySelector("details div"),
+    figure.querySelector(".scroll"),
     ["step", ...curves.map((each) => `${each.arm}, trial ${each.number}`)],
     steps.map((step) => [step, ...curves.map((each) => each.mean[each.steps.indexOf(step)])]),
   );
@@ -175,9 +170,9 @@ function drawParallel(mine, varied) {
     };
   });
   fill(
-    figure.querySelector("details div"),
+    figure.querySelector(".scroll"),
     ["trial", ...varied, metric],
-    ranked.slice(0, 50).map((point) => [point.number, ...varied.map((path) => point.params[path]), point.value]),
+    ranked.slice(0, 50).map((point) => [String(point.number), ...varied.map((path) => point.params[path]), point.value]),
   );
 }
 
@@ -285,7 +280,7 @@ async function drawImportance() {
     }));
   }
   fill(
-    section.querySelector("details div"),
+    section.querySelector(".scroll"),
     ["arm", "setting", "share", "trials", "remark"],
     rows.map((each) => [each.arm, each.path, each.share, each.trials, each.problem ?? ""]),
   );
@@ -300,9 +295,9 @@ async function showFront() {
   document.getElementById("front-words").textContent =
     `No other trial is better in ${names.map((name) => name.replaceAll("_", " ")).join(" or ")} without being worse in something; ${beaten} other${beaten === 1 ? " is" : "s are"} beaten by one of these.`;
   fill(
-    section.querySelector("div"),
+    section.querySelector(".scroll"),
     ["trial", "arm", ...names.map((name) => name.replaceAll("_", " ")), "settings"],
-    front.map((each) => [each.number, each.arm, ...names.map((name) => each.values[name]), label(each.params)]),
+    front.map((each) => [String(each.number), each.arm, ...names.map((name) => each.values[name]), settings(each.params)]),
   );
 }
 
@@ -310,18 +305,19 @@ async function showRace() {
   const section = document.getElementById("race");
   if (!section) return; // the spec has none
   const { state: now, words, racers } = await call(`${place}/race`);
+  section.hidden = false;
   document.getElementById("race-words").textContent = `${now}: ${words}.`;
   fill(
-    section.querySelector("div"),
+    section.querySelector(".scroll"),
     ["trial", "arm", "seeds", "mean", "behind the leader by", "95 % interval", "settings"],
     racers.map((each) => [
-      each.number,
+      String(each.number),
       each.arm,
       each.value.n,
       each.value.mean,
       each.behind ? each.behind.mean : "leads",
       each.behind ? `${digits(each.behind.low)} to ${digits(each.behind.high)}` : "",
-      label(each.params),
+      settings(each.params),
     ]),
   );
 }

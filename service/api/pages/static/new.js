@@ -1,7 +1,7 @@
 // The form: previews and posts the spec as the service checks it, and shows what is wrong where.
 
 import { announce, call } from "./page.js";
-import { digits, fill } from "./plots.js";
+import { digits, fill, settings } from "./plots.js";
 
 const text = document.getElementById("spec");
 const problems = document.getElementById("problems");
@@ -74,7 +74,7 @@ function show(found) {
     add(pair, "dt", name);
     add(pair, "dd", words);
   };
-  const count = (n) => (n === null ? "without end" : n.toLocaleString("en"));
+  const count = (n) => (n === null ? "without end" : digits(n));
   fact("trials", count(found.trials));
   fact("points of the space", count(found.points));
   fact("seeds of each trial", count(found.replicates));
@@ -87,7 +87,7 @@ function show(found) {
     add(result, "p", cost.words, "quiet");
   }
   for (const [arm, taken] of Object.entries(found.memory)) {
-    const mb = (bytes) => `${Math.round(bytes / 1e6).toLocaleString("en")} MB`;
+    const mb = (bytes) => `${digits(Math.round(bytes / 1e6))} MB`;
     fact(`memory of a trial of ${arm}, about`, mb(taken.host_bytes) + (taken.device_bytes ? `, and ${mb(taken.device_bytes)} of a GPU` : ""));
   }
   for (const words of [...found.side_by_side.warnings, ...found.warnings]) add(result, "p", words, "problem");
@@ -105,18 +105,18 @@ function show(found) {
     arm.name,
     count(arm.points),
     arm.smallest_parameters === arm.largest_parameters
-      ? arm.smallest_parameters?.toLocaleString("en")
-      : `${arm.smallest_parameters?.toLocaleString("en")} to ${arm.largest_parameters?.toLocaleString("en")}`,
+      ? digits(arm.smallest_parameters)
+      : `${digits(arm.smallest_parameters)} to ${digits(arm.largest_parameters)}`,
     arm.axes.map((each) => `${each.path}: ${each.values}`).join("; ") || "nothing",
   ]));
   add(result, "h3", "First trials");
   const first = scroll();
   first.setAttribute("aria-label", "First trials");
   fill(first, ["trial", "arm", "parameters", "settings"], found.first.map((trial) => [
-    trial.number,
+    String(trial.number),
     trial.arm,
-    trial.parameters?.toLocaleString("en"),
-    trial.error ?? Object.entries(trial.params).map(([path, value]) => `${path}=${digits(value)}`).join(" "),
+    trial.parameters,
+    trial.error ?? settings(trial.params),
   ]));
 }
 

@@ -1,4 +1,4 @@
-// On every page: parts that change are fetched again, and buttons call the API.
+// On every page: parts that change are fetched again, buttons call the API, a phone folds sections.
 
 const refresh = Number(document.body.dataset.refresh || 0);
 
@@ -9,6 +9,20 @@ Element.prototype.setAttribute = function (name, value) {
   if (name === "style") this.style.cssText = value;
   else write.call(this, name, value);
 };
+
+function fold(page) {
+  if (!matchMedia("(max-width: 48rem)").matches) return; // as in the stylesheet
+  for (const each of page.querySelectorAll("details[data-folds]")) each.open = false;
+}
+fold(document);
+
+// What a person opened or closed stays so when the part is renewed.
+function keepOpen(part, newer) {
+  const before = part.querySelectorAll("details");
+  newer.querySelectorAll("details").forEach((each, at) => {
+    if (before[at]) each.open = before[at].open;
+  });
+}
 
 // Fetch this page again and replace its live parts, but none in which somebody types or stands.
 // Return whether it is over.
@@ -24,8 +38,10 @@ async function update() {
     return false; // the service is away: try again later
   }
   const fresh = new DOMParser().parseFromString(text, "text/html");
+  fold(fresh);
   for (const part of document.querySelectorAll("[data-live]")) {
     const newer = fresh.getElementById(part.id);
+    if (newer) keepOpen(part, newer);
     const isInUse = part.contains(document.activeElement) && document.activeElement !== part;
     const isChosen = part.querySelector("input:checked") !== null;
     if (newer && !isInUse && !isChosen && part.innerHTML !== newer.innerHTML) part.innerHTML = newer.innerHTML;

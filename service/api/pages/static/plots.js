@@ -5,8 +5,37 @@ const drawn = new Map();
 
 export const colour = (place) => style(`--c${place % 8}`);
 export const words = (name) => name.replaceAll("_", " ");
-export const digits = (value) =>
-  typeof value === "number" ? String(Number(value.toPrecision(4))) : value ?? "–";
+
+const grouped = (value) => value.toLocaleString("en", { maximumFractionDigits: 0 });
+
+// A number with four digits that count, a word. As `format_value` of the service.
+export function typed(value) {
+  if (typeof value !== "number" || Number.isInteger(value)) return String(value);
+  const size = Math.abs(value);
+  if (size >= 1e4 && size < 1e15) return grouped(value);
+  if (size >= 1e-4 && size < 1e4) return String(Number(value.toPrecision(4)));
+  return value.toExponential(3).replace(/\.?0+e/, "e").replace(/\d+$/, (power) => power.padStart(2, "0"));
+}
+
+// What was measured, with commas and the minus sign of plots. As `show_number` of the service.
+export function digits(value) {
+  if (typeof value !== "number") return value ?? "–";
+  const isLarge = Math.abs(value) >= 1e3 && Math.abs(value) < 1e15;
+  return (isLarge ? grouped(value) : typed(value)).replace(/^-/, "−");
+}
+
+// The settings of a trial in one line, with short names. As `describe_settings` of the service.
+export function settings(params) {
+  const shorten = (path) => {
+    const [last, above] = path.split(".").reverse();
+    const isName = above !== undefined && (last === "name" || last.startsWith("name_"));
+    return isName ? above + last.replace("name", "") : last;
+  };
+  const labels = Object.keys(params).map(shorten);
+  return Object.entries(params)
+    .map(([path, value], at) => `${labels.indexOf(labels[at]) === labels.lastIndexOf(labels[at]) ? labels[at] : path}=${typed(value)}`)
+    .join(" ");
+}
 
 const positive = (values) => values.filter((v) => v > 0);
 
@@ -24,7 +53,7 @@ export function scaleOf(values, power = isWide(values)) {
   if (!power) return { type: "linear" };
   const above = positive(values);
   const span = Math.max(...above) / Math.min(...above);
-  return { type: "log", tickformat: "~g", dtick: span > 30 ? 1 : "D2" };
+  return { type: "log", tickformat: "~g", dtick: span > 30 ? 1 : span > 5 ? "D2" : undefined };
 }
 
 export function axis(title, extra = {}) {
@@ -41,6 +70,7 @@ export function axis(title, extra = {}) {
 // Draw into an element; `make` returns traces and layout, and is called again in another light.
 export function draw(element, make) {
   drawn.set(element, make);
+  if (element.closest("details:not([open])")) return; // it is drawn when it is opened
   const { traces, layout } = make();
   return window.Plotly.react(
     element,
@@ -58,9 +88,11 @@ export function draw(element, make) {
   );
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const [element, make] of drawn) draw(element, make);
-});
+function redraw(inside) {
+  for (const [element, make] of drawn) if (inside.contains(element)) draw(element, make);
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(document));
+document.addEventListener("toggle", (event) => event.target.open && redraw(event.target), true);
 
 // Fill an element with a table. Everything is text: names come from people.
 export function fill(element, heads, rows) {

@@ -41,7 +41,7 @@ function show() {
   const steps = mine[0]?.steps ?? [];
   const every = Math.ceil(steps.length / 15) || 1;
   fill(
-    figure.querySelector("details div"),
+    figure.querySelector(".scroll"),
     ["step", ...mine.map((curve) => `seed ${curve.seed}`)],
     steps
       .filter((_, at) => at % every === 0 || at === steps.length - 1)
@@ -58,7 +58,7 @@ function choose() {
 async function load() {
   curves = (await call(`${place}/curves`)).items;
   const names = [...new Set(curves.map((curve) => curve.metric))];
-  figure.parentElement.hidden = !names.length;
+  figure.closest("section").hidden = !names.length;
   if (!names.length) return;
   const isNew = !select.options.length;
   const chosen = isNew ? `valid/${metric}` : select.value;
