@@ -182,7 +182,7 @@ def test_a_reproduction_is_posted_watched_and_read(browser, serve, record, setti
     make_reproducer(serve.app).tick()
 
     find(browser, "#report .badge")
-    assert "rmsprop ends lower than adam" in text_of(browser, "#report")
+    assert "256 comes below half of the baseline before 128" in text_of(browser, "#report")
     picture = "return document.querySelector('#report img').naturalWidth"
     wait_until(lambda: browser.execute_script(picture) > 100)
     wait_until(lambda: not browser.find_elements(By.CSS_SELECTOR, "#state progress"))
