@@ -22,7 +22,7 @@ from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.presets import find_preset
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.errors import describe_errors
-from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, SummaryNow
 from eigensweep.service.record.errors import WeightsNotFoundError
@@ -366,13 +366,13 @@ def get_weights(
         "X-Content-Type-Options": "nosniff",
         "Content-Length": str(file.seek(0, os.SEEK_END)),
     }
-    return StreamingResponse(_read(file), headers=headers, media_type=PT)
+    return StreamingResponse(_read(service, file), headers=headers, media_type=PT)
 
 
-def _read(file: IO[bytes]) -> Iterator[bytes]:
+def _read(service: Service, file: IO[bytes]) -> Iterator[bytes]:
     with file:
         file.seek(0)
-        while piece := file.read(PIECE):
+        while piece := service.store.ask(lambda _: file.read(PIECE)):
             yield piece
 
 
