@@ -25,6 +25,7 @@ from eigensweep.search_spaces.reproductions import (
     split_arm,
     suite_names,
 )
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.analyses import ANALYSES
 
 FIGURES = {
@@ -92,6 +93,17 @@ class TestEverySuite:
                 replicates = specs[split_arm(arm, claim)[0]].replicates
                 assert replicates >= LEAST_SEEDS or suite.full_is_long is not None
 
+    def test_what_stands_for_an_arm_is_a_point_that_it_runs(self, name):
+        suite = load_suite(name)
+        for budget in BUDGETS:
+            for label, spec in make_specs(name, budget).items():
+                experiment = suite.experiments[label]
+                assert set(experiment.chosen) <= set(side_names(experiment, load(name, label)))
+                for arm, values in experiment.chosen.items():
+                    if arm in side_names(experiment, spec):
+                        points = [p.params for p in spec.space() if p.arm == arm]
+                        assert any(values.items() <= params.items() for params in points)
+
     def test_its_analyses_take_their_options(self, name):
         suite = load_suite(name)
         for analysis in suite.analyses.values():
@@ -113,6 +125,11 @@ class TestEverySuite:
 
     def test_its_short_budget_takes_twenty_minutes_on_two_cores_at_most(self, name):
         assert sum(map(estimate_core_seconds, make_specs(name, "short").values())) <= SHORT_SECONDS
+
+
+def load(name: str, label: str) -> ExperimentSpec:
+    """Return an experiment of a suite at the paper's size."""
+    return make_specs(name, "full")[label]
 
 
 def is_measurable(metric: str, known: set[str]) -> bool:

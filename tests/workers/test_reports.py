@@ -111,6 +111,8 @@ class TestOrder:
     def test_it_says_what_so_many_seeds_could_have_shown(self):
         (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}).pairs
         assert pair.detectable == pytest.approx(0.0942, abs=1e-3)
+        assert pair.seeds > 100
+        assert judge_order("a", Side(LOW), {"b": Side(HIGH)}).pairs[0].seeds is None
         (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}, logarithms=True).pairs
         assert pair.detectable is None
         assert pair.detectable_ratio == pytest.approx(2.616, abs=0.01)

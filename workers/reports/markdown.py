@@ -175,6 +175,8 @@ def comparison_words(pair: Comparison) -> str:
         could = f", could show a ratio of {show(pair.detectable_ratio)}"
     elif pair.detectable is not None:
         could = f", could show a difference of {show(pair.detectable)}"
+    if pair.seeds is not None:
+        could += f"; about {pair.seeds} seeds would decide a difference of this size"
     return f"{pair.better} against {pair.than} {pair.verdict}: {pair.because}{p}{n}{could}"
 
 

@@ -87,6 +87,8 @@ class Comparison(Strict):
     """The same where logarithms are compared: the smallest ratio above 1."""
     least_p: float | None = None
     """The smallest p-value that first steps of so many seeds can give."""
+    seeds: int | None = None
+    """Seeds at which an open difference of this size and spread is decided, about."""
 
 
 class ClaimFound(Strict):
@@ -328,6 +330,7 @@ def _judge(
                 detectable=pair.detectable,
                 detectable_ratio=pair.detectable_ratio,
                 least_p=pair.least_p,
+                seeds=pair.seeds,
             )
             for pair in found.pairs
         ),

@@ -16,6 +16,7 @@ from typing import Literal
 
 from eigensweep.direction import Better
 from eigensweep.search_spaces.labels import say_count
+from eigensweep.workers.shared.sequential import find_seeds
 from eigensweep.workers.shared.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,
@@ -101,6 +102,8 @@ class Pair:
     """The same where logarithms are compared: the smallest ratio above 1."""
     least_p: float | None = None
     """The smallest p-value that first steps of so many seeds can give."""
+    seeds: int | None = None
+    """Seeds at which an open difference of this size and spread is decided, about."""
 
 
 @dataclass(frozen=True)
@@ -395,6 +398,9 @@ def _describe(
         detectable,
         detectable_ratio,
         least_p,
+        find_seeds(abs(found.mean) / found.sd)
+        if found.mean is not None and found.sd and verdict == "not distinguishable"
+        else None,
     )
 
 
