@@ -16,7 +16,7 @@ from eigensweep.service.record.shares import Shares
 from eigensweep.workers.driver import experiment as module
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.fair_share import LOOK_SECONDS
-from eigensweep.workers.shared.fair_shares import Allotment, share_out
+from eigensweep.workers.shared.fair_shares import Allotment, Want, share_out
 from eigensweep.workers.shared.messages import DriverOptions, Result
 from eigensweep.workers.shared.states import OUTCOMES
 
@@ -213,3 +213,19 @@ def test_the_dispatcher_keeps_shares_also_while_ray_is_away(cluster, dispatcher,
     monkeypatch.setattr(dispatcher.launcher, "problem", "Ray is starting", raising=False)
     dispatcher.tick()
     assert [each.ledger.find_allotment().trials for each in (first, second)] == [2, 2]
+
+
+def test_what_an_experiment_may_have_is_kept_beside_what_it_wants_in_both_databases(each_url, spec):
+    record, ledgers = Record(each_url), []
+    for number in range(2):
+        content = ExperimentSpec.model_validate(spec(name=str(number)))
+        id = record.add(content, owner=f"user {number}")[0].id
+        ledgers.append(RecordLedger(each_url, id, record.claim(id).generation))
+        assert ledgers[-1].find_allotment() == Allotment()
+        ledgers[-1].ask_for(Want(4, {"CPU": 0.25}))
+    assert [each.find_allotment().trials for each in ledgers] == [4, 2]
+    Shares(each_url).keep()
+    ledgers[0].ask_for(Want(1, {"CPU": 0.25}))
+    assert [each.find_allotment() for each in ledgers] == [Allotment(2, others=1)] * 2
+    Shares(each_url).keep()
+    assert [each.find_allotment().trials for each in ledgers] == [1, 3]
