@@ -54,6 +54,7 @@ KNOWN: Final = frozenset(
         "URL",
         "WARM_DRIVERS",
         "WEBHOOK_HOSTS",
+        "WEBHOOK_NETWORKS",
         "WEBHOOK_SECRET",
         "WEBHOOK_URLS",
     ]
