@@ -260,7 +260,7 @@ def _walk(loc: Location, root: type[BaseModel]) -> tuple[str, list[type[BaseMode
             continue
         owners = _classes(below) or owners
         shown_path.append(str(shorten(key)))
-        if isinstance(key, str):
+        if isinstance(key, str) and previous != "space":  # a parameter may be called as a field
             fields = [owner.model_fields[key] for owner in owners if key in owner.model_fields]
             below = fields[0].annotation if fields else below
         previous = key

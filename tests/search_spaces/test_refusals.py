@@ -132,6 +132,11 @@ def test_lanes_may_be_a_number_or_measured_or_left_out(lanes):
             "a parameter is a list of values, or",
         ),
         (
+            {"search": {"space": {"low": 0.1, "high": [0.2]}}},
+            "search.space.low",
+            "a parameter is a list of values, or",
+        ),
+        (
             {"search": grid(optimizer__lr={"low": 1, "hgh": 2})},
             "search.space.optimizer.lr.hgh",
             "did you mean 'high'",
