@@ -43,7 +43,12 @@ def choose_rows(sequences: int, clusters: int, offered: Sequence[int] = ROWS) ->
     >>> choose_rows(20, clusters=132), choose_rows(128, clusters=16), choose_rows(640, 132, (4, 5))
     (1, 4, 5)
     """
-    return min(offered, key=lambda rows: -(-sequences // (rows * clusters)) * (2 * rows + 1))
+
+    def cost(rows: int) -> tuple[int, int]:
+        waves = -(-sequences // (rows * clusters))
+        return waves * (2 * rows + 1), waves
+
+    return min(offered, key=cost)
 
 
 def count_processors(device: torch.device) -> int:
