@@ -76,7 +76,6 @@ def step_without_host(program):
     with NoCopies():
         program._tick()
         program._tick()
-    program.close()
 
 
 def score_without_host(program, split="valid"):
@@ -100,7 +99,9 @@ def test_no_step_of_any_model_asks_the_device_or_the_host(name, fields):
     "name", ["rmsprop", "adagrad", "adam_tf1", "rmsprop_tf1", "adagrad_tf1", "rmsprop_urnn"]
 )
 def test_no_optimizer_asks_the_device(name):
-    step_without_host(make_program(config_of("scornn", optimizer={"name": name})))
+    program = make_program(config_of("scornn", optimizer={"name": name}))
+    step_without_host(program)
+    program.close()
 
 
 @pytest.mark.parametrize(
