@@ -8,7 +8,7 @@ import pytest
 from played import SPEC, open_trial, seed_result
 from starlette.testclient import TestClient
 
-from eigensweep.service.command.summaries import format_race
+from eigensweep.service.client.answers import format_race
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.results import summarise
 
