@@ -73,8 +73,9 @@ def parse(text: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(text)))
     for service in content["services"].values():
         given = service.get("environment", {})
-        # Compose hands on what has no value here, where the person's own file has one.
-        service["environment"] = {name: v for name, v in given.items() if v is not None}
+        # Compose hands on what has no value here, where the person's own file has one: keys.
+        handed_on = {name for name, v in given.items() if v is None and name.startswith("AWS_")}
+        service["environment"] = {n: v or "" for n, v in given.items() if n not in handed_on}
     return content
 
 
