@@ -455,7 +455,9 @@ def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spe
     (shown,) = [line for line in lines if f"{id}/0  test " in line]
     assert shown.endswith(verdict)
     assert f" {as_json['pairs'][0]['test']['effect']:.3g} " in shown
-    assert "paired t-test" in lines[-1]
+    tested, seeds = lines[-2:]
+    assert "paired t-test" in tested
+    assert seeds.startswith(f"{id} and {id}/0, at any look: e = ")
 
 
 def test_a_race_is_told_and_that_there_was_none_too(cli: Cli, spec: str) -> None:
