@@ -171,7 +171,8 @@ class TestWhileItRuns:
             restore(file, copy.home, copy.database_url, copy.storage)
             record = Record(copy.database)
             assert record.row(id).state == "running"
-            open_trials += record.experiment(id).counts["running"].trials
+            running = record.experiment(id).counts.get("running")  # none between two trials
+            open_trials += running.trials if running else 0
             drive(copy, id)
             assert record.row(id).state == "completed"
             ends = Counter(
