@@ -97,7 +97,7 @@ def install_service(folder: Path, python: str) -> None:
         options = ["--no-annotate", "--no-header", "--quiet", "--output-file", str(listed)]
         subprocess.run([*uv, "compile", *sources, *target, *options], check=True)
         lines = [line for line in listed.read_text().splitlines() if is_carried(line)]
-        listed.write_text("\n".join([*lines, *read_pins(["cuda-bindings", "cuda-pathfinder"])]))
+        listed.write_text("\n".join(lines))
         options = ["--no-deps", "--only-binary", ":all:", "--target", str(folder), "--quiet"]
         command = [*uv, "install", *target, *options, "--requirement", str(listed)]
         subprocess.run(command, check=True)
