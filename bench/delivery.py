@@ -95,7 +95,7 @@ def deliver(trials: int, points: int, folder: Path) -> dict[str, Any]:
     end_trials(ledger, spec, Store(storage), points)
     ledger.end("completed")
     with mlflow_beside_us(folder / "mlflow") as url:
-        subject = make_subject(row.id, spec, spec.objective_metric.better)
+        subject = make_subject(row.id, spec, spec.objective_metric.better, row.owner)
         tracker = Tracker(url, subject, ledger, str(storage))
         entries = ledger.load()
         began, own = time.perf_counter(), time.process_time()

@@ -173,6 +173,7 @@ class ScriptedDriver:
     ledger: Ledger
     rung_seconds: float
     thread: threading.Thread = field(init=False)
+    process: str = "scripted"
 
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run)

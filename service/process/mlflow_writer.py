@@ -40,7 +40,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eigensweep.workers.shared.messages import Json
-from eigensweep.workers.tracking.run_writes import PATH, PROXIED, RunWrite, is_kept_by_server
+from eigensweep.workers.tracking.run_writes import (
+    MLFLOW_USER,
+    PATH,
+    PROXIED,
+    RunWrite,
+    is_kept_by_server,
+)
 
 NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 """Paths of texts: nothing that leads out of a run's folder."""
@@ -165,7 +171,7 @@ class Writer:
             "name": write.name,
             "artifact_uri": join_uri(location, write.run_id, "artifacts"),
             "experiment_id": int(project),
-            "user_id": write.tags.get("mlflow.user", "unknown"),
+            "user_id": write.tags.get(MLFLOW_USER, "unknown"),
             "status": write.status or RunStatus.to_string(RunStatus.RUNNING),
             "start_time": write.start_time,
             "end_time": write.end_time,

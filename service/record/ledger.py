@@ -435,7 +435,7 @@ class RecordLedger:
         def work(session: Session) -> Standing:
             experiment = session.get_one(Experiment, self.experiment_id)
             spent = spent_seconds(experiment, time.time())
-            return Standing(experiment.edition, experiment.closed, spent)
+            return Standing(experiment.edition, experiment.closed, spent, experiment.owner)
 
         return database.read(self.database_url, work, self.patience)
 

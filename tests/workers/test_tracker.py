@@ -141,7 +141,7 @@ def make_tracker(
     storage: str | None = None,
 ) -> Tracker:
     spec = ExperimentSpec.model_validate({**SPEC, "replicates": replicates})
-    subject = replace(make_subject("e1", spec, better), tags={})
+    subject = replace(make_subject("e1", spec, better, "anna"), tags={})
     ledger = ledger or FileLedger(folder / "ledger.json")
     return Tracker("memory", subject, ledger, storage or str(folder))
 
@@ -494,6 +494,19 @@ class TestFirstClick:
         assert (constants["task.delay"], constants["training.steps"]) == (5, 20)
         (end,) = runs.points["run-4-None"]
         assert (end.metrics["baseline_ratio"], end.metrics["n"]) == (0.25, 1)
+
+    def test_the_size_that_follows_from_a_budget_is_a_parameter(self, tmp_path, runs):
+        params = {"model.parameters": 900}
+        config = {"seed": 7, "replicates": 1, "model": {"name": "lstm", "hidden_size": 11}}
+        entry = make_entry(arm="scornn", params=params, config=config, result=Result(value=0.1))
+        tracker = make_tracker(tmp_path, ledger=record_trial(tmp_path, entry))
+        tracker.see(entry)
+        tracker._pass()
+        assert runs.params["run-4-None"]["model.hidden_size"] == 11
+
+    def test_the_user_of_a_run_is_who_posted_it(self):
+        spec = ExperimentSpec.model_validate(SPEC)
+        assert make_subject("e1", spec, "lower", "anna").tags["mlflow.user"] == "anna"
 
     def test_the_page_shows_the_trials_alone_with_what_varies_first(self, tmp_path, runs):
         make_tracker(tmp_path)._pass()

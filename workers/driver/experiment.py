@@ -119,12 +119,12 @@ class ExperimentDriver:
         self, experiment: str, spec: ExperimentSpec, ledger: Ledger, options: DriverOptions
     ) -> None:
         self.experiment, self.spec, self.ledger, self.options = experiment, spec, ledger, options
-        better = spec.objective_metric.better
+        better, standing = spec.objective_metric.better, ledger.standing()
         self.tracker: Tracker | None = None
         if options.mlflow_uri is not None:
-            subject = make_subject(experiment, spec, better)
+            subject = make_subject(experiment, spec, better, standing.owner)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
-        store, standing = open_store(options.storage), ledger.standing()
+        store = open_store(options.storage)
         self._optuna = open_storage(options.optuna, experiment)
         study = Study(self._optuna, experiment, spec, standing.edition)
         self.sweep = Sweep(

@@ -187,6 +187,8 @@ class Standing:
     """Whether no new trials are drawn: only those that were opened again are trained."""
     spent_seconds: float = 0.0
     """How long the experiment has been at work, without the time it was paused or over."""
+    owner: str = "unknown"
+    """The user who posted it."""
 
 
 class Ledger(Protocol):

@@ -17,6 +17,8 @@ PATH: Final = "/api/2.0/eigensweep/runs"
 
 It answers `{"refused": {run id: why}}`. A project of None asks only whether it is known.
 """
+MLFLOW_USER: Final = "mlflow.user"
+"""The tag that MLflow's lists show as a run's user."""
 PROXIED: Final = "mlflow-artifacts:/"
 """How the place of artifacts begins that a server keeps itself."""
 MOST_RUNS: Final = 100

@@ -17,11 +17,14 @@ from eigensweep.search_spaces.labels import format_value, shorten_paths
 from eigensweep.search_spaces.sections import Arm
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.code import own_code
-from eigensweep.workers.shared.messages import Json, Params
+from eigensweep.workers.shared.messages import ConfigJson, Json, Params
 from eigensweep.workers.tracking.mlflow_runs import flatten
+from eigensweep.workers.tracking.run_writes import MLFLOW_USER
 
 PACKAGES = ("eigensweep", "torch", "ray", "optuna", "mlflow")
 """The packages whose versions every run names."""
+
+BUDGET, SIZE = "model.parameters", "model.hidden_size"
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,19 @@ class Subject:
         chosen = (f"{self._labels.get(p, p)}={format_value(v)}" for p, v in params.items())
         return " ".join([str(number), arm, *chosen])
 
+    def describe(self, arm: str, params: Params, config: ConfigJson) -> Json:
+        """Return what a trial's run shows as its own parameters, by dotted path.
 
-def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subject:
+        Where a budget of free parameters is given, the size that follows from it is one of them.
+        """
+        own = self.settings.get(arm, {}) | params
+        size = config.get("model", {}).get("hidden_size")
+        if size is not None and BUDGET in self.constants.keys() | own.keys():
+            own[SIZE] = size
+        return own
+
+
+def make_subject(experiment: str, spec: ExperimentSpec, better: Better, owner: str) -> Subject:
     """Return how MLflow describes the experiment, with the versions that run it here."""
     space = spec.space()
     axes = {arm: tuple(space.axes(arm)) for arm in space.arms}
@@ -85,7 +99,11 @@ def make_subject(experiment: str, spec: ExperimentSpec, better: Better) -> Subje
         axes=axes,
         settings={arm.label: _settings(arm) for arm in spec.arms or ()},
         constants=_constants(spec),
-        tags={"eigensweep.versions": name_versions(), "eigensweep.git": git_revision()},
+        tags={
+            MLFLOW_USER: owner,
+            "eigensweep.versions": name_versions(),
+            "eigensweep.git": git_revision(),
+        },
     )
 
 

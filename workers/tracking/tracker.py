@@ -429,7 +429,7 @@ class Tracker:
         for line in reversed(held.lines):  # the replicates first, as the trial has their mean
             content = Content()
             if held.attempt == 0 and line is held.lines[0]:
-                content.params = self._subject.settings.get(entry.arm, {}) | entry.params
+                content.params = self._subject.describe(entry.arm, entry.params, entry.config)
             if held.attempt != entry.attempt:
                 content.tags["eigensweep.attempt"] = str(entry.attempt)
             content.points += self._fresh(held, line, entry)
