@@ -39,7 +39,7 @@ MOST_NAMED = 5
 """Arms that a message names."""
 READS = {
     "task": ("task",),
-    "optimizer": ("optimizer",),
+    "optimizer": ("optimizer", "task"),
     "model": ("model", "task"),
     "training": ("training", "task"),
     "objective": ("objective", "task"),

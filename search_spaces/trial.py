@@ -308,9 +308,15 @@ class TrialConfig(Strict):
     def find_contradictions(self) -> dict[str, str]:
         """Return by section, in words, the rules about several fields that this config breaks."""
         found: dict[str, str] = {}
+
+        def check_optimizer() -> None:
+            self.optimizer.check()
+            if "task" not in found:
+                self.optimizer.resolve(self.task)
+
         rules: dict[str, Callable[[], object]] = {
             "task": self.task.check,
-            "optimizer": self.optimizer.check,
+            "optimizer": check_optimizer,
             "model": lambda: self.model.resolve(self.task.shapes),
             "training": lambda: self.training.resolve(self.task),
             "objective": lambda: self.objective_metric,

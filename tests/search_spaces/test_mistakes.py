@@ -125,6 +125,13 @@ def test_rules_of_several_sections_are_told_together():
     assert found.keys() == {"model", "training", "optimizer"}
 
 
+def test_a_schedule_by_epochs_wants_a_task_that_has_epochs():
+    task = {"name": "denoise", "delay": 5, "symbols": 3}
+    found = mistakes(task=task, optimizer={"name": "adam", "schedule": "exponential"})
+    assert list(found) == ["optimizer"]
+    assert "has no epochs" in found["optimizer"]
+
+
 def test_a_wrong_parameter_hides_neither_a_rule_nor_the_size_of_a_grid():
     thousand = {"low": 1, "high": 1000}
     found = mistakes(
