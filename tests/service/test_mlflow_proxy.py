@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
+from eigensweep.service.api.mlflow_proxy import MlflowProxy
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.accounts import Accounts
@@ -62,24 +63,28 @@ def make_ask(
     settings: Settings, record: Record, dispatcher: Dispatcher
 ) -> Iterator[Callable[[Mlflow], Ask]]:
     """Returns, for an MLflow, who asks it through the service in the name of a user."""
-    opened: list[TestClient] = []
+    opened: list[tuple[TestClient, MlflowProxy]] = []
 
     def make(mlflow: Mlflow) -> Ask:
         app = create_app(settings, record, dispatcher, mlflow)
         accounts = Accounts(record.url)
+        proxy = next(r.app for r in app.routes if isinstance(getattr(r, "app", None), MlflowProxy))
+        opened.append((TestClient(app).__enter__(), proxy))
+        portal = opened[-1][0].portal  # one event loop for all users, as in the service
 
         def ask(user: str) -> TestClient:
             scope: Any = {"root": "admin", "reader": "read"}.get(user, "submit")
             token = accounts.create_token(user, scope, None).token
             header = {"Authorization": f"Bearer {token}"}
             client = TestClient(app, "http://localhost:8642", headers=header)
-            opened.append(client.__enter__())
+            client.portal = portal
             return client
 
         return ask
 
     yield make
-    for client in opened:
+    for client, proxy in opened:
+        client.portal.call(proxy._client.aclose)
         client.__exit__(None, None, None)
 
 
