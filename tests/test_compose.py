@@ -66,6 +66,15 @@ def test_every_node_gets_the_keys_of_an_object_store_that_are_there() -> None:
     assert read()["services"]["service"]["environment"]["EIGENSWEEP_STORAGE"] == "/srv/storage"
 
 
+def test_who_ends_in_order_has_longer_for_it_than_the_ten_seconds_of_docker() -> None:
+    from ray._private.ray_constants import RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S as DRAIN_SECONDS
+
+    services = read()["services"]
+    grace = {name: int(s.get("stop_grace_period", "10s")[:-1]) for name, s in services.items()}
+    assert min(grace["ray-worker"], grace["ray-worker-gpu"]) > DRAIN_SECONDS
+    assert grace["service"] > 15
+
+
 def test_every_service_is_watched_and_only_loopback_is_published() -> None:
     content = read()
 
