@@ -715,9 +715,9 @@ class TestLostProcesses:
     def test_the_first_reason_to_cancel_stands(self, tmp_path):
         b = self.one(tmp_path, retries=3)
         b.ask()
-        b.sweep.cancel("limits.wall_seconds: 5 seconds are over")
+        b.sweep.cancel("its 5 s are over (limits.wall_seconds)")
         b.sweep.cancel("cancelled on request", "failed")
-        assert b.sweep.close() == ("cancelled", "limits.wall_seconds: 5 seconds are over")
+        assert b.sweep.close() == ("cancelled", "its 5 s are over (limits.wall_seconds)")
 
 
 class TestResults:

@@ -20,4 +20,4 @@ def test_a_clock_that_is_set_back_makes_the_limit_no_longer(tmp_path: Path, monk
     driver = ExperimentDriver("e1", spec, FileLedger(tmp_path / "ledger.json"), options)
     before = time.time()
     monkeypatch.setattr(time, "time", lambda: before - 3600)
-    assert driver.why_stop() == "limits.wall_seconds: 1e-06 seconds are over"
+    assert driver.why_stop() == "its 1e-06 s are over (limits.wall_seconds)"

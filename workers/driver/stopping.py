@@ -82,5 +82,5 @@ class StopReason:
         if intent == "cancel":
             return "cancelled on request"
         if self._deadline is not None and time.monotonic() > self._deadline:
-            return f"limits.wall_seconds: {self._wall_seconds:g} seconds are over"
+            return f"its {self._wall_seconds:g} s are over (limits.wall_seconds)"
         return PAUSED if intent == "pause" else None
