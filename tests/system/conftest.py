@@ -144,7 +144,8 @@ class RunningService:
         return Path(self.env.get("EIGENSWEEP_STORAGE") or self.folder / "home/storage")
 
     def mlflow_uri(self) -> str:
-        """Return the address of MLflow through the service."""
+        """Return the address of MLflow through the service, once it is ready."""
+        wait_until(self.is_ready)
         return self.get("/readyz")["checks"]["mlflow"]["url"]
 
     def family(self) -> list[psutil.Process]:
