@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.search_spaces.doubts import list_doubts
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, limit_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
@@ -17,6 +16,7 @@ from eigensweep.search_spaces.search_words import explain_search, find_brackets
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.spec_warnings import list_warnings
 from eigensweep.search_spaces.trial import TrialConfig
 
 SHOWN = 5
@@ -187,7 +187,7 @@ def preview(
         estimate=_estimate(spec, configs, trials),
         memory=describe_memory(spec, guesses),
         side_by_side=side_by_side or SidePreview(lanes=spec.resources.lanes),
-        warnings=list_doubts(spec),
+        warnings=list_warnings(spec),
     )
 
 

@@ -122,7 +122,7 @@ def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
         if seen is None:
             continue
         seeds = f"about {seen['seeds']}" if seen["seeds"] else "more than 1,000"
-        words = f"{wanted} decides, with {seeds} seeds of the like"
+        words = f"{wanted} would decide, which takes {seeds} seeds like these"
         yield (
             f"{pair['first']} and {pair['second']}, at any look: e = {seen['e_value']:.3g}; "
             f"{'decided' if seen['decided'] else words}"

@@ -161,23 +161,17 @@ class TestTheKernelIsTheReference:
             TOLERANCE,
         )
 
-    def test_for_more_rows_than_processors(self, on_cpu):
-        x, leaves = draw(33, batch=9)
+    @pytest.mark.parametrize(
+        ("activation", "batch", "rows"), [("relu", 9, 3), ("modrelu", 23, ROWS[-1])]
+    )
+    def test_for_more_rows_than_processors(self, on_cpu, activation, batch, rows):
+        x, leaves = draw(33, batch=batch)
         assert_close(
-            results(recur, x, leaves, activation="relu", backend="cuda"),
-            results(reference.recur, x, leaves, activation="relu"),
+            results(recur, x, leaves, activation=activation, backend="cuda"),
+            results(reference.recur, x, leaves, activation=activation),
             TOLERANCE,
         )
-        assert on_cpu.shapes[-1].rows == 3
-
-    def test_for_as_many_rows_as_a_cluster_may_take(self, on_cpu):
-        x, leaves = draw(33, batch=23)
-        assert_close(
-            results(recur, x, leaves, activation="modrelu", backend="cuda"),
-            results(reference.recur, x, leaves, activation="modrelu"),
-            TOLERANCE,
-        )
-        assert on_cpu.shapes[-1].rows == ROWS[-1]
+        assert on_cpu.shapes[-1].rows == rows
 
     def test_for_several_lanes(self, on_cpu):
         lanes = [draw(20) for _ in range(3)]

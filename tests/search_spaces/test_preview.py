@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from eigensweep.search_spaces.brackets import Brackets
-from eigensweep.search_spaces.doubts import list_doubts
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.preview import preview
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.search_spaces.spec_warnings import list_warnings
 
 
 def make(**changes) -> ExperimentSpec:
@@ -208,7 +208,7 @@ class TestAFixedValueThatIsSearched:
 
     @pytest.mark.parametrize("name", preset_names())
     def test_stands_in_no_preset(self, name):
-        assert list_doubts(load_preset(name)) == []
+        assert list_warnings(load_preset(name)) == []
 
 
 def test_asha_says_when_it_stops_trials_and_the_estimate_reckons_with_it():

@@ -91,7 +91,7 @@ def test_who_adds_seeds_and_looks_after_each_is_told_what_they_say_so_far(run, c
     assert (seen["decided"], seen["seeds"]) == (False, 5)
     assert 10 < seen["e_value"] < 20
     (line,) = describe_more_seeds(found)
-    assert line.endswith("; 20 decides, with about 5 seeds of the like")
+    assert line.endswith("; 20 would decide, which takes about 5 seeds like these")
     alike = compare(f"{id}/0", f"{id}/1")["pairs"][0]["test"]["so_far"]
     assert alike["e_value"] < 1
     decided = run([("lstm", [*GOOD, 0.11, 0.12]), ("gru", [*BAD, 0.33, 0.31])])

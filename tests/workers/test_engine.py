@@ -52,6 +52,17 @@ def plain(reports):
     return [replace(drop_time(r), error=None) if r.result else r for r in reports]
 
 
+def let_diverge(monkeypatch, diverging):
+    """Let the inputs of some seeds be infinite at a step of each: `diverging` has it by seed."""
+    draw = Lines.train_batch
+
+    def draw_or_diverge(self, step, seed):
+        batch = draw(self, step, seed)
+        return replace(batch, x=batch.x / 0) if diverging.get(seed) == step else batch
+
+    monkeypatch.setattr(Lines, "train_batch", draw_or_diverge)
+
+
 class TestReports:
     @pytest.mark.parametrize("replicates", [1, 3])
     def test_they_are_those_of_a_trial_alone(self, bench, tmp_path, replicates):
@@ -79,13 +90,7 @@ class TestReports:
     def test_when_one_replicate_diverges_those_after_it_count_up_to_the_rung_before(
         self, bench, tmp_path, monkeypatch, diverging
     ):
-        draw = Lines.train_batch
-
-        def draw_or_diverge(self, step, seed):
-            batch = draw(self, step, seed)
-            return replace(batch, x=batch.x / 0) if diverging.get(seed) == step else batch
-
-        monkeypatch.setattr(Lines, "train_batch", draw_or_diverge)
+        let_diverge(monkeypatch, diverging)
         order = bench.order(0, replicates=3)
         reports = bench.to_the_end(order)[0]
         assert reports[-1].outcome == "diverged"
@@ -95,13 +100,7 @@ class TestReports:
     def test_the_other_seeds_go_on_where_one_has_diverged(
         self, bench, tmp_path, monkeypatch, diverging
     ):
-        draw = Lines.train_batch
-
-        def draw_or_diverge(self, step, seed):
-            batch = draw(self, step, seed)
-            return replace(batch, x=batch.x / 0) if diverging.get(seed) == step else batch
-
-        monkeypatch.setattr(Lines, "train_batch", draw_or_diverge)
+        let_diverge(monkeypatch, diverging)
         order = replace(bench.order(0, replicates=3), seeds_go_on=True)
         reports = bench.to_the_end(order)[0]
         last, steps = reports[-1], order.rungs[-1]

@@ -216,7 +216,7 @@ class ExperimentDriver:
         self._is_crowded_out = not (limit or self.sweep.running) and self.sweep.has_work()
         return self._is_crowded_out or 0 < self.sweep.running >= limit
 
-    def leaves(self, node: str) -> bool:
+    def should_leave(self, node: str) -> bool:
         """Return whether a process there should have no further trial.
 
         The node drains, or others wait for processors beside its GPUs.

@@ -52,7 +52,7 @@ class Live(Protocol):
     def is_full(self) -> bool:
         """Return whether no trial may begin until one ends, here or in another experiment."""
 
-    def leaves(self, node: str) -> bool:
+    def should_leave(self, node: str) -> bool:
         """Return whether a process on this node should have no further trial."""
 
     def end_stalled(self) -> Set[int]:

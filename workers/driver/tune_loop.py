@@ -135,7 +135,7 @@ class Controller(TuneController):
             return False
         place = None if report is None else report.place
         node = None if place is None else place.node_id
-        if node is not None and LIVE[trial.config["experiment"]].leaves(node):
+        if node is not None and LIVE[trial.config["experiment"]].should_leave(node):
             return False
         return bool(super()._maybe_cache_trial_actor(trial))
 

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Resp
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.checks import find_errors
-from eigensweep.search_spaces.doubts import list_doubts
 from eigensweep.search_spaces.errors import CorpusError, SpecError, raise_errors
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, reserve
 from eigensweep.search_spaces.places import Places
 from eigensweep.search_spaces.preview import Preview, SidePreview, describe_memory, preview
 from eigensweep.search_spaces.spec import LARGEST_PRIORITY, LEAST_PRIORITY, ExperimentSpec
+from eigensweep.search_spaces.spec_warnings import list_warnings
 from eigensweep.service.api.callers import (
     READ,
     Caller,
@@ -150,7 +150,7 @@ def post_experiment(
     )
     now = service.views.experiment(found)
     answer = PostedExperiment(
-        **dict(now), memory=describe_memory(spec, look.guesses), warnings=list_doubts(spec)
+        **dict(now), memory=describe_memory(spec, look.guesses), warnings=list_warnings(spec)
     )
     response.headers["Location"] = answer.links.self
     if not is_new:

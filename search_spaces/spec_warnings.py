@@ -16,25 +16,25 @@ COMPARING = frozenset({"asha", "hyperband", "median"})
 """Schedulers that stop trials."""
 
 
-def list_doubts(spec: ExperimentSpec) -> list[str]:
+def list_warnings(spec: ExperimentSpec) -> list[str]:
     """Return a sentence for each setting that has no effect; the spec passed `check_spec`."""
     compares = spec.scheduler.name in COMPARING
     asked = spec.training.evaluate_every is not None or any(
         "training.evaluate_every" in arm.space for arm in spec.arms_
     )
-    words = list(dict.fromkeys(_doubt_fixed(spec)))
+    words = list(dict.fromkeys(_warn_of_fixed(spec)))
     if not (compares or asked):
         return words
     configs = [config for _, config in list_extremes(spec, ("task", "training"))]
     if asked:
-        words += _doubt_evaluations(configs)
+        words += _warn_of_evaluations(configs)
     if compares and configs:
         longest = max(configs, key=lambda config: config.training.steps or 1)
-        words += _doubt_stopping(spec, longest.training.steps or 1, spec.rung_steps(longest)[0])
+        words += _warn_of_stopping(spec, longest.training.steps or 1, spec.rung_steps(longest)[0])
     return words
 
 
-def _doubt_fixed(spec: ExperimentSpec) -> Iterator[str]:
+def _warn_of_fixed(spec: ExperimentSpec) -> Iterator[str]:
     """Yield the fields that have a value where the search gives them others.
 
     A value that all arms share is the default of an arm whose own space varies the field, and
@@ -55,7 +55,7 @@ def _doubt_fixed(spec: ExperimentSpec) -> Iterator[str]:
                 yield f"'{path}' is searched, so its fixed value {value} has no effect"
 
 
-def _doubt_evaluations(configs: Iterable[TrialConfig]) -> Iterator[str]:
+def _warn_of_evaluations(configs: Iterable[TrialConfig]) -> Iterator[str]:
     budgets = [(each.training.steps or 1, each.training.evaluate_every or 1) for each in configs]
     rare = [(steps, every) for steps, every in budgets if every > steps]
     if rare:
@@ -66,7 +66,7 @@ def _doubt_evaluations(configs: Iterable[TrialConfig]) -> Iterator[str]:
         )
 
 
-def _doubt_stopping(spec: ExperimentSpec, steps: int, first_rung: int) -> Iterator[str]:
+def _warn_of_stopping(spec: ExperimentSpec, steps: int, first_rung: int) -> Iterator[str]:
     first = spec.scheduler.min_steps or first_rung
     if first >= steps:
         cause = "'scheduler.rung_every' or 'training.evaluate_every'"
