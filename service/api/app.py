@@ -47,7 +47,6 @@ from eigensweep.service.api.routes import (
 )
 from eigensweep.service.api.schemas import Views
 from eigensweep.service.api.sessions import Sessions
-from eigensweep.service.api.store_probe import StoreProbe
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.api.transfer import Compression, Validators
 from eigensweep.service.record.accounts import Accounts
@@ -56,6 +55,7 @@ from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.shared import traces
 
 REFUSALS: Final = describe_errors(401, 403, 429, 503)

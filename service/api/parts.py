@@ -13,7 +13,6 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.api.disk_use import DiskUse
 from eigensweep.service.api.identity import Identity
 from eigensweep.service.api.schemas import Views
-from eigensweep.service.api.store_probe import StoreProbe
 from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
@@ -21,6 +20,7 @@ from eigensweep.service.record.audit import Audit
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 

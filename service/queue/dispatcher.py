@@ -25,11 +25,12 @@ from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record, Unfinished
 from eigensweep.service.record.shares import Shares
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs, traces
-from eigensweep.workers.shared.checkpoints import open_store, replicate_key
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.checkpoints import replicate_key
+from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 from eigensweep.workers.shared.shortages import (
@@ -188,6 +189,8 @@ class Dispatcher:
     """Why no driver could be started at the last look at the queue; None: drivers could."""
     _in_care: dict[str, _Care] = field(default_factory=dict)
     _shares: Shares = field(init=False)
+    _store: StoreProbe | None = None
+    """Reads what trials have committed, and waits for no store that hangs; made when needed."""
     _share_at: float = float("-inf")
     _mlflow: tuple[float, str | None] = (0.0, None)
     """Until when MLflow has which problem, as it was last seen."""
@@ -510,7 +513,14 @@ class Dispatcher:
             logger.warning("shared driver died, it gets its own experiment=%s %s", id, driver.error)
             care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
             return True
-        deaths = self.record.count_death(id, self._count_trained(id))
+        try:
+            trained = self._count_trained(id)
+        except StoreAwayError as error:  # nobody knows whether there was progress
+            logger.warning("driver died while the store is away experiment=%s %s", id, error)
+            care.driver = None
+            self._pause(care)
+            return True
+        deaths = self.record.count_death(id, trained)
         care.driver = None
         words = f"its driver died {deaths} times without any progress: {driver.error}"
         logger.warning("driver %s with work left experiment=%s %s", state, id, words)
@@ -534,16 +544,23 @@ class Dispatcher:
         )
 
     def _count_trained(self, id: str) -> int:
-        """Return how many steps an experiment's unfinished trials have committed; 0: not known."""
+        """Return how many steps an experiment's unfinished trials have committed; 0: not known.
+
+        Raises:
+            StoreAwayError: if the store does not answer.
+        """
         assert self.options is not None
         keys = [
             replicate_key(id, number, seed)
             for number, seeds in self.record.list_begun(id)
             for seed in seeds
         ]
+        if self._store is None:
+            self._store = StoreProbe(self.options.storage)
         try:
-            store = open_store(self.options.storage)
-            return sum(max(0, store.progress(key).step) for key in keys)
+            return self._store.ask(lambda store: sum(max(0, store.progress(k).step) for k in keys))
+        except StoreAwayError:
+            raise
         except StorageError as error:
             logger.warning("cannot see what trials have committed experiment=%s %s", id, error)
             return 0

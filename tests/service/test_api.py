@@ -22,8 +22,8 @@ from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms
 from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service import store_probe
 from eigensweep.service.api import examples as examples_shown
-from eigensweep.service.api import store_probe
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers import Caller
 from eigensweep.service.api.comparison import Comparison

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from waiting import wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.service import store_probe
 from eigensweep.service.queue.dispatcher import (
     LEAST_INTERVAL,
     LONGEST_PAUSE,
@@ -208,6 +210,33 @@ class TestDispatcher:
         assert record.row(id).state != "failed"
         dispatcher.tick()
         assert record.row(id).state == "failed", "no step was committed any more"
+
+    def test_a_death_while_the_store_hangs_holds_nobody_up_and_is_not_counted(
+        self, record, launcher, post, tmp_path, monkeypatch
+    ):
+        goes_on = threading.Event()
+        works = Store.file_names
+        monkeypatch.setattr(store_probe, "PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr(store_probe, "FRESH_SECONDS", 0.0)
+        for name in ("file_names", "progress"):
+            monkeypatch.setattr(Store, name, lambda *given: goes_on.wait(60) and works(*given))
+        clock = iter(range(0, 10**9, 1000))
+        options = replace(OPTIONS, storage=str(tmp_path))
+        dispatcher = Dispatcher(
+            record, launcher=launcher, options=options, clock=lambda: next(clock)
+        )
+        id = post()
+        for _ in range(MOST_DEATHS + 2):
+            dispatcher.tick()
+            launcher.launched[-1].ledger.open(
+                0, "scornn", {}, {"training": {"steps": 99}, "replicates": 1}, "h"
+            )
+            launcher.launched[-1].ledger.begin(0)
+            launcher.launched[-1].now = "died"
+        assert not goes_on.is_set()
+        assert len(launcher.launched) > MOST_DEATHS
+        assert record.row(id).state != "failed"
+        goes_on.set()
 
     @pytest.mark.parametrize(
         "error",

@@ -14,10 +14,10 @@ from anyio import to_thread
 from played import play
 from waiting import PATIENCE, wait_until
 
-from eigensweep.service.api import store_probe
+from eigensweep.service import store_probe
 from eigensweep.service.api.routes import health, metrics
-from eigensweep.service.api.store_probe import StoreProbe
 from eigensweep.service.process.serve import THREADS
+from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StoreAwayError
 

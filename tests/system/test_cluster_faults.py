@@ -65,6 +65,12 @@ class ComposedService(RunningService):
         """Return the address of MLflow behind the service, where the user's token opens it."""
         return f"{self.url}/mlflow"
 
+    def words(self) -> str:
+        """Return the end of the service's log, and all fatal words, without Ray's stack frames."""
+        lines = [line for line in self.log.read_text().splitlines() if " @ 0x" not in line]
+        fatal = [line for line in lines[:-40] if "Check failed" in line or " F " in line]
+        return "\n".join([*fatal[-10:], *lines[-40:]])
+
     def family(self) -> list[psutil.Process]:
         return self.composition.family()
 
@@ -179,7 +185,7 @@ def begin(cluster: ComposedService, grid: Grid, slots: int = len(WORKERS)) -> st
         counts = [len(path.read_text().split()) for path in cluster.steps.iterdir()]
         return len(counts) == min(grid.trials, slots) and min(counts) > EVALUATE
 
-    wait_until(train, lambda: (cluster.experiment(id), cluster.log.read_text()[-3000:]), 0.3)
+    wait_until(train, lambda: (cluster.experiment(id), cluster.words()), 0.3)
     return id
 
 
@@ -249,7 +255,7 @@ def run_beside(cluster: ComposedService, grid: Grid, fault: str) -> dict[str, st
         named.update({n["node"]: n["words"] for n in found["notices"] if n["node"]})
         return found["state"] in ENDED
 
-    wait_until(is_over, lambda: (named, cluster.log.read_text()[-4000:]), 0.3)
+    wait_until(is_over, lambda: (named, cluster.words()), 0.3)
     trials = cluster.trials(id)
     assert [trial["state"] for trial in trials] == ["completed"] * grid.trials
     assert {trial["reports"][-1]["step"] for trial in trials} == {grid.steps}
@@ -288,7 +294,7 @@ class TestOneWorker:
             kill_the_head(cluster, id)
             began = time.monotonic()
             cluster.composition.start_again("ray-head")
-            wait_until(cluster.is_ready, lambda: cluster.log.read_text()[-4000:], 0.3)
+            wait_until(cluster.is_ready, cluster.words, 0.3)
             back = time.monotonic() - began
             training = commits.wait_for("00000", 1) - began
             grid.check(cluster, id)
