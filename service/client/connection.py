@@ -80,10 +80,16 @@ class Connection:
         InputError: if `url` is not an address, or `token` cannot be one, or has no private file.
     """
 
+    _end: str = ""
+    """Why nothing may be sent to this address: its service has ended."""
+
     def __init__(
         self, url: str | None = None, token: str | None = None, *, timeout: float = 30.0
     ) -> None:
-        url = (url or os.environ.get("EIGENSWEEP_URL") or _find_url()).rstrip("/")
+        url = url or os.environ.get("EIGENSWEEP_URL")
+        if not url:
+            url, self._end = _find_url()
+        url = url.rstrip("/")
         self.url = url if "://" in url else f"http://{url}"
         token = token or _read_token_file() or os.environ.get("EIGENSWEEP_TOKEN")
         if token and not token.isascii():
@@ -163,6 +169,8 @@ class Connection:
         return self._send(self._http.build_request(method, path, **options))
 
     def _send(self, request: httpx2.Request, stream: bool = False) -> httpx2.Response:
+        if self._end:
+            raise ServiceAwayError(self._end)
         try:
             response = self._http.send(request, stream=stream)
             if not response.is_success:
@@ -231,13 +239,15 @@ def _read_json(response: httpx2.Response) -> JsonObject:
     return content
 
 
-def _find_url() -> str:
-    """Return the address that the service of this home folder has written there, or the default."""
+def _find_url() -> tuple[str, str]:
+    """Return the address that the service of this home folder has written there, or the default.
+
+    And why nothing may be sent there: that service has ended. Empty: all is well.
+    """
     home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep")).expanduser()
     url = read_own_url(home)
-    if url is None and (home / "service.json").exists():
-        raise ServiceAwayError(f"the service of {home} has ended")
-    return url or DEFAULT_URL
+    has_ended = url is None and (home / "service.json").exists()
+    return url or DEFAULT_URL, f"the service of {home} has ended" if has_ended else ""
 
 
 def read_own_url(home: Path) -> str | None:

@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from eigensweep.service.client import ServiceAwayError
 from eigensweep.service.client.connection import Connection, read_own_url
+from eigensweep.service.command import reproduce
+from eigensweep.service.command.cli import connect_or_answer_here
 from eigensweep.service.process.home import write_address
 
 URL = "http://127.0.0.1:9"
@@ -40,15 +45,39 @@ def test_no_token_goes_to_the_address_of_a_service_that_has_ended(home):
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
     change(home, pid=ended.pid)
-    with pytest.raises(ServiceAwayError, match="has ended"):
-        Connection(token="secret")
+    with (
+        Connection(token="secret") as connection,
+        pytest.raises(ServiceAwayError, match="has ended"),
+    ):
+        connection.get("/readyz")
     assert read_own_url(home) is None
+
+
+def test_where_a_service_has_ended_this_installation_answers(home, monkeypatch):
+    change(home, pid=2**22 + 1)
+    with connect_or_answer_here(None) as client:
+        assert "copying" in json.dumps(client.get("/v1/presets"))
+
+
+def test_where_a_service_has_ended_another_is_started(home, monkeypatch):
+    change(home, pid=2**22 + 1)
+
+    @contextmanager
+    def play(home: Path, screen: object) -> Iterator[str]:
+        yield f"the service of {home}"
+
+    monkeypatch.setattr(reproduce, "running_service", play)
+    with reproduce.service_of_our_own(Console()) as client:
+        assert client == f"the service of {home}"
 
 
 def test_nor_where_another_process_has_got_its_number(home):
     os.utime(home / "service.json", (0, 0))  # written long before this process began
-    with pytest.raises(ServiceAwayError, match="has ended"):
-        Connection(token="secret")
+    with (
+        Connection(token="secret") as connection,
+        pytest.raises(ServiceAwayError, match="has ended"),
+    ):
+        connection.get("/readyz")
     change(home, pid=1)
     assert os.getuid() == 0 or read_own_url(home) is None
 
