@@ -29,6 +29,7 @@ from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.cluster.nodes import Look, Node
 from eigensweep.workers.driver.capacity import look_for_room
 from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
 
@@ -60,14 +61,14 @@ class RemoteDriver:
     process: str
     _cluster: ClusterProcess
     _start: int
-    error: str | None = None
+    death: Death | None = None
 
     def state(self) -> Literal["running", "ended", "died", "lost"]:
         """Return how the driver is; `lost` if Ray was, and it has to be looked for again."""
         if self._start != self._cluster.starts:
             return "lost"
         try:
-            state, self.error = self._cluster.ask("state", self.experiment)
+            state, self.death = self._cluster.ask("state", self.experiment)
         except LauncherAwayError:
             return "lost"
         known: Literal["running", "ended", "died"] = state

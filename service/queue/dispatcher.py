@@ -30,16 +30,10 @@ from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.checkpoints import replicate_key
+from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, SpecJson
-from eigensweep.workers.shared.shortages import (
-    is_node_death,
-    is_shared_death,
-    is_shortage,
-    is_store_away,
-    is_superseded,
-)
 from eigensweep.workers.shared.states import DRIVEN, ENDED
 
 logger = logging.getLogger(__name__)
@@ -70,8 +64,8 @@ class LauncherAwayError(RuntimeError):
 class Driver(Protocol):
     """The process that runs one experiment, as `launch` and `find` of a launcher return it."""
 
-    error: str | None
-    """Why it died, if that is known; set once `state` returned "died"."""
+    death: Death | None
+    """Why it died, if that is known, or ended early; set once `state` returned so."""
 
     @property
     def process(self) -> str:
@@ -483,7 +477,8 @@ class Dispatcher:
             logger.warning("driver lost, it is looked for again experiment=%s", id)
             care.driver, care.is_new, care.not_before = None, True, 0.0
             return False  # looked for at the next tick, when the launcher is back
-        care.is_alone |= is_shared_death(driver.error)
+        death = driver.death or Death("for a reason that is not known")
+        care.is_alone |= death.cause == "shared"
         state_now = self.record.row(id).state
         if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again
             care.driver = None
@@ -492,25 +487,25 @@ class Dispatcher:
             care.driver, care.is_leaving = None, False
             self._pause(care, at_least=DELIVERY_PAUSE)
             if state == "died":
-                self._tell_death(id, care, driver.error or "for a reason that is not known")
+                self._tell_death(id, care, death.words)
             return True
-        if is_superseded(driver.error):  # another service had the lead meanwhile
+        if death.cause == "superseded":  # another service had the lead meanwhile
             logger.info("driver ended, it has a successor experiment=%s", id)
             care.driver = None
             self._pause(care)
             return True
         # Not the experiment's fault, so it is never given up for it.
-        if is_shortage(driver.error) or is_store_away(driver.error):
-            logger.warning("driver died experiment=%s %s", id, driver.error)
+        if death.cause in ("memory", "store"):
+            logger.warning("driver died experiment=%s %s", id, death)
             care.driver = None
             self._pause(care)
             return True
-        if is_node_death(driver.error):  # nor for this; and what needs a node waits for one anyway
+        if death.cause == "node":  # nor for this; and what needs a node waits for one anyway
             logger.warning("driver died with its node experiment=%s", id)
             care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
             return True
-        if is_shared_death(driver.error):  # perhaps another one's fault: alone, each shows its own
-            logger.warning("shared driver died, it gets its own experiment=%s %s", id, driver.error)
+        if death.cause == "shared":  # perhaps another one's fault: alone, each shows its own
+            logger.warning("shared driver died, it gets its own experiment=%s %s", id, death)
             care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
             return True
         try:
@@ -522,7 +517,7 @@ class Dispatcher:
             return True
         deaths = self.record.count_death(id, trained)
         care.driver = None
-        words = f"its driver died {deaths} times without any progress: {driver.error}"
+        words = f"its driver died {deaths} times without any progress: {death}"
         logger.warning("driver %s with work left experiment=%s %s", state, id, words)
         if deaths >= MOST_DEATHS:
             self.record.give_up(id, words)

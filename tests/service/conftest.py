@@ -27,6 +27,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.engine.shares import Room
+from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
@@ -79,7 +80,7 @@ class InMemoryDriver:
         self.ledger = ledger
         self.process = process
         self.now = "running"
-        self.error = "out of luck"
+        self.death: Death | None = Death("out of luck")
 
     def state(self) -> Any:
         return self.now

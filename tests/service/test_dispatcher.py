@@ -28,9 +28,9 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.deaths import Death, explain
 from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.shortages import NODE_DEATH, SUPERSEDED, explain_shortage
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
 
@@ -239,14 +239,14 @@ class TestDispatcher:
         goes_on.set()
 
     @pytest.mark.parametrize(
-        "error",
+        "death",
         [
-            explain_shortage("the node is low on memory"),
-            "Traceback ...\nStoreAwayError: cannot list s3://lab/x: connection refused",
+            Death("the node is low on memory", "memory"),
+            Death("cannot list s3://lab/x: connection refused", "store"),
         ],
     )
     def test_drivers_that_find_no_memory_or_store_are_started_again_however_often(
-        self, record, launcher, post, error
+        self, record, launcher, post, death
     ):
         now = [0.0]
         dispatcher = Dispatcher(record, launcher=launcher, options=OPTIONS, clock=lambda: now[0])
@@ -254,7 +254,7 @@ class TestDispatcher:
         dispatcher.tick()
         for _ in range(2 * MOST_DEATHS):
             launcher.launched[-1].now = "died"
-            launcher.launched[-1].error = error
+            launcher.launched[-1].death = death
             before = len(launcher.launched)
             dispatcher.tick()
             while len(launcher.launched) == before:
@@ -275,7 +275,7 @@ class TestDispatcher:
             record.claim(id)  # as another service does
             with pytest.raises(SupersededError) as error:
                 driver.ledger.set_total(1)
-            driver.now, driver.error = "ended", f"{SUPERSEDED}: {error.value}"
+            driver.now, driver.death = "ended", explain(error.value)
             dispatcher.tick()
         assert (record.row(id).state, record.row(id).deaths) == ("starting", 0)
         assert len(launcher.launched) == 2 * MOST_DEATHS + 1
@@ -287,7 +287,7 @@ class TestDispatcher:
         dispatcher.tick()
         for _ in range(2 * MOST_DEATHS):
             launcher.launched[-1].now = "died"
-            launcher.launched[-1].error = f"{NODE_DEATH}: Ray's own words"
+            launcher.launched[-1].death = Death("Ray's own words", "node")
             before = len(launcher.launched)
             dispatcher.tick()
             assert len(launcher.launched) == before + 1
@@ -433,7 +433,8 @@ class TestDeliveries:
             if len(launcher.launched) > len(begun):
                 begun.append(clock.seconds)
                 launcher.launched[-1].now = "died"
-                launcher.launched[-1].error = "Traceback:\n  File x\nValueError: no number\n"
+                words = "Traceback:\n  File x\nValueError: no number\n"
+                launcher.launched[-1].death = Death(words)
             clock.seconds += 1.0
         assert len(begun) > 3
         (notice,) = record.row(id).notices

@@ -10,8 +10,8 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.dispatcher import MOST_DEATHS, Dispatcher
 from eigensweep.service.queue.driver_places import MOST_TRIALS, DriverPlaces, is_small
 from eigensweep.service.record.record import Record
+from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.shortages import NODE_DEATH, SHARED_DEATH, explain_shortage
 
 OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
 LARGE = {"low": 1e-4, "high": 1e-1}
@@ -41,11 +41,14 @@ def find_processes(launcher: Any) -> list[str]:
     return [driver.process for driver in launcher.launched]
 
 
-def kill_all(launcher: Any, process: str, error: str) -> None:
+SHARED = Death("Ray's own words", "shared")
+
+
+def kill_all(launcher: Any, process: str, death: Death) -> None:
     """Let a process die with all experiments in it."""
     for driver in launcher.launched:
         if driver.process == process:
-            driver.now, driver.error = "died", error
+            driver.now, driver.death = "died", death
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_when_a_shared_driver_dies_each_goes_on_alone_and_none_is_blamed(
     ids = [post() for _ in range(3)]
     shared.tick()
     shared.places = DriverPlaces(experiments=3, drivers=6)
-    kill_all(launcher, "process 0", f"{SHARED_DEATH}: Ray's own words")
+    kill_all(launcher, "process 0", SHARED)
     shared.tick()
     assert find_processes(launcher)[3:] == ["process 3", "process 4", "process 5"]
     assert {driver.ledger.generation for driver in launcher.launched[3:]} == {2}
@@ -131,7 +134,7 @@ def test_the_one_that_ends_drivers_fails_and_the_others_do_not(record, launcher,
     )
     poison, *others = [post() for _ in range(3)]
     dispatcher.tick()
-    kill_all(launcher, "process 0", SHARED_DEATH)
+    kill_all(launcher, "process 0", SHARED)
     for _ in range(MOST_DEATHS + 1):
         dispatcher.tick()
         (own,) = [
@@ -139,7 +142,7 @@ def test_the_one_that_ends_drivers_fails_and_the_others_do_not(record, launcher,
             for each in launcher.launched
             if each.ledger.experiment_id == poison and each.now == "running"
         ] or [""]
-        kill_all(launcher, own, "the driver's process died")
+        kill_all(launcher, own, Death("the driver's process died"))
     assert record.row(poison).state == "failed"
     assert {record.row(id).deaths for id in others} == {0}
     assert len([d for d in launcher.launched if d.ledger.experiment_id in others]) == 4
@@ -152,7 +155,7 @@ def test_after_such_a_death_they_wait_for_room_before_all_others(shared, launche
     queued = post()
     shared.tick()
     assert len(launcher.launched) == 4
-    kill_all(launcher, "process 0", SHARED_DEATH)
+    kill_all(launcher, "process 0", SHARED)
     shared.tick()
     assert find_processes(launcher)[4:] == ["process 4"]
     assert record.row(queued).state == "queued"
@@ -177,8 +180,8 @@ def test_a_driver_that_takes_no_other_one_is_not_tried_again(shared, launcher, p
     assert find_processes(launcher) == ["process 0"] + ["process 1"] * 3
 
 
-@pytest.mark.parametrize("error", [f"{NODE_DEATH}: gone", explain_shortage("no memory")])
-def test_after_a_death_that_is_nobodys_fault_they_share_again(record, launcher, post, error):
+@pytest.mark.parametrize("cause", ["node", "memory"])
+def test_after_a_death_that_is_nobodys_fault_they_share_again(record, launcher, post, cause):
     now = [0.0]
     dispatcher = Dispatcher(
         *(record, 6),
@@ -189,7 +192,7 @@ def test_after_a_death_that_is_nobodys_fault_they_share_again(record, launcher, 
     )
     post(), post()
     dispatcher.tick()
-    kill_all(launcher, "process 0", error)
+    kill_all(launcher, "process 0", Death("gone", cause))
     dispatcher.tick()
     now[0] += 60.0
     dispatcher.tick()

@@ -13,11 +13,13 @@ import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from orders import make_order
+from ray.exceptions import RayActorError
 from sweeps import SCORNN, Bench, at, spec
 
 from eigensweep.models import MODELS
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import places
+from eigensweep.workers.driver.memory_shortages import MemoryShortageError
 from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.driver.sweep import MOST_SHORTAGES, SILENT_SECONDS, Job
@@ -271,6 +273,18 @@ def tell(b: Bench, *reports: Report) -> Job:
         Recorder("e1").on_trial_result(1, [], trial, {})
     Recorder("e1").on_trial_complete(1, [], trial)
     return job
+
+
+@pytest.mark.parametrize(
+    ("loss", "by"), [(MemoryShortageError(), "memory"), (RayActorError(), "process")]
+)
+def test_a_loss_is_told_by_what_tune_was_told(tmp_path, monkeypatch, loss, by):
+    b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}})
+    told = {}
+    monkeypatch.setattr(b.sweep, "lose", lambda number, attempt, words, **how: told.update(how))
+    trial = SimpleNamespace(config=make_order(number=0, attempt=1).to_dict(), loss=loss)
+    Recorder("e1").on_trial_error(1, [], trial)
+    assert told == {"by": by}
 
 
 class TestALostEngine:

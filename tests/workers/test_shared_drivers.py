@@ -20,7 +20,6 @@ from eigensweep.workers.driver import trial_processes
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
-from eigensweep.workers.shared.shortages import is_shared_death, is_superseded
 
 OPTIONS = DriverOptions(storage="/s", optuna="/o")
 AWAY = ValueError("the ledger is away")
@@ -105,9 +104,9 @@ def test_each_experiment_has_a_state_of_its_own_and_the_process_ends_after_the_l
 def test_one_that_has_a_successor_ends_and_did_not_die(runs, caplog):
     runs.begin("a")
     runs.end("a", fails=SupersededError("driver 1 of experiment a has a successor, driver 2"))
-    state, words = runs.actor.state("a")
-    assert (state, is_superseded(words)) == ("ended", True)
-    assert "driver 2" in words
+    state, death = runs.actor.state("a")
+    assert (state, death.cause) == ("ended", "superseded")
+    assert "driver 2" in death.words
     assert [record for record in caplog.records if record.exc_info] == []
 
 
@@ -202,5 +201,5 @@ def test_a_death_is_everybodys_only_where_several_shared_the_process(aboard, sha
         for n in range(aboard)
     ]
     assert [handle.state() for handle in handles] == ["died"] * aboard
-    assert {is_shared_death(handle.error) for handle in handles} == {shared}
+    assert {handle.death.cause == "shared" for handle in handles} == {shared}
     assert ended == ["p"]

@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -35,15 +34,9 @@ from eigensweep.workers.cluster.warm_drivers import WarmDrivers
 from eigensweep.workers.engine.actor import NAMESPACE, PROCESS_LOST
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.code import has_changed, own_code
-from eigensweep.workers.shared.ledger import Ledger, SupersededError
+from eigensweep.workers.shared.deaths import Death, explain, explain_shortage
+from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions, Json, SpecJson
-from eigensweep.workers.shared.shortages import (
-    NODE_DEATH,
-    SHARED_DEATH,
-    SUPERSEDED,
-    explain_shortage,
-    is_superseded,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +115,7 @@ class DriverActor:
         self._loads_ahead, self._is_leased = loads_ahead, is_leased
         self._is_waiting = True
         """Whether no experiment has it: it has just started, or waits for the next one."""
-        self._states: dict[str, tuple[State, str | None]] = {}
+        self._states: dict[str, tuple[State, Death | None]] = {}
         """How the experiments are that it has had since it last waited, and why one died."""
         self._experiments = 0
         self._end: threading.Timer | None = None
@@ -220,18 +213,19 @@ class DriverActor:
             self._end_run(experiment, "ended", None)
         except BaseException as error:
             # Nothing is recorded of it: the service asks for the state, and starts another driver.
-            if (successor := _find_successor(error)) is not None:
-                self._end_run(experiment, "ended", f"{SUPERSEDED}: {successor}")
-                logger.info("driver ends experiment=%s %s", experiment, successor)
+            death = explain(error)
+            is_over = death.cause == "superseded"
+            self._end_run(experiment, "ended" if is_over else "died", death)
+            if is_over:
+                logger.info("driver ends experiment=%s %s", experiment, death)
             else:
-                self._end_run(experiment, "died", traceback.format_exc())
                 logger.exception("driver died experiment=%s", experiment)
         gc.collect()  # Ray ends the trials' processes whose handles are gone
 
-    def _end_run(self, experiment: str, state: State, error: str | None) -> None:
+    def _end_run(self, experiment: str, state: State, death: Death | None) -> None:
         """Note how an experiment is; after the last one end this process soon."""
         with self._turn:
-            self._states[experiment] = state, error
+            self._states[experiment] = state, death
             self._plan_end()
 
     def _plan_end(self) -> None:
@@ -253,7 +247,7 @@ class DriverActor:
     def answer(self) -> None:
         """Return as soon as this process is up."""
 
-    def state(self, experiment: str) -> tuple[State | None, str | None]:
+    def state(self, experiment: str) -> tuple[State | None, Death | None]:
         """Return how an experiment is, and why it died; no state: it has not begun here."""
         return self._states.get(experiment, (None, None))
 
@@ -334,8 +328,8 @@ class DriverHandle:
 
     experiment: str
     _process: DriverProcess
-    error: str | None = None
-    """Why it died, once `state` said so."""
+    death: Death | None = None
+    """Why it died, or ended early, once `state` said so."""
     _pool: WarmDrivers[DriverProcess] | None = None
     """Where the process waits for another experiment after this one; None: it ends."""
     _crew: Crew = field(default_factory=Crew)
@@ -368,29 +362,35 @@ class DriverHandle:
     def _look(self, seconds: float) -> State:
         try:
             answer = self._process.actor.state.remote(self.experiment)
-            state, self.error = ray.get(answer, timeout=seconds)
+            state, self.death = ray.get(answer, timeout=seconds)
+            if isinstance(self.death, str):  # it is of an older release, which told words only
+                self.death = Death(self.death, "superseded" if state == "ended" else "failure")
         except ray.exceptions.GetTimeoutError:
             return "running"
         except ray.exceptions.OutOfMemoryError as error:
-            state, self.error = "died", explain_shortage(str(error))
+            state, self.death = "died", Death(explain_shortage(str(error)), "memory")
         except ray.exceptions.RayActorError as error:
-            state, self.error = "died", f"{self._explain_death(str(error))}: {error}"
+            state, self.death = "died", self._explain(str(error))
         if self._work is None:
             if state is None:  # Ray had kept the call in the service, until this process was up
-                state, self.error = "died", NEVER_TOLD
+                state, self.death = "died", Death(NEVER_TOLD)
         elif state in (None, "running"):
-            state, self.error = self._see_whether_it_began(self._work)
+            state, self.death = self._see_whether_it_began(self._work)
         if state != "running":
             self._over = state
             # One that was superseded may have left processes of trials behind.
-            self._leave(failed=state != "ended" or is_superseded(self.error))
+            self._leave(failed=state != "ended" or self.death is not None)
         return state
 
-    def _explain_death(self, account: str) -> str:
+    def _explain(self, account: str) -> Death:
+        """Return what ended the process, from Ray's account."""
         has_several = self._crew.die()
         if NODE_DIED in account:
-            return NODE_DEATH
-        return SHARED_DEATH if has_several else "the driver's process died"
+            return Death(f"the node of the process died: {account}", "node")
+        if has_several:
+            words = f"the driver's process died, which several experiments shared: {account}"
+            return Death(words, "shared")
+        return Death(f"the driver's process died: {account}")
 
     def _leave(self, *, failed: bool) -> None:
         """Give the process up; after its last experiment it waits for another, or ends."""
@@ -409,15 +409,15 @@ class DriverHandle:
         joined._leave(failed=False)
         return None
 
-    def _see_whether_it_began(self, work: Any) -> tuple[State, str | None]:
+    def _see_whether_it_began(self, work: Any) -> tuple[State, Death | None]:
         """Return "died", and why, if the driver could not even read what it was told."""
         done, _ = ray.wait([work], timeout=0)
         try:
             ray.get(done)
         except ray.exceptions.OutOfMemoryError as error:
-            return "died", explain_shortage(str(error))
+            return "died", Death(explain_shortage(str(error)), "memory")
         except ray.exceptions.RayError as error:
-            return "died", str(error)
+            return "died", Death(str(error))
         return "running", None
 
     def wait(self, timeout: float | None = None) -> State:
@@ -685,13 +685,6 @@ def _find_gone() -> dict[str, float]:
     client = ray._private.worker.global_worker.gcs_client  # type: ignore[attr-defined]
     infos = client.get_all_node_info(timeout=ANSWER_SECONDS).values()
     return {info.node_id.hex(): info.end_time_ms / 1000 for info in infos if info.end_time_ms}
-
-
-def _find_successor(error: BaseException | None) -> SupersededError | None:
-    """Return what an error says of a driver's successor; None: it is about something else."""
-    while error is not None and not isinstance(error, SupersededError):
-        error = error.__cause__ or error.__context__  # Ray Tune raises its own error from it
-    return error
 
 
 def explain_loss() -> str | None:

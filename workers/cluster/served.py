@@ -30,6 +30,7 @@ from eigensweep.workers.cluster.ray_cluster import (
     explain_silence,
 )
 from eigensweep.workers.shared import logs
+from eigensweep.workers.shared.deaths import Death
 
 logger = logging.getLogger(__name__)
 
@@ -126,9 +127,9 @@ class Served:
         self._drivers[experiment] = found
         return found.process
 
-    def _state(self, experiment: str) -> tuple[str, str | None]:
+    def _state(self, experiment: str) -> tuple[str, Death | None]:
         driver = self._drivers[experiment]
-        return driver.state(), driver.error
+        return driver.state(), driver.death
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from eigensweep.workers.shared.shortages import explain_shortage
+from eigensweep.workers.shared.deaths import explain_shortage
 
 
 class MemoryShortageError(RayActorError):

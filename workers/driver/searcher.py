@@ -17,12 +17,12 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher, SearchGenerator
 from ray.tune.stopper import Stopper
 
+from eigensweep.workers.driver.memory_shortages import MemoryShortageError
 from eigensweep.workers.driver.places import find_place
 from eigensweep.workers.driver.sweep import Sweep
 from eigensweep.workers.driver.trainable import TrialTrainable
 from eigensweep.workers.shared.ledger import RungReport
 from eigensweep.workers.shared.messages import Json, LostBy, Order, Report
-from eigensweep.workers.shared.shortages import is_shortage
 from eigensweep.workers.trial.memory_limit import read_last_words
 
 LONGEST_CAUSE = 1500
@@ -232,9 +232,10 @@ class Recorder(tune.Callback):
         if (words := read_last_words(order)) is not None:
             self._sweep.end(order.number, "failed", error=words)
             return
-        cause = _cause(trial)
-        by: LostBy = "memory" if is_shortage(cause) else "process"
-        self._sweep.lose(order.number, order.attempt, cause, by=by)
+        loss: Exception | None = getattr(trial, "loss", None)
+        by: LostBy = "memory" if isinstance(loss, MemoryShortageError) else "process"
+        words = "unknown" if loss is None else str(loss).strip()[:LONGEST_CAUSE]
+        self._sweep.lose(order.number, order.attempt, words, by=by)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **context: Any) -> None:
         """End the processes of trials that make no progress; Tune calls this often.
@@ -269,14 +270,3 @@ class Halt(Stopper):
 
 def _read_last(report: Report) -> RungReport:
     return RungReport(report.step, report.metrics, report.place)
-
-
-def _cause(trial: Trial) -> str:
-    """Return Ray's account of the loss of a trial's process, from the file where Tune puts it."""
-    try:
-        account = Path(trial.error_file or "").read_text()
-    except OSError:
-        return "unknown"
-    _, _, last = account.rpartition("Failure # ")
-    _, _, words = last.partition("\n")
-    return words.strip()[:LONGEST_CAUSE]

@@ -179,6 +179,10 @@ class Controller(TuneController):
         trial.report = Report.from_dict(json.loads(result.pop(REPORT)))
         return super()._process_trial_result(trial, result)
 
+    def _process_trial_failure(self, trial: Any, exception: Any) -> None:
+        trial.loss = exception  # Tune keeps its words only
+        super()._process_trial_failure(trial, exception)
+
     def step(self) -> None:
         """Handle one event, as Tune does, and drop the trials that have ended by then."""
         super().step()  # type: ignore[no-untyped-call]
