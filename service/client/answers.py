@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from html import escape
 
-from eigensweep.search_spaces.labels import format_value, say_count
+from eigensweep.search_spaces.labels import format_share, format_value, say_count
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import align_columns, format_cell
 
@@ -96,7 +96,7 @@ def _make_pair_row(pair: JsonObject, split: str, name: str) -> list[str]:
         format_cell("difference", found["mean"]),
         format_interval(found),
         "-" if p is None else f"{p:.2g}",
-        "-" if found["effect"] is None else f"{found['effect']:.3g}",
+        "-" if found["effect"] is None else format_share(found["effect"]),
         f"{found['verdict']}{because}",
     ]
 
