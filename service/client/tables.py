@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from eigensweep.search_spaces.labels import describe_settings, format_value
+from eigensweep.search_spaces.labels import describe_settings, format_share, format_value
 
 
 def align_columns(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -52,7 +52,7 @@ def format_cell(column: str, value: Any) -> str:
     >>> format_cell("settings", {"optimizer.name": "rmsprop", "optimizer.lr": 0.001})
     'optimizer=rmsprop lr=0.001'
     >>> format_cell("ratio", 0.51234)
-    '0.512'
+    '51.2 %'
     >>> format_cell("interval", (0.125, 0.5))
     '0.125 to 0.5'
     >>> format_cell("value", None)
@@ -69,7 +69,7 @@ def format_cell(column: str, value: Any) -> str:
     if column == "seconds":
         return f"{value:.1f}"
     if column == "ratio":
-        return f"{value:.3f}"
+        return format_share(value)
     return format_value(value)
 
 

@@ -20,6 +20,7 @@ from rich.text import Text
 from typer.testing import CliRunner, Result
 from waiting import PATIENCE
 
+from eigensweep.search_spaces.labels import format_share
 from eigensweep.service.client import Client, connection
 from eigensweep.service.client.answers import format_pareto
 from eigensweep.service.client.trial_table import TrialTable
@@ -454,7 +455,7 @@ def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spe
     assert verdict == "better"
     (shown,) = [line for line in lines if f"{id}/0  test " in line]
     assert shown.endswith(verdict)
-    assert f" {as_json['pairs'][0]['test']['effect']:.3g} " in shown
+    assert f" {format_share(as_json['pairs'][0]['test']['effect'])} " in shown  # as on pages
     tested, seeds = lines[-2:]
     assert "paired t-test" in tested
     assert seeds.startswith(f"{id} and {id}/0, at any look: e = ")

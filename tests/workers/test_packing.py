@@ -100,7 +100,7 @@ def test_gpus_that_pytorch_cannot_use_fail_no_trial_of_a_sweep(cluster, tmp_path
     e = Launched(cluster, tmp_path, f"gpus{lanes}", content)
     handle = e.launch()
     told = e.until(lambda: [n for n in e.ledger.read("notices") if n["kind"] == "nodes"])
-    assert "new trials wait, because 1 of 1 nodes are left out" in told[0]["words"]
+    assert "new trials wait, because 1 of 1 node is left out" in told[0]["words"]
     (node,) = [n for n in e.ledger.read("notices") if n["kind"] == "node"]
     assert "offers GPUs, and its PyTorch" in node["words"]
     assert {trial.state for trial in e.trials()} <= {"waiting", "running"}

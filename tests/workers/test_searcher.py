@@ -517,6 +517,14 @@ class TestANodeThatIsNotFit:
         now[0] = SILENT_SECONDS
         assert b.sweep.next_job().avoid == ()
 
+    def test_one_node_that_is_left_out_is_one(self, tmp_path):
+        b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0)
+        b.sweep._find_nodes = lambda: {"n1"}
+        b.sweep.begin(0, b.sweep.next_job().attempt)
+        b.sweep.lose(0, 1, "its store is away", by="node", place=at("n1", "node1"))
+        assert b.sweep.next_job() is None
+        assert "wait, because 1 of 1 node is left out" in b.sweep.notices()[-1].words
+
     def test_when_everything_waits_for_nodes_that_is_said(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
         b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"n1", "n2"}

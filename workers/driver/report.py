@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING
 from optuna.distributions import distribution_to_json
 
 from eigensweep.direction import Better
-from eigensweep.search_spaces.labels import describe_settings, format_value, shorten_paths
+from eigensweep.search_spaces.labels import (
+    describe_settings,
+    format_share,
+    format_value,
+    shorten_paths,
+)
 from eigensweep.search_spaces.space import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.leaders import read_race
@@ -249,7 +254,7 @@ def format_report(report: Json) -> str:
             _show(row["value"]),
             _show(value.get("sd")),
             "-" if value.get("low") is None else " to ".join(ends),
-            _show(row["baseline_ratio"]),
+            "-" if row["baseline_ratio"] is None else format_share(row["baseline_ratio"]),
             ", ".join(f"{n} {state}" for state, n in sorted(row["trials"].items())) or "-",
         ]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")

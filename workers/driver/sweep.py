@@ -646,9 +646,11 @@ class Sweep:
             found.insert(0, failing)
         if self._lacks_nodes():
             nodes = self._find_nodes()
+            out, there = self._count_out(nodes), say_count(len(nodes), "node")
+            verb = "is" if out == 1 else "are"
             words = (
-                f"new trials wait, because {self._count_out(nodes)} of {len(nodes)} nodes are left "
-                "out. If they all say the same, the fault may be the store's or the driver's code"
+                f"new trials wait, because {out} of {there} {verb} left out. "
+                "If they all say the same, the fault may be the store's or the driver's code"
             )
             found.append(Notice("nodes", words))
         if self._waits_for_disk():

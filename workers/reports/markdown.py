@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from eigensweep.search_spaces.labels import describe_settings, format_value, say_count
+from eigensweep.search_spaces.labels import (
+    describe_settings,
+    format_share,
+    format_value,
+    say_count,
+)
 from eigensweep.workers.reports.report import (
     ArmFound,
     ClaimFound,
@@ -230,7 +235,7 @@ def arm_cells(content: ReportContent, arm: ArmFound) -> tuple[str, ...]:
         "" if arm.parameters is None else f"{arm.parameters:,}",
         str(arm.seeds),
         interval_words(arm.value) if arm.value is not None else arm.state,
-        "" if arm.of_baseline is None else show(arm.of_baseline),
+        "" if arm.of_baseline is None else format_share(arm.of_baseline),
         ", ".join(f"{name} {interval_words(found)}" for name, found in arm.test.items()),
         ", ".join(f"{name} {show(value)}" for name, value in arm.drift.items()),
         ", ".join(diverged) or "none",
