@@ -122,6 +122,9 @@ class TestFields:
         ids = {each.get("id") for _, each in Tags(page).found}
         assert {link for link in links if link.startswith("#") and link[1:] not in ids} == set()
         assert {"model-scornn", "task-copying", "search"} <= ids
+        folds = [each for tag, each in Tags(page).found if tag == "details"]
+        headings = [tag for tag, _ in Tags(page).found if tag in ("h2", "h3")]
+        assert len(folds) == len(headings)
 
 
 class TestExperiment:

@@ -442,6 +442,26 @@ def test_a_phone_folds_what_is_long_and_draws_what_is_opened(browser, serve, fin
     assert 300 < browser.execute_script(wide) <= 390
 
 
+def test_the_fields_are_short_on_a_phone_and_a_link_opens_what_it_leads_to(browser, serve):
+    emulate(browser, 390, "light")
+    address = serve()
+    browser.get(f"{address}/fields")
+    find(browser, "#task-copying")
+    high = "return document.documentElement.scrollHeight"
+    assert browser.execute_script(high) < 3000
+    shown = "return document.querySelector(arguments[0]).checkVisibility()"
+    assert not browser.execute_script(shown, "#model-scornn")
+    find(browser, "a[href='#search']").click()
+    wait_until(lambda: browser.execute_script(shown, "details:has(> summary > #search) > table"))
+    browser.get(f"{address}/")
+    browser.get(f"{address}/fields#model-scornn")
+    wait_until(lambda: browser.execute_script(shown, "#model-scornn"))
+    emulate(browser, 1200, "light")
+    browser.get(f"{address}/fields")
+    find(browser, "#task-copying")
+    assert browser.execute_script(shown, "#model-scornn")
+
+
 def test_what_is_folded_stays_so_while_the_page_is_renewed(browser, serve, ledger, settings):
     emulate(browser, 1200, "light")
     browser.get(f"{serve()}/experiments/{ledger.experiment_id}")

@@ -16,6 +16,15 @@ function fold(page) {
 }
 fold(document);
 
+// What a link leads to is shown, also within sections that are folded.
+function reveal() {
+  const target = document.querySelector(":target");
+  for (let part = target?.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+  target?.scrollIntoView();
+}
+reveal();
+addEventListener("hashchange", reveal);
+
 // What a person opened or closed stays so when the part is renewed.
 function keepOpen(part, newer) {
   const before = part.querySelectorAll("details");
