@@ -40,7 +40,8 @@ WITHOUT_EFFECT: Final = {
     *("break-system-packages", "require-virtualenv", "no-warn-script-location"),
 }
 """Settings of pip that do not change what is installed."""
-CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+PYTORCH: Final = "download.pytorch.org"
+CPU_INDEX: Final = f"https://{PYTORCH}/whl/cpu"
 SECONDS: Final = 5
 """How long that index may take to answer."""
 SCOPES: Final = ("global", "install", ":env:")
@@ -91,6 +92,28 @@ def answers(url: str) -> bool:
     return True
 
 
+def leave_out_silent(
+    settings: Mapping[str, str], answers: Callable[[str], bool] = answers
+) -> tuple[dict[str, str], list[str]]:
+    """Return pip's settings without indexes of PyTorch that do not answer, and what they are.
+
+    pip would ask such an index five times for each package, and say so each time.
+    """
+    indexes = settings.get("extra-index-url", "").split()
+    away = [each for each in indexes if PYTORCH in each and not answers(f"{each.rstrip('/')}/")]
+    kept = {name: value for name, value in settings.items() if name != "extra-index-url"}
+    if rest := " ".join(each for each in indexes if each not in away):
+        kept["extra-index-url"] = rest
+    return kept, away
+
+
+def write_variables(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which pip has these settings, whatever its files say."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    own = {f"PIP_{name.upper().replace('-', '_')}": value for name, value in settings.items()}
+    return {**others, **own, "PIP_CONFIG_FILE": os.devnull}
+
+
 def choose_torch(
     settings: Mapping[str, str],
     environment: Mapping[str, str],
@@ -111,9 +134,7 @@ def choose_torch(
         or environment.get("UV_TORCH_BACKEND")
     ):
         return False, ""
-    if "download.pytorch.org" in settings.get("index-url", "") + settings.get(
-        "extra-index-url", ""
-    ):
+    if PYTORCH in settings.get("index-url", "") + settings.get("extra-index-url", ""):
         return False, ""
     for folder in settings.get("find-links", "").split():
         if any(Path(folder.removeprefix("file://")).glob("torch-*+cpu-*.whl")):
@@ -147,21 +168,24 @@ def install(command: tuple[str, ...], environment: Mapping[str, str]) -> bool:
 def main() -> int:
     """Install, and return the exit status."""
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
-    settings = parse_settings(listed)
+    settings, away = leave_out_silent(parse_settings(listed))
+    for index in away:
+        tell(f"{index} does not answer, and is left out")
+    environment = write_variables(settings) if away else dict(os.environ)
     is_for_processors, words = choose_torch(
-        settings, os.environ, has_gpu=shutil.which("nvidia-smi") is not None
+        settings, environment, has_gpu=shutil.which("nvidia-smi") is not None
     )
     if words:
         tell(words)
     variables = translate(settings)
     get_uv = [*PIP, "install", "--quiet", "-c", "constraints.txt", "uv"]
-    if variables is not None and subprocess.run(get_uv).returncode == 0:
+    if variables is not None and subprocess.run(get_uv, env=environment).returncode == 0:
         backend = ("--torch-backend", "cpu") if is_for_processors else ()
-        if install((*UV, *backend), {**variables, **os.environ}):
+        if install((*UV, *backend), {**variables, **environment}):
             return 0
         tell("uv could not install it. pip tries, which takes some minutes.")
     index = ("--extra-index-url", CPU_INDEX) if is_for_processors else ()  # beside those of pip's
-    return 0 if install((*PIP, "install", "--no-compile", *index), os.environ) else 1
+    return 0 if install((*PIP, "install", "--no-compile", *index), environment) else 1
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import os
 import re
 import runpy
 import shutil
@@ -209,6 +210,46 @@ class TestInstallProgram:
         others = {"answers": lambda url: pytest.fail("was asked"), **others}
 
         assert self.choose(settings, environment, **others) == (False, "")
+
+    def test_an_index_of_pytorch_that_is_away_is_asked_once_and_left_out(self, monkeypatch, capsys):
+        program, commands, asked = self.program["main"].__globals__, [], []
+        silent = "https://download.pytorch.org/whl/cpu"
+
+        def run(command, **options):
+            commands.append((command, options.get("env")))
+            listed = f"global.extra-index-url='https://own.example/simple {silent}'\n"
+            listed += "global.timeout='7'\n"
+            return subprocess.CompletedProcess(command, 0, stdout=listed)
+
+        def answers(url):
+            asked.append(url)
+            return False
+
+        leave_out, choose = program["leave_out_silent"], program["choose_torch"]
+        monkeypatch.setitem(program, "subprocess", types.SimpleNamespace(run=run))
+        monkeypatch.setitem(
+            program, "leave_out_silent", lambda settings: leave_out(settings, answers)
+        )
+        monkeypatch.setitem(
+            program,
+            "choose_torch",
+            lambda *given, has_gpu: choose(
+                *given, platform="linux", has_gpu=False, answers=answers
+            ),
+        )
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", silent)
+
+        assert program["main"]() == 0
+        _, (get_uv, of_pip), (_, of_uv) = commands
+        assert get_uv[-1] == "uv"
+        assert of_pip["PIP_EXTRA_INDEX_URL"] == "https://own.example/simple"
+        assert (of_pip["PIP_TIMEOUT"], of_pip["PIP_CONFIG_FILE"]) == ("7", os.devnull)
+        assert of_uv["UV_INDEX"] == "https://own.example/simple"
+        assert asked == [f"{silent}/", f"{silent}/torch/"]
+        said = capsys.readouterr().out.splitlines()
+        assert said[0] == f"{silent} does not answer, and is left out"
+        assert said[1].endswith("its ordinary build, with gigabytes for GPUs")
+        assert len(said) == 2
 
     def test_an_index_of_one_s_own_is_kept(self, monkeypatch, capsys):
         program, commands = self.program["main"].__globals__, []
