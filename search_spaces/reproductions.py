@@ -212,6 +212,9 @@ class Suite(Strict):
     title: str = Field(max_length=120, description="What it shows")
     paper: str = Field(description="The paper")
     place: str = Field(description="The table or figure")
+    page: int | None = Field(None, ge=1, description="Page of the table or figure")
+    quote: str | None = Field(None, description="A sentence of the paper on it, in its words")
+    quoted_from: str | None = Field(None, description="Where the sentence stands")
     says: str = Field(description="What the paper reads from it, in words")
     same_as: str | None = Field(
         None, description="Another suite whose experiments these are; they run once"

@@ -166,6 +166,11 @@ class Settings(BaseSettings):
     """Header in which the proxy names the user's groups, separated by commas."""
     data_root: Folder | None = None
     """Folder of the corpora; None: `data` in the home folder."""
+    results: Folder | None = None
+    """Folder of results of reproductions, as `eigensweep reproduce --results` keeps them.
+
+    What is found there is not trained again when a reproduction is asked for. None: no results.
+    """
     database_url: str | None = None
     """SQLAlchemy URL of the record; None: SQLite in the home folder."""
     mlflow_uri: str | None = None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("models", "tasks", "search_spaces", "workers", "service")
@@ -316,3 +317,18 @@ print(len(eigensweep.models.MODELS), len(eigensweep.tasks.TASKS))
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert min(int(count) for count in done.stdout.split()) > 0
+
+
+def test_the_citation_names_the_project_and_its_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    name, words = cited["title"].split(": ")
+    assert (name.lower(), words.lower()) == (project["name"], project["description"].lower())
+    for each in [cited, *cited["references"]]:
+        assert {"title", "authors"} <= each.keys()
+        assert all("name" in a or {"family-names", "given-names"} <= a.keys()
+                   for a in each["authors"])  # fmt: skip

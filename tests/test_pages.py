@@ -32,6 +32,7 @@ from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpora import all_under
 from eigensweep.variables import KNOWN
 from eigensweep.workers.analyses import ANALYSES
+from eigensweep.workers.reports import book
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -259,6 +260,15 @@ def test_python_examples_run(
         assert len(names["frame"]) == 9
         assert names["result"].outcome == "completed"
         assert max(names["steps"]) == 50
+
+
+def test_the_page_of_the_papers_is_made_of_its_results() -> None:
+    """After a change of rules or suites: `eigensweep reproduce --page-only`."""
+    page, place = ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction"
+    shown = book.read(place / "results")
+    made = book.write(shown, book.read_earlier(place / book.EARLIER), place / "results", page)
+    assert made == page.read_text(encoding="utf-8")
+    assert all((place / book.name_picture(name)).is_file() for name in shown)
 
 
 def test_the_reference_lists_each_environment_variable() -> None:

@@ -636,9 +636,32 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The Markdown page of all reports, with pictures beside it. With --all, "
-            "docs/reproduction.md if nothing is given.",
+            help="The Markdown page of all results that are kept, with pictures beside it. With "
+            "--all, docs/reproduction.md if nothing is given.",
         ),
+    ] = None,
+    page_only: Annotated[
+        bool,
+        typer.Option("--page-only", help="Only make the page again: no service, no training."),
+    ] = False,
+    results_only: Annotated[
+        bool,
+        typer.Option(
+            "--results-only",
+            help="Only keep the results of what has finished in EIGENSWEEP_HOME: no service.",
+        ),
+    ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where results are kept, a file for each suite, and where --serve takes them up "
+            "from. With a page, the folder `results` among its pictures if nothing is given.",
+        ),
+    ] = None,
+    note: Annotated[
+        str | None,
+        typer.Option(help="What else ran on this machine, for readers of the results."),
     ] = None,
     own_service: Annotated[
         bool,
@@ -661,16 +684,27 @@ def reproduce(
             else:
                 work.show_list(client, screen)
         return
+    if every or page_only or results_only:
+        page = page or Path("docs/reproduction.md")
+    if page is not None and results is None:
+        results = page.parent / page.stem / "results"
+    if (page_only or results_only) and page is not None and results is not None:
+        make_folder(results)
+        if results_only:
+            _keep_results(results, note, as_json)
+        if page_only:
+            _write_page(results, page, as_json)
+        return
     if every == (name is not None):
         words = "give the name of a table or figure, or --all; --list shows the names"
         fail(f"error: {words}", {"title": "The input cannot be read", "detail": words}, as_json, 2)
     with connect(url, as_json) as found, ExitStack() as stack:
-        if every and page is None:
-            page = Path("docs/reproduction.md")
-        for folder in (out, page and page.parent):
+        for folder in (out, page and page.parent, results):
             if folder is not None:
                 make_folder(folder)
-        client = stack.enter_context(work.service_of_our_own(screen)) if own_service else found
+        client = found
+        if own_service:
+            client = stack.enter_context(work.service_of_our_own(screen, results))
         names = work.choose(client, budget) if name is None else [name]
         try:
             ended = work.follow(client, names, budget, screen, quiet=as_json)
@@ -681,14 +715,42 @@ def reproduce(
             for each in ended:
                 if each.state == "finished":
                     each.save(out)
-        if page is not None:
-            work.save_page(client, budget, page)
+        if results is not None:
+            work.save_results(client, budget, results, note)
+        if page is not None and results is not None:
+            _write_page(results, page, as_json)
         if as_json:
             _print_json([each.content for each in ended])
         else:
             work.show_end(client, ended, out, page, screen)
         if any(each.state != "finished" for each in ended):
             raise typer.Exit(FAILURE)
+
+
+def _keep_results(results: Path, note: str | None, as_json: bool) -> None:
+    """Keep the results of the home folder, or end with why that is not possible."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from eigensweep.service.command import reproduce as work
+
+    try:
+        written = work.keep_finished(results, note)
+    except (OSError, ValueError, SQLAlchemyError) as error:
+        words = str(error)
+        fail(f"error: {words}", {"title": "No results", "detail": words}, as_json, FAILURE)
+    for path in written:
+        typer.echo(f"written: {path}")
+
+
+def _write_page(results: Path, page: Path, as_json: bool) -> None:
+    """Make the page of all results in a folder, or end with what is wrong with them."""
+    from eigensweep.workers.reports.book import make_page
+
+    try:
+        make_page(results, page)
+    except (OSError, ValueError) as error:
+        words = str(error)
+        fail(f"error: {words}", {"title": "The page cannot be made", "detail": words}, as_json, 2)
 
 
 @app.command(rich_help_panel=KNOWN)

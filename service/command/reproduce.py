@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING
 
 from platformdirs import user_data_path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from eigensweep.service.client import Client, ServiceAwayError
+from eigensweep.service.client import Client, RefusedError, ServiceAwayError
 from eigensweep.service.client.connection import JsonObject, outlast_restart
 from eigensweep.service.client.reproductions import Reproduction
 from eigensweep.service.command import terminal
 from eigensweep.service.command.quickstart import NotReadyError, running_service
 
+RESULTS_VARIABLE = "EIGENSWEEP_RESULTS"
+"""Tells a service where results are that it takes up."""
 PASS_SECONDS = 2.0
 """Pause between two looks at the reproductions."""
+
+
+if TYPE_CHECKING:
+    from eigensweep.workers.reports.messages import Results
 
 
 def choose(client: Client, budget: str) -> list[str]:
@@ -109,24 +117,91 @@ def describe_end(content: JsonObject) -> str:
     return f"{content['state']}{': ' + error[-1] if error else ''}"
 
 
-def save_page(client: Client, budget: str, page: Path) -> None:
-    """Write all finished reports as one Markdown page, the pictures into a folder beside it."""
+def save_results(client: Client, budget: str, folder: Path, note: str | None) -> None:
+    """Keep the results of all finished reproductions of a budget, a file for each.
+
+    A file that has more seeds than the service is left as it is. `note` says what else ran on the
+    machine.
+    """
+    from eigensweep.workers.reports.results import read_results
+
     query = {"budget": budget, "state": "finished"}
     for content in client.get(Reproduction.listing_path, **query)["items"]:
-        Reproduction(client, content).save(page.parent / page.stem, ["svg"])
-    asked = urlencode({"budget": budget, "figures": page.stem})
-    page.write_bytes(client.download(f"/v1/reproduction-page?{asked}"))
+        each = Reproduction(client, content)
+        if "results" not in content["links"]["report"]:
+            continue
+        try:
+            found = read_results(each.file("results"))
+        except RefusedError:  # an older version made the report
+            continue
+        _keep(found.model_copy(update={"note": note}), folder)
+
+
+def keep_finished(folder: Path, note: str | None) -> list[Path]:
+    """Keep the results of what has finished in the home folder, without a service.
+
+    What the report says of machine and revision, the results say, too.
+
+    Raises:
+        SQLAlchemyError: if the record cannot be read.
+        OSError: if a file cannot be read or written.
+    """
+    from eigensweep.service.queue.reproductions import Reproducer
+    from eigensweep.service.record.analyses import Analyses
+    from eigensweep.service.record.record import Record
+    from eigensweep.service.record.reproductions import Reproductions
+    from eigensweep.service.settings import Settings
+    from eigensweep.workers.reports.messages import JSON
+    from eigensweep.workers.reports.results import collect
+
+    settings = Settings()
+    record = Record(settings.database)
+    kept = Reproductions(settings.home / "reproductions", record, settings.corpora)
+    analyses = Analyses(settings.home / "analyses")
+    reproducer = Reproducer(kept, record, analyses, settings.storage_folder)
+    written = []
+    for found in kept.list(("finished",)):
+        results = collect(reproducer.make_order(found))
+        report = json.loads((kept.folder / found.id / JSON).read_bytes())
+        about = {name: report[name] for name in ("versions", "revision", "processor")}
+        made_at = datetime.fromisoformat(report["made_at"])
+        about |= {"made_at": made_at, "note": note}
+        if (path := _keep(results.model_copy(update=about), folder)) is not None:
+            written.append(path)
+    return written
+
+
+def _keep(results: Results, folder: Path) -> Path | None:
+    """Write results into their file, unless that has more seeds; return it if it was written."""
+    from eigensweep.workers.reports.results import (
+        count_seeds,
+        name_file,
+        read_results,
+        write_results,
+    )
+
+    path = folder / name_file(results.name, results.budget)
+    known = count_seeds(read_results(path.read_bytes())) if path.is_file() else 0
+    if count_seeds(results) < max(known, 1):
+        return None
+    path.write_bytes(write_results(results))
+    return path
 
 
 @contextmanager
-def service_of_our_own(screen: Console) -> Iterator[Client]:
-    """Lend a client of the service of this machine; start one if there is none, and end it then."""
+def service_of_our_own(screen: Console, results: Path | None) -> Iterator[Client]:
+    """Lend a client of the service of this machine; start one if there is none, and end it then.
+
+    One that is started takes up the `results` in a folder.
+    """
     with Client() as client:
         try:
             client.get("/readyz")
         except ServiceAwayError:
             home = Path(os.environ.get("EIGENSWEEP_HOME") or user_data_path("eigensweep"))
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if results is not None and results.is_dir():
+                os.environ.setdefault(RESULTS_VARIABLE, str(results.absolute()))
             try:
                 with running_service(home, screen) as started:
                     yield started

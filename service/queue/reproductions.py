@@ -182,7 +182,7 @@ class Reproducer:
         with suppress(OSError):
             (folder / OUTCOME).unlink(missing_ok=True)
         try:
-            order = self._make_order(found)
+            order = self.make_order(found)
             problem = self._children.run(folder, order.model_dump_json())
         except OSError as error:
             problem = f"{type(error).__name__}: {error}"
@@ -195,20 +195,29 @@ class Reproducer:
         ended = self.reproductions.finish(found, outcome)
         logger.info("reproduction %s id=%s name=%s", ended.state, ended.id, ended.name)
 
-    def _make_order(self, found: ReproductionRecord) -> ReportOrder:
+    def make_order(self, found: ReproductionRecord) -> ReportOrder:
+        """Return what a report is made of: the experiments as they were posted, and analyses."""
         specs = make_specs(found.name, found.budget)
+        labels = load_suite(found.name).experiments.keys() & found.experiments.keys()
         return ReportOrder(
             id=found.id,
             name=found.name,
             budget=found.budget,
             experiments=[
-                self._measure(found.name, label, spec, found.experiments[label])
-                for label, spec in specs.items()
+                self._measure(found.name, label, self._find_spec(posted) or specs[label], posted)
+                for label, posted in found.experiments.items()
+                if label in labels
             ],
-            analyses=[self._describe(each) for each in found.analyses or ()],
+            analyses=[self._describe(found, each) for each in found.analyses or ()],
             storage=self.storage,
             mlflow_uri=self.mlflow.uri if self.mlflow else None,
         )
+
+    def _find_spec(self, posted: Posted) -> ExperimentSpec | None:
+        """Return the spec of an experiment as it was posted; None if it was not."""
+        if posted.id is None:
+            return None
+        return ExperimentSpec.from_stored(self.record.row(posted.id).spec)
 
     def _measure(
         self, name: str, label: str, spec: ExperimentSpec, posted: Posted
@@ -249,6 +258,7 @@ class Reproducer:
                     place=find_place(trial),
                     result=trial.result,
                     error=trial.error,
+                    config_hash=trial.config_hash,
                 )
                 for trial in (each.trial for each in trials)
             ),
@@ -257,14 +267,25 @@ class Reproducer:
             finished_at=row.finished_at or time.time(),
         )
 
-    def _describe(self, asked: Asked) -> MadeAnalysis:
+    def _describe(self, found: ReproductionRecord, asked: Asked) -> MadeAnalysis:
+        """Return an analysis at its end; one that needs weights maybe from another machine."""
+        made = self._describe_own(asked)
+        if made.folder is None:
+            kept = self.reproductions.find_results(found.name, found.budget)
+            known = kept.analyses if kept is not None else ()
+            for each in known:
+                if (each.label, each.repeat) == (asked.label, asked.repeat) and each.content:
+                    return made.model_copy(update={"content": each.content, "problem": None})
+        return made
+
+    def _describe_own(self, asked: Asked) -> MadeAnalysis:
         about = {"label": asked.label, "repeat": asked.repeat, "id": asked.id}
         if asked.id is None:
             return MadeAnalysis(**about, problem=asked.problem)
         if self._state_of(asked) == "missing":
             return MadeAnalysis(**about, problem="its files were removed")
-        found = self.analyses.get(asked.id)
-        if found.state != "finished":
-            error = (found.error or found.state).strip().splitlines()[-1]
+        made = self.analyses.get(asked.id)
+        if made.state != "finished":
+            error = (made.error or made.state).strip().splitlines()[-1]
             return MadeAnalysis(**about, problem=error)
         return MadeAnalysis(**about, folder=str(self.analyses.folder / asked.id))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.service.record import database
@@ -70,10 +70,13 @@ T = TypeVar("T")
 
 COMPLETED: Final = (
     select(Trial.number)
-    .where(Trial.config_hash == bindparam("name"), Trial.state == "completed")
+    .where(
+        Trial.config_hash == bindparam("name"),
+        or_(Trial.state == "completed", Trial.state == "diverged"),
+    )
     .limit(1)
 )
-"""Finds a completed trial of a configuration, by its hash."""
+"""Finds a trial of a configuration that has ended with a result, by its hash."""
 
 AT_ONCE: Final = 500
 """Trials that are read in one transaction."""
@@ -309,21 +312,29 @@ class RecordLedger:
         budget = Trial.steps < steps
         return self._find_completed(config_hash, seed, replicates, budget, first=Trial.steps.desc())
 
+    def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
+        ended = [Trial.steps == steps, Trial.result.is_not(None)]
+        is_taken_up = and_(Trial.state == "diverged", Trial.attempt == 0)
+        states = or_(Trial.state == "completed", is_taken_up)
+        most = Trial.replicates.desc()
+        return self._find_completed(config_hash, seed, None, *ended, first=most, states=states)
+
     def _find_completed(
         self,
         config_hash: str,
         seed: int,
-        replicates: int,
+        replicates: int | None,
         *conditions: ColumnElement[bool],
         first: Any,
+        states: ColumnElement[bool] = Trial.state == "completed",
     ) -> Finished | None:
         def work(session: Session) -> Finished | None:
             same = select(Trial).where(
                 Trial.config_hash == config_hash,
                 Trial.lineage.is_(None),
-                Trial.state == "completed",
+                states,
                 Trial.seed == seed,
-                Trial.replicates >= replicates,
+                Trial.replicates >= (replicates or 1),
                 *conditions,
             )
             rows = session.scalars(same.order_by(first, Trial.replicates))
@@ -332,7 +343,7 @@ class RecordLedger:
                 return None
             source = Source(found.experiment_id, found.number, found.run_id)
             result = Result.from_dict(found.result or {})
-            if found.replicates != replicates:
+            if replicates is not None and found.replicates != replicates:
                 result = cut_seeds(result, replicates)
             return Finished(source, result)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,13 +31,17 @@ from eigensweep.service.record.errors import (
 )
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import OPERATOR
-from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome
+from eigensweep.service.record.taking_up import take_up
+from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome, Results
+from eigensweep.workers.reports.results import name_file, read_results
 from eigensweep.workers.shared.durable_files import storage_error, write_whole
 from eigensweep.workers.shared.states import ENDED
 
+logger = logging.getLogger(__name__)
+
 ReproductionState = Literal["running", "reporting", "finished", "failed", "cancelled"]
 OPEN: Final = ("running", "reporting")
-VERSION: Final = 2
+VERSION: Final = 3
 """Raised when reports of the same numbers change."""
 
 
@@ -94,6 +99,10 @@ class Reproductions:
     folder: Path
     record: Record
     corpora: Path
+    results: Path | None = None
+    """Folder of results of other machines; None: there are none."""
+    storage: str = ""
+    """Folder of checkpoints and curves."""
     added: threading.Event = field(default_factory=threading.Event)
     """Set whenever a reproduction is opened."""
     _records: dict[str, ReproductionRecord] = field(default_factory=dict)
@@ -117,7 +126,8 @@ class Reproductions:
         Raises:
             UnknownSuiteError: if there is no suite of this name.
             QuotaExceededError: if the owner may not have its experiments.
-            StorageError: if it cannot be written to the folder.
+            StorageError: if it cannot be written to the folder, or results that are taken up to
+                the store.
         """
         specs = make_specs(name, budget)
         id = make_id(name, budget, specs)
@@ -126,6 +136,7 @@ class Reproductions:
             if earlier is not None and (earlier.state in OPEN or self._is_complete(earlier)):
                 return earlier, False
             self.record.check_quotas(list(specs.values()), owner)
+            self._take_up(name, budget)
             opened = ReproductionRecord(
                 id=id,
                 name=name,
@@ -142,6 +153,33 @@ class Reproductions:
             self._write(opened)
         self.added.set()
         return opened, True
+
+    def _take_up(self, name: str, budget: Budget) -> None:
+        """Record the results of other machines for this suite, so that they are not trained again.
+
+        Raises:
+            StorageError: if they cannot be written to the store.
+        """
+        for each in filter(None, (name, load_suite(name).same_as)):
+            found = self.find_results(each, budget)
+            if found is not None:
+                take_up(self.record.url, found, self.storage)
+
+    def find_results(self, name: str, budget: Budget) -> Results | None:
+        """Return the results of other machines for a suite; None if there are none.
+
+        A file that cannot be read counts as none, with a warning: its trials are trained here.
+        """
+        if self.results is None:
+            return None
+        path = self.results / name_file(name, budget)
+        try:
+            return read_results(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            logger.warning("results are not taken up path=%s: %s", path, error)
+            return None
 
     def _is_complete(self, found: ReproductionRecord) -> bool:
         if found.state != "finished" or not (self.folder / found.id / JSON).is_file():

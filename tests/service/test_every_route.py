@@ -290,8 +290,7 @@ class TestHeaders:
             assert headers["X-Content-Type-Options"] == "nosniff", path
             assert headers["Referrer-Policy"] == "same-origin", path
             assert re.search("frame-ancestors '(none|self)'", policy), path
-            is_foreign = path.startswith(PLACE) or "reproduction-page" in path
-            assert is_foreign or "unsafe" not in policy, path
+            assert path.startswith(PLACE) or "unsafe" not in policy, path
 
     @pytest.mark.parametrize("path", ["get-artifact", "api/2.0/mlflow-artifacts/artifacts/1/x"])
     def test_a_file_that_a_user_put_into_mlflow_is_no_page_of_this_origin(

@@ -201,6 +201,13 @@ class TestEveryLedger:
         assert (found.result.value, found.result.replicates) == (3.5, 2)
         assert found.result.parameters == ParameterCount(free=5, stored=7)
 
+    def test_a_result_of_fewer_seeds_is_found_as_part_of_more(self, ledger):
+        whole = self.complete_three_seeds(ledger)
+        found = ledger.find_part("abc", 3, 100)
+        assert (found.source.number, found.result) == (0, whole)
+        for other in (("abd", 3, 100), ("abc", 4, 100), ("abc", 3, 99)):
+            assert ledger.find_part(*other) is None
+
     def test_what_mlflow_holds_of_many_trials_is_recorded_at_once(self, ledger):
         for number in range(3):
             ledger.open(number, "scornn", {}, CONFIG, f"hash {number}")

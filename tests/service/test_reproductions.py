@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,11 +14,18 @@ from starlette.testclient import TestClient
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.queue.analyses import AnalysisRunner
+from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.queue.reproductions import Reproducer
+from eigensweep.service.record import database
+from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.analyses.__main__ import main as make_analysis
 from eigensweep.workers.reports.__main__ import main as make_report
+from eigensweep.workers.reports.report import make_report as make_content
+from eigensweep.workers.reports.results import name_file, read_results, write_results
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.messages import DriverOptions
 
 
 @pytest.fixture
@@ -62,14 +70,11 @@ def test_it_ends_in_a_report_and_is_not_run_again(client, reproducer, play):
         fetched = client.get(ended["links"]["report"][format])
         assert fetched.status_code == 200
         assert fetched.headers["content-type"].startswith(kind)
-    page = client.get("/v1/reproduction-page").text
-    assert "](reproduction/nnrnn-figure-5b.svg)" in page
-    assert "LDC93S1" in page
     assert post(client).status_code == 200
     assert len(client.get("/v1/experiments").json()["items"]) == 1
 
 
-def test_a_report_by_earlier_rules_is_marked_on_the_page_and_judged_again_without_training(
+def test_a_report_by_earlier_rules_is_made_again_without_training(
     client, reproducer, play, monkeypatch
 ):
     from eigensweep.service.record import reproductions
@@ -78,16 +83,91 @@ def test_a_report_by_earlier_rules_is_marked_on_the_page_and_judged_again_withou
     for experiment in posted["experiments"]:
         play(experiment["id"])
     reproducer.tick()
-    assert "judged again" not in client.get("/v1/reproduction-page").text
     monkeypatch.setattr(reproductions, "VERSION", reproductions.VERSION + 1)
-    page = client.get("/v1/reproduction-page").text
-    assert "| to be judged again (was: " in page
-    assert "the same command judges it again" in page
     again = post(client)
     assert again.status_code == 201
     assert again.json()["experiments"] == client.get(posted["links"]["self"]).json()["experiments"]
-    reproducer.tick()
-    assert "judged again" not in client.get("/v1/reproduction-page").text
+
+
+class TestResults:
+    """Results that one machine keeps and another takes up."""
+
+    @pytest.fixture
+    def kept(self, client, reproducer, play, tmp_path):
+        """The folder of a machine that has measured a suite, with its results."""
+        posted = post(client).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        ended = client.get(posted["links"]["self"]).json()
+        folder = tmp_path / "results"
+        folder.mkdir()
+        answer = client.get(ended["links"]["report"]["results"])
+        assert answer.headers["content-type"].startswith("application/json")
+        (folder / name_file(NAME, "short")).write_bytes(answer.content)
+        return folder
+
+    @pytest.fixture
+    def elsewhere(self, kept, tmp_path, empty_record):
+        """The service of another machine, whose home is empty, over the same folder."""
+        (tmp_path / "other").mkdir()
+        shutil.copyfile(empty_record, tmp_path / "other" / "record.db")
+        url = f"sqlite:///{tmp_path / 'other' / 'record.db'}"
+        record = Record(url)
+        settings = Settings(home=tmp_path / "other", results=kept)
+        queue = Dispatcher(
+            record, launcher=None, options=DriverOptions(storage="/s", optuna="/o"), problem=None
+        )
+        app = create_app(settings, record, queue)
+        with TestClient(app, base_url="http://localhost:8642") as other:
+            yield other
+        database.engine(url).dispose()
+
+    def test_a_report_can_be_made_of_them_alone(self, client, kept):
+        (found,) = client.get("/v1/reproductions").json()["items"]
+        report = client.get(found["links"]["report"]["json"]).json()
+        results = read_results((kept / name_file(NAME, "short")).read_bytes())
+        assert write_results(results) == (kept / name_file(NAME, "short")).read_bytes()
+        assert make_content(results, found["id"]).model_dump(mode="json") == report
+
+    def test_another_machine_finds_their_trials_in_its_ledger(self, elsewhere, kept):
+        posted = post(elsewhere).json()
+        results = read_results((kept / name_file(NAME, "short")).read_bytes())
+        record = elsewhere.app.state.service.record
+        ledger = RecordLedger(record.url, posted["experiments"][0]["id"], 1)
+        store = Store(elsewhere.app.state.service.settings.storage_folder)
+        for trial in results.experiments[0].trials:
+            config = trial.config
+            budget = config["training"]["steps"]
+            seeds = config["replicates"]
+            found = ledger.find_finished(trial.config_hash, config["seed"], seeds, budget)
+            assert found.result.value == pytest.approx(trial.result["value"])
+            assert {each.origin for each in found.result.by_replicate} == {results.origin}
+            key = replicate_key(found.source.experiment, found.source.number, config["seed"])
+            assert [point.step for point in store.points(key)] == [0, 1500]
+            assert not store.has_checkpoint(key)
+            more = ledger.find_part(trial.config_hash, config["seed"], budget)
+            assert more.result.replicates == seeds
+            assert (
+                ledger.find_finished(trial.config_hash, config["seed"], seeds + 1, budget) is None
+            )
+        (source,) = {found.source.experiment}
+        shown = elsewhere.get(f"/v1/experiments/{source}").json()
+        assert shown["state"] == "completed"
+        assert results.origin in shown["spec"]["description"]
+
+    def test_they_are_taken_up_once(self, elsewhere):
+        post(elsewhere)
+        cancelled = elsewhere.get("/v1/reproductions").json()["items"][0]["links"]["cancel"]
+        elsewhere.post(cancelled)
+        post(elsewhere)
+        names = [each["name"] for each in elsewhere.get("/v1/experiments").json()["items"]]
+        assert sum("taken up" in name for name in names) == 1
+
+    def test_a_file_that_cannot_be_read_is_passed_over(self, elsewhere, kept, caplog):
+        (kept / name_file(NAME, "short")).write_text("{}")
+        assert post(elsewhere).status_code == 201
+        assert "results are not taken up" in caplog.text
+        assert len(elsewhere.get("/v1/experiments").json()["items"]) == 1
 
 
 def test_a_new_service_goes_on_where_the_last_one_stopped(
@@ -264,8 +344,32 @@ class TestCommandLine:
         written = {path.name for path in (tmp_path / "out").iterdir()}
         assert written == {f"nnrnn-figure-5b.{kind}" for kind in ("html", "md", "json", "svg")}
         assert "](nnrnn-figure-5b.svg)" in (tmp_path / "out" / "nnrnn-figure-5b.md").read_text()
-        assert "](p/nnrnn-figure-5b.svg)" in (tmp_path / "docs" / "p.md").read_text()
+        page = (tmp_path / "docs" / "p.md").read_bytes()
+        assert b"](p/nnrnn-figure-5b.svg)" in page
+        assert b"LDC93S1" in page
         assert (tmp_path / "docs" / "p" / "nnrnn-figure-5b.svg").stat().st_size > 1000
+        assert (tmp_path / "docs" / "p" / "results" / name_file(NAME, "short")).is_file()
+
+    def test_the_page_is_made_again_without_a_service(
+        self, client, reproducer, play, run, tmp_path, monkeypatch
+    ):
+        from eigensweep.service.command import connecting
+
+        posted = post(client).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        page = tmp_path / "p.md"
+        run(NAME, "--page", str(page), "--note", "nothing else")
+        before = page.read_bytes()
+        page.unlink()
+        monkeypatch.delattr(connecting, "Client")
+        done = run("--page-only", "--page", str(page))
+        assert done.exit_code == 0, done.output
+        assert page.read_bytes() == before
+        (tmp_path / "p" / "results" / "x.json").write_text("[]")
+        done = run("--page-only", "--page", str(page))
+        assert done.exit_code == 2
+        assert "x.json holds no results" in done.output
 
     def test_all_leaves_out_what_needs_a_licence(self, client):
         from eigensweep.service.command.reproduce import choose

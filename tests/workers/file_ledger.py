@@ -167,7 +167,8 @@ class FileLedger:
         trial.update(**changed, result=result, error=entry.error, earlier=earlier)
 
     def knows(self, config_hash: str) -> bool:
-        completed = {each.config_hash for each in self.load() if each.state == "completed"}
+        ended = ("completed", "diverged")
+        completed = {each.config_hash for each in self.load() if each.state in ended}
         return config_hash in completed | self.read("finished_elsewhere").keys()
 
     def find_finished(
@@ -183,6 +184,13 @@ class FileLedger:
         same = self._find_completed(config_hash, seed, replicates)
         return next((found for budget, found in same if budget == steps), None)
 
+    def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
+        known = [found for budget, found in self._find_completed(config_hash, seed, None)
+                 if budget == steps]  # fmt: skip
+        elsewhere = self.read("finished_elsewhere").get(config_hash)
+        known += [] if elsewhere is None else [_read_finished(elsewhere)]
+        return max(known, key=lambda found: found.result.replicates, default=None)
+
     def find_shorter(
         self, config_hash: str, seed: int, replicates: int, steps: int
     ) -> Finished | None:
@@ -191,16 +199,16 @@ class FileLedger:
         return max(known, key=lambda pair: pair[0])[1] if known else None
 
     def _find_completed(
-        self, config_hash: str, seed: int, replicates: int
+        self, config_hash: str, seed: int, replicates: int | None
     ) -> Iterator[tuple[int, Finished]]:
         for entry in (each for each in self.load() if not each.lineage):
             if entry.state == "completed" and entry.config_hash == config_hash:
                 config = entry.config
-                enough = config["replicates"] >= replicates
+                enough = config["replicates"] >= (replicates or 1)
                 named = entry.result is not None and entry.result.code == config.get("code")
                 if config["seed"] == seed and enough and entry.result and named:
                     source = Source(self.experiment_id, entry.number, entry.run_id)
-                    same = config["replicates"] == replicates
+                    same = replicates in (None, config["replicates"])
                     result = entry.result if same else cut_seeds(entry.result, replicates)
                     yield config["training"]["steps"], Finished(source, result)
 

@@ -22,6 +22,8 @@ from sweeps import spec
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.analyses.base import Folders, TrialSubject
+from eigensweep.workers.analyses.weights import load_snapshot
 from eigensweep.workers.shared import code
 from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store, pause_mark
 from eigensweep.workers.shared.code import (
@@ -32,6 +34,7 @@ from eigensweep.workers.shared.code import (
     own_parts,
 )
 from eigensweep.workers.shared.messages import Code, Order, Report, Source
+from eigensweep.workers.shared.results import split_seeds, summarise
 from eigensweep.workers.trial.attempt import Attempt, cancel_mark
 
 
@@ -172,6 +175,59 @@ class TestLongerBudget:
     def test_a_donor_that_is_gone_costs_no_more_than_its_training(self, tmp_path):
         reports = to_the_end(Attempt(replace(order(tmp_path), donor=Source("e0", 3)), "cpu"))
         assert reports[-1].outcome == "completed"
+
+
+class TestKnownSeeds:
+    """The seeds of a trial that has fewer of them, and no checkpoints."""
+
+    def train_one(self, folder: Path) -> Order:
+        """Train a seed, remove its checkpoints, and return an order for two seeds that knows it."""
+        first = to_the_end(Attempt(order(folder), "cpu"))[-1].result
+        (seed,) = split_seeds(first)
+        Store(folder).thin_out("e1/00003", "none", 1)
+        known = summarise([replace(seed, origin="another machine")])
+        two = order(folder, replicates=2)
+        return replace(two, experiment="e2", donor=Source("e1", 3), known=known)
+
+    def test_they_are_not_trained_again_and_the_others_are(self, tmp_path):
+        attempt = Attempt(Order.from_dict(self.train_one(tmp_path).to_dict()), "cpu")
+        assert [each.training.is_finished for each in attempt.replicates] == [True, False]
+        reports = to_the_end(attempt)
+
+        whole = to_the_end(Attempt(order(tmp_path / "all", replicates=2), "cpu"))
+        told = [[(r.step, r.metrics, r.outcome) for r in told] for told in (reports, whole)]
+        assert told[0] == told[1]
+        assert drop_time(reports[-1]) == drop_time(whole[-1])
+        origins = [each.origin for each in reports[-1].result.by_replicate]
+        assert origins == ["another machine", None]
+        points = [Store(tmp_path).points(f"e{n}/0000{3}/0") for n in (1, 2)]
+        assert points[0] == points[1]
+
+    def test_a_later_attempt_does_not_train_them_either(self, tmp_path):
+        first = self.train_one(tmp_path)
+        Attempt(first, "cpu")
+        again = Attempt(replace(first, attempt=2, donor=None, known=None), "cpu")
+        assert [each.training.is_finished for each in again.replicates] == [True, False]
+
+    def test_with_a_longer_budget_they_are_trained_from_the_start(self, tmp_path):
+        Attempt(self.train_one(tmp_path), "cpu")
+        longer = {"training": {"steps": 33, "evaluate_every": 5}, "replicates": 2}
+        later = replace(order(tmp_path, attempt=2, **longer), experiment="e2")
+        attempt = Attempt(later, "cpu")
+        assert (attempt.reached_step, attempt.replicates[0].damage) == (0, None)
+        reports = to_the_end(attempt)
+        whole = to_the_end(Attempt(order(tmp_path / "all", **longer), "cpu"))
+        assert drop_time(reports[-1]) == drop_time(whole[-1])
+
+    def test_their_weights_are_missed_in_words(self, tmp_path):
+        attempt = Attempt(self.train_one(tmp_path), "cpu")
+        config = attempt.replicates[0].training.config
+        subject = TrialSubject(
+            experiment="e2", number=3, arm="scornn", state="completed",
+            config=config.model_dump(mode="json"), place="e2/00003", value=0.1, step=20,
+        )  # fmt: skip
+        with pytest.raises(ValueError, match="its result was taken up without them"):
+            load_snapshot(subject, 0, Folders(str(tmp_path)))
 
 
 class TestRungs:

@@ -15,7 +15,8 @@ from eigensweep.search_spaces.reproductions import Measure, make_specs
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.reports import __main__ as process
-from eigensweep.workers.reports.markdown import write_page, write_report
+from eigensweep.workers.reports.book import make_page
+from eigensweep.workers.reports.markdown import write_report
 from eigensweep.workers.reports.measurements import Measured, find_number, first_step
 from eigensweep.workers.reports.messages import (
     FILES,
@@ -23,6 +24,7 @@ from eigensweep.workers.reports.messages import (
     JSON,
     MARKDOWN,
     OUTCOME,
+    RESULTS,
     MadeAnalysis,
     MeasuredExperiment,
     MeasuredTrial,
@@ -410,11 +412,18 @@ class TestReport:
             assert (tmp_path / "report" / name).stat().st_size > 0
 
     def test_it_stands_on_the_page_of_all(self, content, tmp_path):
-        page = write_page([(content, "reproduction/a.svg")], {"enrnn/figure-3": "TIMIT"})
-        heading = "enrnn/figure-2: Copying over 2,000 steps"
-        assert f"## {heading}" in page
-        assert "(#enrnnfigure-2-copying-over-2000-steps)" in page
-        assert "| enrnn/figure-3 | TIMIT |" in page
+        folder = tmp_path / "docs" / "p" / "results"
+        folder.mkdir(parents=True)
+        kept = (tmp_path / "report" / RESULTS).read_bytes()
+        (folder / "enrnn-figure-2-short.json").write_bytes(kept)
+        make_page(folder, tmp_path / "docs" / "p.md")
+        page = (tmp_path / "docs" / "p.md").read_text()
+        assert "## enrnn/figure-2: Copying over 2,000 steps" in page
+        assert "](#enrnnfigure-2-copying-over-2000-steps) | **ENRNN ends lower" in page
+        assert "| 20 %, delay 500 of 2,000 | 3 |" in page
+        assert "](p/results/enrnn-figure-2-short.json)" in page
+        assert "| enrnn/figure-3 | needs TIMIT, " in page
+        assert "| asrnn/figure-1b | decides nothing in the short budget; " in page
         assert "nan" not in (tmp_path / "report" / MARKDOWN).read_text()
 
     def test_rows_name_their_experiment_where_there_are_several(self, content):

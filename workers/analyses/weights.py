@@ -105,6 +105,11 @@ def load_snapshot(subject: TrialSubject, seed: int, folders: Folders) -> Snapsho
             f"the store has no checkpoint of trial {subject.number} of {subject.experiment} with "
             f"seed {seed}: it was removed, or the trial ended before its first one"
         )
+    if "model" not in found.state:
+        raise ValueError(
+            f"the store has no weights of trial {subject.number} of {subject.experiment} with seed "
+            f"{seed}: its result was taken up without them"
+        )
     return found
 
 

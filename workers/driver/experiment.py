@@ -544,6 +544,7 @@ def make_order(
         number=entry.number,
         attempt=job.attempt,
         donor=job.donor,
+        known=job.known,
         config=config,
         rungs=tuple(spec.rung_steps(whole)),
         reported=0 if again else entry.reached,

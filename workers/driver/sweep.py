@@ -120,6 +120,8 @@ class Job:
     donor: Source | None = None
     """The same configuration, finished with a smaller budget or fewer seeds: what the trial goes on
     from."""
+    known: Result | None = None
+    """The donor's result, where it has the same budget."""
     alone: bool = False
     """Whether it should have its process to itself, because engines kept dying under it."""
     avoid: tuple[str, ...] = ()
@@ -326,10 +328,12 @@ class Sweep:
             if is_known and is_new and self._reuse(entry):
                 continue
             self._handed_out.add(entry.number)
+            donor, known = self._find_donor(entry, is_known)
             return Job(
                 entry,
                 entry.attempt + 1,
-                donor=self._find_donor(entry, is_known),
+                donor=donor,
+                known=known,
                 alone=self._lost_engines[entry.number] >= MOST_ENGINES,
                 avoid=tuple(dict.fromkeys(self._list_avoided(entry.number))),
             )
@@ -854,17 +858,26 @@ class Sweep:
         self.end(entry.number, "reused", replace(found.result, reused_from=found.source))
         return True
 
-    def _find_donor(self, entry: TrialEntry, is_known: bool) -> Source | None:
-        """Return the trial whose checkpoints a trial goes on from, besides its own.
+    def _find_donor(self, entry: TrialEntry, is_known: bool) -> tuple[Source | None, Result | None]:
+        """Return the trial that a trial goes on from, besides its own checkpoints.
 
-        `is_known` says whether its configuration was ever completed.
+        With it comes its result, where it has fewer seeds and the same budget. `is_known` says
+        whether the configuration has ever ended with a result.
         """
         if self._round is not None:
-            return None
+            return None, None
+        seed, steps = entry.config["seed"], entry.config["training"]["steps"]
         if entry.result is not None and entry.result.reused_from is not None:
-            return entry.result.reused_from
-        shorter = self._find(self.ledger.find_shorter, entry) if is_known else None
-        return shorter.source if shorter else None
+            before = entry.config if entry.earlier is None else entry.earlier.config
+            is_of_budget = before["training"]["steps"] == steps
+            return entry.result.reused_from, entry.result if is_of_budget else None
+        if not is_known:
+            return None, None
+        part = self.ledger.find_part(entry.config_hash, seed, steps)
+        if part is not None:
+            return part.source, part.result
+        shorter = self._find(self.ledger.find_shorter, entry)
+        return (None, None) if shorter is None else (shorter.source, None)
 
     @staticmethod
     def _find(

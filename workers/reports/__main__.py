@@ -24,10 +24,12 @@ from eigensweep.workers.reports.messages import (
     JSON,
     MARKDOWN,
     OUTCOME,
+    RESULTS,
     ReportOrder,
     ReportOutcome,
 )
 from eigensweep.workers.reports.report import ReportContent, make_report
+from eigensweep.workers.reports.results import collect, write_results
 from eigensweep.workers.shared.durable_files import write_whole
 from eigensweep.workers.shared.parents import end_with_parent
 
@@ -46,11 +48,13 @@ def main(folder: Path, text: str) -> None:
 
 
 def _write(order: ReportOrder, folder: Path) -> ReportContent:
-    content = make_report(order)
+    results = collect(order)
+    content = make_report(results, order.id)
     shown = _list_pictures(content, order, folder)
     write_whole(folder / FIGURE, shown[0][1][0].read_bytes())
     write_whole(folder / HTML, page.write_page(content, shown).encode())
     write_whole(folder / MARKDOWN, markdown.write_report(content, FIGURE).encode())
+    write_whole(folder / RESULTS, write_results(results))
     write_whole(folder / JSON, content.model_dump_json(indent=2).encode())
     return content
 
@@ -66,6 +70,10 @@ def _list_pictures(
             number = f", {made.repeat + 1} of {times[made.label]}" if times[made.label] > 1 else ""
             files = [Path(made.folder) / SVG, Path(made.folder) / PNG]
             shown.append((f"{made.label.replace('_', ' ')}{number}", files))
+        elif made.content is not None:
+            path = folder / f"{made.label}-{made.repeat}.svg"
+            pictures.draw_analysis(made.content, path)
+            shown.append((f"{made.label.replace('_', ' ')}, taken up", [path]))
     if any(curves.lines for curves in content.curves) or not shown:
         pictures.save(content, folder / CURVES)
         words = "Mean over the seeds, with their range; dashed: remembering nothing"

@@ -1,8 +1,8 @@
-"""A report as Markdown, and many reports as one page."""
+"""A report as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from eigensweep.search_spaces.labels import (
     describe_settings,
@@ -19,87 +19,23 @@ from eigensweep.workers.reports.report import (
     ReportContent,
 )
 from eigensweep.workers.reports.verdicts import show
-from eigensweep.workers.shared.statistics import SIGNIFICANCE
 
 
 def write_report(
-    content: ReportContent, figure: str | None, heading: int = 1, *, outdated: bool = False
+    content: ReportContent,
+    figure: str | None,
+    heading: int = 1,
+    *,
+    results: str | None = None,
+    outdated: bool = False,
 ) -> str:
-    """Return a report; `figure` is the address of its picture, `heading` the level of its title.
+    """Return a report; `heading` is the level of its title.
 
-    An `outdated` one was made by rules or for a suite that have changed since, and says so.
+    `figure` and `results` are the addresses of its picture and of the file with every seed's
+    numbers. Of an `outdated` one the suite has other trials now, and it says so.
     """
-    return "\n".join(_lines(content, figure, "#" * heading, outdated)).rstrip() + "\n"
-
-
-def write_page(
-    reports: Sequence[tuple[ReportContent, str]],
-    missing: Mapping[str, str],
-    outdated: Collection[str] = (),
-) -> str:
-    """Return all reports as one page: a table, then each report.
-
-    Args:
-        reports: each with the address of its picture.
-        missing: suites without a report, each with the reason.
-        outdated: suites whose report was made by rules, or for a suite, that have changed since.
-    """
-    lines = [
-        "# The papers, measured again",
-        "",
-        "`eigensweep reproduce --all` wrote this page. Each table and figure of the papers has a "
-        "suite, which names its experiments and the paper's claims. The first claim is the primary "
-        "one, and its verdict is that on the table or figure. No setting was tuned until it "
-        "fitted.",
-        "",
-        "A claim is decided by numbers. Losses and accuracies of arms are compared over shared "
-        "seeds by a paired t-test, first steps to a threshold by an exact log-rank test, in which "
-        "a training that never gets there counts as longer than the budget; that arms are alike by "
-        "two one-sided tests. p-values are corrected after Holm within a claim. Intervals are 95 % "
-        "intervals by Student's t, on the scale of logarithms for losses and of logits for "
-        "accuracies. Seeds that diverged are named, and the numbers are those of the others.",
-        "",
-        "Minutes are those of the machine that each report names at its end, with all that ran "
-        "there at the same time: an idle or newer one needs a fraction of them.",
-        "",
-        _chance_words([content for content, _ in reports]),
-        "",
-        *_table(
-            ("reproduction", "budget", "verdict", "claims", "minutes of training"),
-            (
-                (
-                    f"[{each.name}](#{_anchor(each)})",
-                    each.budget,
-                    f"to be judged again (was: {each.verdict})"
-                    if each.name in outdated
-                    else each.verdict,
-                    each.words,
-                    f"{each.cost.trial_seconds / 60:.1f}",
-                )
-                for each, _ in reports
-            ),
-        ),
-    ]
-    if missing:
-        lines += ["", "Not run here:", ""]
-        lines += _table(("reproduction", "why"), missing.items())
-    for content, figure in reports:
-        is_outdated = content.name in outdated
-        lines += ["", write_report(content, figure, 2, outdated=is_outdated).rstrip()]
-    return "\n".join(lines) + "\n"
-
-
-def _chance_words(reports: Sequence[ReportContent]) -> str:
-    """Return how much the page compares, and what of that chance alone would decide."""
-    claims = [claim for content in reports for claim in content.claims if claim.counts]
-    tested = [each for each in claims if any(pair.p is not None for pair in each.comparisons)]
-    pairs = sum(pair.p is not None for claim in tested for pair in claim.comparisons)
-    by_chance = SIGNIFICANCE * len(tested)
-    return (
-        f"The page decides {len(claims)} claims, {len(tested)} of them by {pairs} comparisons of "
-        f"arms. Were there no difference between any arms, about {by_chance:.1f} of these claims "
-        "would be called decided by chance: nothing is corrected over the whole page."
-    )
+    lines = _lines(content, figure, "#" * heading, results, outdated)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def title_of(content: ReportContent) -> str:
@@ -117,28 +53,41 @@ def remarks_of(content: ReportContent) -> list[tuple[str, str]]:
     return [(head, words) for head, words in remarks if words]
 
 
-def _anchor(content: ReportContent) -> str:
-    """Return what GitHub makes of the report's heading."""
-    kept = (c for c in title_of(content).lower() if c.isalnum() or c in " -_")
+def make_anchor(heading: str) -> str:
+    """Return what GitHub makes of a heading.
+
+    >>> make_anchor("nnrnn/figure-2: Copying over 200 steps")
+    'nnrnnfigure-2-copying-over-200-steps'
+    """
+    kept = (c for c in heading.lower() if c.isalnum() or c in " -_")
     return "".join(kept).replace(" ", "-")
 
 
-def _lines(content: ReportContent, figure: str | None, sign: str, outdated: bool) -> Iterator[str]:
+def _lines(
+    content: ReportContent, figure: str | None, sign: str, results: str | None, outdated: bool
+) -> Iterator[str]:
     yield from (f"{sign} {title_of(content)}", "")
-    yield from (f"{content.paper}, {content.place}. {content.says}", "")
+    page = "" if content.page is None else f", page {content.page}"
+    yield from (f"{content.paper}, {content.place}{page}. {content.says}", "")
+    if content.quote is not None:
+        yield from (f"> {content.quote} ({content.quoted_from})", "")
     yield from (f"**Verdict: {content.verdict}** ({content.words}).", "")
     if outdated:
         yield from (
-            f"This is the verdict of revision {content.revision[:12]}. Its rules or the suite have "
-            "changed since; the same command judges it again.",
+            f"These are the trials of revision {content.revision[:12]}, judged by the rules of "
+            "now. The suite has further ones since; the same command trains them.",
             "",
         )
     for head, words in remarks_of(content):
         yield from (f"{head}: {words}", "")
     if figure is not None:
         yield from (f"![{content.title}]({figure})", "")
+        if not content.analyses:
+            yield from (CAPTION, "")
+    if results is not None:
+        yield from (f"[Every seed's values, curve and settings]({results})", "")
     if content.claims:
-        yield from _table(
+        yield from table(
             ("claim of the paper", "decided by", "verdict", "because"),
             (
                 (says_words(claim), claim.by, claim.verdict, ". ".join(claim_words(claim)))
@@ -147,16 +96,23 @@ def _lines(content: ReportContent, figure: str | None, sign: str, outdated: bool
         )
         yield ""
     if content.numbers:
-        yield from _table(
+        yield from table(
             ("arm", "number", "paper", "measured", "gap", "verdict"),
             (number_cells(content, number) for number in content.numbers),
         )
         yield ""
     if content.arms:
-        yield from _table(ARM_HEADS, (arm_cells(content, arm) for arm in content.arms))
+        yield from table(ARM_HEADS, (arm_cells(content, arm) for arm in content.arms))
         yield ""
     yield from (cost_words(content), "")
     yield from ("```", content.command, "```")
+
+
+CAPTION = (
+    "*Lines are means over the seeds. Bands reach from the lowest to the highest seed; they are no "
+    "intervals. Dashed: remembering nothing.*"
+)
+"""What is below a picture of curves."""
 
 
 def says_words(claim: ClaimFound) -> str:
@@ -261,6 +217,8 @@ def cost_words(content: ReportContent) -> str:
         lasted = (cost.finished_at - cost.started_at).total_seconds()
         parts.append(f"{_say_time(lasted)} from the first start to the last end")
     words = f"{'; '.join(parts)}. {content.processor}. {content.versions}."
+    for origin, seeds in content.origins.items():
+        words += f" Taken up from a file of results: {say_count(seeds, 'seed')} of {origin}."
     return f"{words} Revision {content.revision[:12]}, {content.made_at:%Y-%m-%d}."
 
 
@@ -275,7 +233,8 @@ def _say_time(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
     cells = [heads, ["---"] * len(heads), *rows]
     return [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in cells]
 

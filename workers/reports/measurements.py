@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Protocol
 
 from eigensweep.direction import Better, sign
 from eigensweep.search_spaces.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.analyses.messages import RESULT
-from eigensweep.workers.reports.messages import MadeAnalysis, MeasuredExperiment, MeasuredTrial
+from eigensweep.workers.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
 from eigensweep.workers.reports.verdicts import Side
-from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.checkpoints import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import ReplicateResult, Result
 from eigensweep.workers.shared.statistics import Domain, find_domain
@@ -52,12 +49,23 @@ class ArmTrial:
         return frozenset(each.seed for each in self.replicates if each.outcome == "diverged")
 
 
+class Points(Protocol):
+    """Where the curves are: a store, or a file of results."""
+
+    def points(self, key: str) -> list[CurvePoint]:
+        """Return the points of a replicate.
+
+        Raises:
+            StorageError: if they cannot be read.
+        """
+
+
 @dataclass
 class Measured:
     """An experiment of a reproduction with its numbers."""
 
     experiment: MeasuredExperiment
-    store: Store
+    store: Points
     _curves: dict[tuple[str, str], dict[int, Curve]] = field(default_factory=dict)
 
     @property
@@ -188,7 +196,7 @@ class Measured:
 class AnalysisNumbers:
     """The results of the analyses of a reproduction."""
 
-    made: Sequence[MadeAnalysis]
+    made: Sequence[KeptAnalysis]
 
     def side(self, measure: Measure) -> Side:
         """Return a number of the results by repetition."""
@@ -199,7 +207,7 @@ class AnalysisNumbers:
             if measure.over is not None:
                 below = self._read(measure.over_analysis or measure.analysis, measure.over)
                 values = {key: values[key] / below[key] for key in values.keys() & below.keys()}
-        except (OSError, LookupError, ZeroDivisionError) as error:
+        except (LookupError, ZeroDivisionError) as error:
             return Side(missing=str(error))
         return Side(values) if values else Side(missing="it was not made")
 
@@ -212,10 +220,9 @@ class AnalysisNumbers:
         found = {}
         for each in self.made:
             if each.label == label:
-                if each.folder is None:
+                if each.content is None:
                     raise LookupError(f"{label}: {each.problem or 'it was not made'}")
-                content = json.loads((Path(each.folder) / RESULT).read_bytes())
-                found[each.repeat] = find_number(content, path)
+                found[each.repeat] = find_number(each.content, path)
         return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from datetime import datetime
+from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
@@ -11,7 +12,9 @@ from eigensweep.search_spaces.reproductions import Budget
 from eigensweep.search_spaces.trial import Strict
 
 JSON, MARKDOWN, HTML, FIGURE = "report.json", "report.md", "report.html", "figure.svg"
-FILES: Final = (MARKDOWN, HTML, FIGURE, JSON)
+RESULTS: Final = "results.json"
+"""A `Results` as JSON: all that the report is made of."""
+FILES: Final = (MARKDOWN, HTML, FIGURE, RESULTS, JSON)
 """The files of a report, in its folder; `report.json` is written last."""
 CURVES: Final = "curves.svg"
 """The picture of the curves; `figure.svg` is the same where no analysis has a picture."""
@@ -33,6 +36,8 @@ class MeasuredTrial(Strict):
     result: dict[str, JsonValue] | None
     """The trainer's `Result`; None if it never trained."""
     error: str | None = None
+    config_hash: str | None = None
+    """Names its configuration and the code that trained it: see `TrialConfig.content_hash`."""
 
 
 class MeasuredExperiment(Strict):
@@ -76,6 +81,54 @@ class MadeAnalysis(AnalysisMade):
 
     folder: str | None = None
     """Where its files are; None if it has none."""
+    content: dict[str, JsonValue] | None = None
+    """Its numbers, where they were taken up from a file of results and it has no folder."""
+
+
+class KeptAnalysis(AnalysisMade):
+    """An analysis of a reproduction with its numbers."""
+
+    content: dict[str, JsonValue] | None = None
+    """What its `result.json` holds; None if it has no result."""
+
+
+Block = dict[str, list[int | float]]
+"""Some points of a curve: their `step`, and by metric the values there, one for each step."""
+
+
+class KeptTrial(MeasuredTrial):
+    """A trial with the curve of each seed."""
+
+    curves: dict[int, list[Block]] = Field(default_factory=dict)
+    """By seed."""
+
+
+class KeptExperiment(MeasuredExperiment):
+    """An experiment of a reproduction with the curves of its trials."""
+
+    trials: tuple[KeptTrial, ...] = ()
+
+
+class Results(Strict):
+    """All that a report is made of. Another machine can take it up."""
+
+    format: Literal[1] = 1
+    name: str
+    """The suite's name."""
+    budget: Budget
+    versions: str
+    revision: str
+    processor: str
+    note: str | None = None
+    """What else ran on the machine, in words; None: nobody has said so."""
+    made_at: datetime
+    experiments: list[KeptExperiment]
+    analyses: list[KeptAnalysis]
+
+    @property
+    def origin(self) -> str:
+        """Where its trials were trained, in words."""
+        return f"{self.processor}; revision {self.revision[:12]}; {self.versions}"
 
 
 class ReportOrder(Strict):

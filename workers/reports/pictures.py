@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
+from pydantic import JsonValue
+
+from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.reports.report import Curves, ReportContent
 from eigensweep.workers.shared import figures
 
@@ -21,6 +26,14 @@ LINE_LENGTH = 80
 def save(content: ReportContent, *paths: Path) -> None:
     """Draw the curves of a report and write them to each path, in the format of its suffix."""
     figures.save(_draw, content, *paths)
+
+
+def draw_analysis(content: Mapping[str, JsonValue], path: Path) -> None:
+    """Draw the picture of an analysis from what its `result.json` holds."""
+    analysis = ANALYSES[str(content["analysis"])]
+    kind = get_type_hints(type(analysis).plot, localns={"Figure": object})["content"]
+    numbers = {name: value for name, value in content.items() if name in kind.model_fields}
+    figures.save(analysis.plot, kind.model_validate_json(json.dumps(numbers)), path)
 
 
 def _draw(content: ReportContent) -> Figure:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import isfinite
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import (
     Budget,
@@ -33,10 +30,12 @@ from eigensweep.workers.reports.measurements import (
     AnalysisNumbers,
     ArmTrial,
     Measured,
+    Points,
     mean_curve,
     score,
 )
-from eigensweep.workers.reports.messages import AnalysisMade, ReportOrder
+from eigensweep.workers.reports.messages import AnalysisMade, MeasuredExperiment, Results
+from eigensweep.workers.reports.results import KeptCurves
 from eigensweep.workers.reports.verdicts import (
     PARAMETERS_TOLERANCE,
     Judgement,
@@ -49,10 +48,8 @@ from eigensweep.workers.reports.verdicts import (
     judge_number,
     judge_order,
 )
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, open_store
-from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.statistics import Summary, summarize
-from eigensweep.workers.tracking.subject import git_revision, name_versions
 
 MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""
@@ -218,6 +215,11 @@ class ReportContent(Strict):
     title: str
     paper: str
     place: str
+    page: int | None = None
+    """Page of the table or figure."""
+    quote: str | None = None
+    """A sentence of the paper on it, in its words."""
+    quoted_from: str | None = None
     says: str
     budget: Budget
     cut: str | None = Field(description="What the budget cuts")
@@ -235,33 +237,45 @@ class ReportContent(Strict):
     versions: str
     revision: str
     processor: str
+    note: str | None = None
+    """What else ran on the machine, in words; None: nobody has said so."""
+    origins: dict[str, int] = Field(
+        default_factory=dict,
+        description="Where seeds were trained that were taken up from a file of results, each with"
+        " their number",
+    )
     command: str
     made_at: datetime
 
 
-def make_report(order: ReportOrder) -> ReportContent:
-    """Return the report of a reproduction that is over."""
-    suite = load_suite(order.name)
-    specs = make_specs(order.name, order.budget)
-    store = open_store(order.storage)
-    measured = {each.label: Measured(each, store) for each in order.experiments}
-    analyses = AnalysisNumbers(order.analyses)
-    claims = [_judge(claim, order.budget, measured, analyses) for claim in suite.claims]
+def make_report(results: Results, id: str = "") -> ReportContent:
+    """Return the report of results, judged by the suite and the rules of now."""
+    suite = load_suite(results.name)
+    specs = make_specs(results.name, results.budget)
+    curves = KeptCurves(results)
+    measured = {each.label: Measured(each, curves) for each in results.experiments}
+    for label, spec in specs.items():
+        measured.setdefault(label, Measured(_describe_missing(label, spec), curves))
+    analyses = AnalysisNumbers(results.analyses)
+    claims = [_judge(claim, results.budget, measured, analyses) for claim in suite.claims]
     whole = judge_all([Standing(each.verdict, each.counts, each.setting) for each in claims])
-    cut = suite.cut if order.budget == "short" else None
+    cut = suite.cut if results.budget == "short" else None
     numbers = [
         number
         for label, spec in specs.items()
         for number in _compare_numbers(suite, label, spec, measured[label], cut)
     ]
     return ReportContent(
-        id=order.id,
-        name=order.name,
+        id=id,
+        name=results.name,
         title=suite.title,
         paper=suite.paper,
         place=suite.place,
+        page=suite.page,
+        quote=suite.quote,
+        quoted_from=suite.quoted_from,
         says=suite.says,
-        budget=order.budget,
+        budget=results.budget,
         cut=cut,
         departures=suite.departures,
         needs=suite.needs,
@@ -275,7 +289,7 @@ def make_report(order: ReportOrder) -> ReportContent:
             for arm in _describe_arms(side_names(suite.experiments[label], spec), measured[label])
         ],
         curves=[_draw(suite, label, spec, measured[label]) for label, spec in specs.items()],
-        cost=_cost(order, specs, measured),
+        cost=_cost(results, specs, measured),
         experiments=[
             ExperimentRun(
                 label=each.label,
@@ -284,17 +298,19 @@ def make_report(order: ReportOrder) -> ReportContent:
                 state=each.state,
                 problem=each.problem,
             )
-            for each in order.experiments
+            for each in results.experiments
         ],
         analyses=[
             AnalysisMade(label=e.label, repeat=e.repeat, id=e.id, problem=e.problem)
-            for e in order.analyses
+            for e in results.analyses
         ],
-        versions=name_versions(),
-        revision=git_revision(),
-        processor=_processor(),
-        command=f"eigensweep reproduce {order.name} --budget {order.budget}",
-        made_at=datetime.now(UTC),
+        versions=results.versions,
+        revision=results.revision,
+        processor=results.processor,
+        note=results.note,
+        origins=_list_origins(results),
+        command=f"eigensweep reproduce {results.name} --budget {results.budget}",
+        made_at=results.made_at,
     )
 
 
@@ -508,11 +524,11 @@ def _summary_of(chosen: ArmTrial, metric: str, measured: Measured) -> Summary | 
     return summarize(known, measured.domain(metric)) if known else None
 
 
-def _drift(chosen: ArmTrial, store: Store) -> dict[str, float]:
+def _drift(chosen: ArmTrial, store: Points) -> dict[str, float]:
     """Return the extreme of each constraint over all evaluations and seeds."""
     worst: dict[str, float] = {}
     for seed in chosen.config.seeds:
-        for point in _points(store, f"{chosen.trial.place}/{seed}"):
+        for point in store.points(f"{chosen.trial.place}/{seed}"):
             for name, value in point.metrics.items():
                 if name.startswith("constraint/"):
                     short = name.removeprefix("constraint/")
@@ -521,19 +537,12 @@ def _drift(chosen: ArmTrial, store: Store) -> dict[str, float]:
     return {name: six_digits(value) for name, value in worst.items()}
 
 
-def _points(store: Store, key: str) -> list[CurvePoint]:
-    try:
-        return store.points(key)
-    except StorageError:
-        return []
-
-
 def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) -> Curves:
     experiment = suite.experiments[label]
     name = experiment.curve or f"valid/{spec.objective_metric.name}"
     metric = spec.task.find_metric(name.partition("/")[2])
     lines = []
-    for arm in sorted(measured.arms, key=side_names(experiment, spec).index):
+    for arm in (each for each in side_names(experiment, spec) if each in measured.arms):
         points = _thin(mean_curve(measured.curves(arm, name)))
         if points:
             step, mean, low, high = (list(column) for column in zip(*points, strict=True))
@@ -600,11 +609,37 @@ def _thin(
     return [finite[round(place * stride)] for place in range(MOST_POINTS)]
 
 
+def _describe_missing(label: str, spec: ExperimentSpec) -> MeasuredExperiment:
+    """Return an experiment that the suite has got since the results were kept."""
+    metric = spec.objective_metric
+    return MeasuredExperiment(
+        label=label,
+        id=None,
+        state="missing",
+        problem="these results are from before the suite had it",
+        spec=spec.model_dump(mode="json"),
+        metric=metric.name,
+        unit=metric.unit,
+        better=metric.better,
+        baseline=spec.baseline,
+    )
+
+
+def _list_origins(results: Results) -> dict[str, int]:
+    """Return where seeds were trained, if that was elsewhere, and how many of them there."""
+    found: dict[str, int] = {}
+    for trial in (trial for each in results.experiments for trial in each.trials):
+        for seed in Result.from_dict(trial.result or {}).by_replicate:
+            if seed.origin is not None:
+                found[seed.origin] = found.get(seed.origin, 0) + 1
+    return found
+
+
 def _cost(
-    order: ReportOrder, specs: dict[str, ExperimentSpec], measured: dict[str, Measured]
+    results: Results, specs: dict[str, ExperimentSpec], measured: dict[str, Measured]
 ) -> Cost:
-    begun = [each.started_at for each in order.experiments if each.started_at is not None]
-    ended = [each.finished_at for each in order.experiments if each.finished_at is not None]
+    begun = [each.started_at for each in results.experiments if each.started_at is not None]
+    ended = [each.finished_at for each in results.experiments if each.finished_at is not None]
     return Cost(
         trial_seconds=round(
             sum(_seconds(t.result) for m in measured.values() for t in m.experiment.trials), 1
@@ -617,14 +652,3 @@ def _cost(
 
 def _interval(summary: Summary | None) -> Interval | None:
     return None if summary is None else Interval(**summary.to_dict())
-
-
-def _processor() -> str:
-    """Return the processor's name as Linux knows it, else as Python does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {say_count(len(names), 'core')}" if names else name

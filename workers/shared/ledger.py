@@ -254,9 +254,9 @@ class Ledger(Protocol):
         """
 
     def knows(self, config_hash: str) -> bool:
-        """Tell whether any trial with this configuration is completed: nearly always, none is.
+        """Tell whether any trial with this configuration has ended with a result: mostly none has.
 
-        Where none is, the next two functions find nothing.
+        Where none has, the next three functions find nothing.
         """
 
     def find_finished(
@@ -267,6 +267,12 @@ class Ledger(Protocol):
         One with more seeds is cut to these. Trials with a lineage did not train with one
         configuration, and those of other code than their hash names (`Measures.code`) not by one
         program: here and in the next two functions they count for nothing.
+        """
+
+    def find_part(self, config_hash: str, seed: int, steps: int) -> Finished | None:
+        """Return the result of the same configuration, first seed and budget with most seeds.
+
+        It is `completed`, or was taken up from a file of results and has diverged.
         """
 
     def find_shorter(

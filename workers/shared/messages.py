@@ -254,17 +254,20 @@ class ReplicateResult(Measures):
     """The result of one replicate: one training of a trial, with its own seed."""
 
     seed: int
+    origin: str | None = None
+    """Where it was trained, in words, if it was taken up from a file of results; else None."""
 
     def to_dict(self) -> Json:
         """Return plain data without what is the same for, or summed up over, all replicates."""
         measures = _measures_to_dict(self)
         for name in ("parameters", "baseline", "constraint"):
             del measures[name]
-        return {"seed": self.seed, **measures}
+        origin = {} if self.origin is None else {"origin": self.origin}
+        return {"seed": self.seed, **measures, **origin}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        return cls(seed=content["seed"], **_read_measures(content))
+        return cls(seed=content["seed"], origin=content.get("origin"), **_read_measures(content))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,7 +433,11 @@ class Order:
     code: Code
     """The driver's own; the trial's process must run the same."""
     donor: Source | None = None
-    """The same configuration, finished with a smaller budget: what the training goes on from."""
+    """The same configuration, finished with a smaller budget or fewer seeds: what the training goes
+    on from."""
+    known: Result | None = None
+    """The donor's result, where it has the same budget: its seeds are not trained again, also where
+    it has no checkpoints."""
     reported: int = 0
     """Step of the last rung that the ledger has heard of, from earlier attempts."""
     reports: Reports = ()
@@ -472,6 +479,7 @@ class Order:
             "number": self.number,
             "attempt": self.attempt,
             "donor": self.donor and self.donor.to_dict(),
+            "known": self.known and self.known.to_dict(),
             "config": self.config,
             "rungs": list(self.rungs),
             "reported": self.reported,
@@ -499,12 +507,13 @@ class Order:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         donor, engine = content["donor"], content.get("engine")
-        takeover = content.get("takeover")
+        takeover, known = content.get("takeover"), content.get("known")
         return cls(
             experiment=content["experiment"],
             number=content["number"],
             attempt=content["attempt"],
             donor=donor and Source.from_dict(donor),
+            known=known and Result.from_dict(known),
             config=content["config"],
             rungs=tuple(content["rungs"]),
             reported=content["reported"],

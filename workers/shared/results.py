@@ -49,7 +49,7 @@ def join_codes(codes: Iterable[str | None]) -> str | None:
 
 def join_seeds(first: Result, further: Result) -> Result:
     """Return the result of a trial over the seeds of both of its results."""
-    return summarise([*_replicates(first), *_replicates(further)])
+    return summarise([*split_seeds(first), *split_seeds(further)])
 
 
 def cut_seeds(result: Result, replicates: int) -> Result:
@@ -61,7 +61,7 @@ def cut_seeds(result: Result, replicates: int) -> Result:
     if len(result.by_replicate) < replicates:
         known = len(result.by_replicate)
         raise ValueError(f"the result has {known} seeds, and {replicates} are wanted")
-    return summarise(_replicates(result)[:replicates])
+    return summarise(split_seeds(result)[:replicates])
 
 
 def rank(result: Result | None, better: Better) -> tuple[int, float] | None:
@@ -75,7 +75,7 @@ def rank(result: Result | None, better: Better) -> tuple[int, float] | None:
     return -result.replicates, sign(better) * result.value
 
 
-def _replicates(result: Result) -> list[ReplicateResult]:
+def split_seeds(result: Result) -> list[ReplicateResult]:
     """Return a result's replicates, each with what is stored once for all of them."""
     return [
         replace(

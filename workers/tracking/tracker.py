@@ -585,6 +585,9 @@ def _add_end(
         source = result.reused_from
         content.tags["eigensweep.reused_from"] = f"{source.experiment}/{source.number}"
         content.tags["eigensweep.reused_run"] = str(source.run_id)
+    origins = {} if result is None else dict.fromkeys(r.origin for r in result.by_replicate)
+    if known := [origin for origin in origins if origin is not None]:
+        content.tags["eigensweep.origin"] = "; ".join(known)
     measures: Measures | None = result
     if entry.config["replicates"] > 1 and line.seed is not None:
         replicates = {each.seed: each for each in result.by_replicate} if result else {}

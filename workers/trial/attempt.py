@@ -31,6 +31,7 @@ from eigensweep.workers.shared.checkpoints import (
     pause_mark,
     replicate_key,
 )
+from eigensweep.workers.shared.durable_files import DamagedError
 from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -40,8 +41,9 @@ from eigensweep.workers.shared.messages import (
     Order,
     ReplicateResult,
     Report,
+    Result,
 )
-from eigensweep.workers.shared.results import summarise
+from eigensweep.workers.shared.results import split_seeds, summarise
 from eigensweep.workers.trial.corpora import find_data_root
 from eigensweep.workers.trial.selection import ReportedTests
 from eigensweep.workers.trial.training import Training, set_up_thread
@@ -247,9 +249,13 @@ class Replicate:
         if order.donor is not None:
             donor = replicate_key(order.donor.experiment, order.donor.number, training.seed)
             if store.copy(donor, key):
-                logger.info("going on from a smaller budget donor=%s key=%s", donor, key)
+                logger.info("going on from another trial donor=%s key=%s", donor, key)
+            else:
+                self._take_result(order, donor)
         self._shown = {f"param/{path}": value for path, value in order.shown.items()}
         snapshot, takeover = store.newest(key), order.takeover
+        is_whole = snapshot is None or not training.lacks_weights(snapshot.state)
+        snapshot = snapshot if is_whole else None
         if snapshot is not None and takeover is None:
             training.load_state_dict(snapshot.state)
             self._remember(snapshot.points)
@@ -258,11 +264,28 @@ class Replicate:
             self._remember(_inherit(training, snapshot.points, takeover.step))
         self.taken_step = -1 if snapshot is None else snapshot.step
         """Step of the last commit that was taken, -1 if there is none."""
-        if self.damage is None and self.taken_step < (newest := store.progress(key).step):
+        newest = store.progress(key).step
+        if self.damage is None and is_whole and self.taken_step < newest:
             behind = f"its checkpoint of step {self.taken_step}" if snapshot else "its start"
             self.damage = f"{key} goes on from {behind}: that of step {newest} is damaged or gone"
         self._committed_at = clock()
         self._cost = 0.0
+
+    def _take_result(self, order: Order, donor: str) -> None:
+        """End with the donor's result and curve, where they are known and it has no checkpoint."""
+        known = {each.seed: each for each in split_seeds(order.known or Result())}
+        result = known.get(self.training.seed)
+        if result is None or self._store.has_checkpoint(self._key):
+            return
+        try:
+            points = self._store.points(donor)
+        except DamagedError as error:
+            logger.warning("training what is known, as its curve cannot be read: %s", error)
+            return
+        self.training.take_result(result)
+        state = self.training.state_dict()
+        self._store.commit(self._key, self._attempt, result.step, state, points)
+        logger.info("taking the result of another trial donor=%s key=%s", donor, self._key)
 
     def train(self, rung: int) -> None:
         """Train to `rung`, unless that is behind us, and commit what is new there."""

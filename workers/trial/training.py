@@ -25,8 +25,15 @@ from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared import spectrum_files, traces
 from eigensweep.workers.shared.checkpoints import CurvePoint, StateDict
-from eigensweep.workers.shared.messages import End, Json, Metrics, ParameterCount, ReplicateResult
-from eigensweep.workers.shared.results import join_codes
+from eigensweep.workers.shared.messages import (
+    End,
+    Json,
+    Metrics,
+    ParameterCount,
+    ReplicateResult,
+    Result,
+)
+from eigensweep.workers.shared.results import join_codes, split_seeds, summarise
 from eigensweep.workers.trial.evaluation import carry_into, detach, evaluate, keep_finite
 from eigensweep.workers.trial.memory import keep_freed_memory
 from eigensweep.workers.trial.optimizers import Optimizers
@@ -131,6 +138,8 @@ class Training:
         """The steps of the last evaluation, and of the selected weights' test."""
         self._seconds = 0.0
         self._started: float | None = None
+        self._known: ReplicateResult | None = None
+        """The result of another training, where it stands for this one; None: it is trained."""
 
     @property
     def is_finished(self) -> bool:
@@ -183,6 +192,8 @@ class Training:
 
     def result(self) -> ReplicateResult:
         """Return what is known so far; later steps do not change it."""
+        if self._known is not None:
+            return self._known
         best, count = self.selection.best, self.model.count_parameters
         tests = self.reported_tests if self.config.training.test_every_evaluation else None
         return ReplicateResult(
@@ -202,14 +213,31 @@ class Training:
             code=self.code,
         )
 
+    def take_result(self, known: ReplicateResult) -> None:
+        """End with the result of another training with this configuration, seed and budget."""
+        self._known, self.step = known, known.step
+        self.outcome = "diverged" if known.outcome == "diverged" else "completed"
+
+    def lacks_weights(self, state: StateDict) -> bool:
+        """Tell whether a state is a result alone, of another budget: nothing goes on from that."""
+        return "known" in state and state["budget"] != self.steps
+
     def state_dict(self) -> StateDict:
-        """Return a copy of all that going on needs: tensors, on the CPU, and plain values."""
+        """Return a copy of all that going on needs: tensors, on the CPU, and plain values.
+
+        Where `take_result` ended the training, it holds the result and no weights.
+        """
+        about = {
+            "hash": self.config.settings_hash(),
+            "seed": self.seed,
+            "step": self.step,
+            "outcome": self.outcome,
+        }
+        if self._known is not None:
+            return about | {"budget": self.steps, "known": summarise([self._known]).to_dict()}
         return _copy(
-            {
-                "hash": self.config.settings_hash(),
-                "seed": self.seed,
-                "step": self.step,
-                "outcome": self.outcome,
+            about
+            | {
                 "model": dict(self.model.state_dict()),
                 "optimizers": self.optimizers.state_dict(),
                 "schedule_falls": self.schedule.falls,
@@ -245,6 +273,10 @@ class Training:
             raise ValueError(
                 f"the checkpoint is at step {state['step']} of a budget longer than {self.steps}"
             )
+        if "known" in state:
+            (known,) = split_seeds(Result.from_dict(state["known"]))
+            self.take_result(known)
+            return
         state = _copy(state)
         self.model.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])

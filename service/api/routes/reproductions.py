@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Path, Query, Response
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.reproductions import (
@@ -31,10 +31,9 @@ from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
-from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState, make_id
+from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
 from eigensweep.workers.reports import messages
-from eigensweep.workers.reports.markdown import write_page
 from eigensweep.workers.reports.report import ReportContent
 from eigensweep.workers.shared.messages import Json
 
@@ -54,6 +53,7 @@ class Format(StrEnum):
     md = "md"
     html = "html"
     svg = "svg"
+    results = "results"
 
 
 NAMES: Final = {
@@ -61,12 +61,14 @@ NAMES: Final = {
     Format.md: messages.MARKDOWN,
     Format.html: messages.HTML,
     Format.svg: messages.FIGURE,
+    Format.results: messages.RESULTS,
 }
 MEDIA_TYPES: Final = {
     Format.json: "application/json",
     Format.md: "text/markdown",
     Format.html: "text/html",
     Format.svg: "image/svg+xml",
+    Format.results: "application/json",
 }
 SAFE: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -284,7 +286,8 @@ def cancel_reproduction(
     responses=describe_errors(401, 404, 422)
     | {
         200: {
-            "description": "The report as JSON, Markdown or one HTML page, or its picture",
+            "description": "The report as JSON, Markdown or one HTML page, its picture, or the "
+            "results that it is made of",
             "content": {kind: {} for kind in MEDIA_TYPES.values()},
         }
     },
@@ -293,42 +296,6 @@ def get_report(service: TheService, id: ReproductionId, format: Format) -> FileR
     """Return the report of a finished reproduction."""
     path = service.reproductions.file(id, NAMES[format])
     return FileResponse(path, media_type=MEDIA_TYPES[format], headers=SAFE)
-
-
-@router.get(
-    "/reproduction-page",
-    summary="Fetch all reports as one page",
-    response_class=PlainTextResponse,
-    responses=describe_errors(401, 422) | {200: {"content": {"text/markdown": {}}}},
-)
-def get_page(
-    service: TheService,
-    budget: Annotated[Budget, Query(description="Reports of this budget")] = "short",
-    figures: Annotated[
-        str, Query(max_length=200, description="Folder that the page's pictures are in")
-    ] = "reproduction",
-) -> PlainTextResponse:
-    """Return the reports of all finished reproductions of a budget as one Markdown page."""
-    newest = {  # of a suite's digests the newest one is the last
-        found.name: found
-        for found in service.reproductions.list(("finished",))
-        if found.budget == budget
-    }
-    by_name = {name: read_report(service, found.id) for name, found in newest.items()}
-    outdated = {
-        name
-        for name, found in newest.items()
-        if name not in suite_names() or found.id != make_id(name, budget, make_specs(name, budget))
-    }
-    places = {name: f"{figures}/{name.replace('/', '-')}.svg" for name in by_name}
-    missing = {
-        name: load_suite(name).needs or "it was not asked for, or is not over"
-        for name in suite_names()
-        if name not in by_name
-    }
-    reports = [(report, places[name]) for name, report in by_name.items()]
-    page = write_page(reports, missing, outdated)
-    return PlainTextResponse(page, media_type=MEDIA_TYPES[Format.md], headers=SAFE)
 
 
 def read_report(service: Service, id: str) -> ReportContent:
