@@ -43,6 +43,7 @@ KNOWN: Final = frozenset(
         "PROXY_USER_HEADER",
         "RATE_LIMIT",
         "RAY_ADDRESS",
+        "RESULTS",
         "RETENTION",
         "RETENTION_DAYS",
         "RETENTION_HOURS",
