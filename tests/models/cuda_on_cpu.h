@@ -1,7 +1,8 @@
 // Runs a CUDA kernel on a CPU: each thread of a cluster is a fiber, and they take turns.
 //
 // The fibers of a warp go from one meeting to the next together. A warp runs on until it meets a
-// barrier, as far ahead of the others as barriers allow, in every second cluster the last one first.
+// barrier, as far ahead of the others as barriers allow. In every second cluster the last warp goes
+// first, and in each warp the last fiber: so of two that write to one place, either may be the last.
 // Shared memory is NaN when a block begins. So what reads or writes too early makes a wrong result.
 // What a device would answer by a hang or a fault ends the process: a barrier that some never reach,
 // and a store to a block that has ended.
@@ -29,7 +30,7 @@ constexpr std::size_t MOST_SHARED = 227 << 10;
 enum Wait { NOTHING, OF_BLOCK, OF_CLUSTER, ENDED };
 
 inline Index thread, block;
-inline int current, blocks, first_block;
+inline int current, blocks, first_block, turn;  // fibers take turns upwards, or downwards by -1
 inline ucontext_t outside;
 inline std::vector<ucontext_t> contexts;
 inline std::vector<float> offered;
@@ -52,22 +53,24 @@ inline void turn_to(int next) {
     swapcontext(&contexts[self], &contexts[next]);
     resume(self);
 }
+inline int first_of(int warp) { return warp * WARP + (turn > 0 ? 0 : WARP - 1); }
+inline bool is_last() { return first_of(current / WARP) == current - turn * (WARP - 1); }
 // Wait until all fibers of the warp are here; then its first one goes on.
 inline void meet_in_warp(int what) {
     meeting[current] = what;
-    if (meeting[current] != meeting[current / WARP * WARP]) fail("threads of a warp parted");
-    turn_to(current / WARP * WARP + (current + 1) % WARP);
+    if (what != meeting[first_of(current / WARP)]) fail("threads of a warp parted");
+    turn_to(is_last() ? first_of(current / WARP) : current + turn);
 }
 inline void wait_at(Wait what) {
     meeting[current] = what;
-    if (meeting[current] != meeting[current / WARP * WARP]) fail("threads of a warp parted");
-    if (current % WARP == WARP - 1) {
+    if (what != meeting[first_of(current / WARP)]) fail("threads of a warp parted");
+    if (is_last()) {
         const int self = current;
         waits[self / WARP] = what;
         swapcontext(&contexts[self], &outside);
         resume(self);
     } else {
-        turn_to(current + 1);
+        turn_to(current + turn);
     }
 }
 inline bool all_wait(int block, Wait what) {
@@ -105,10 +108,16 @@ inline void release_complete() {
 inline int rank_in_cluster() { return fibers::current / fibers::BLOCK; }
 inline void meet() { fibers::wait_at(fibers::OF_CLUSTER); }
 inline void meet_in_block() { fibers::wait_at(fibers::OF_BLOCK); }
-inline void store_in_block(float* place, int rank, float value) {
-    if (fibers::all_wait(rank, fibers::ENDED)) fibers::fail("a store to a block that has ended");
+typedef float* Place;
+inline Place in_block(float* place, int rank) {
     const auto offset = reinterpret_cast<char*>(place) - fibers::of_block(rank_in_cluster());
-    std::memcpy(fibers::of_block(rank) + offset, &value, sizeof value);
+    return reinterpret_cast<Place>(fibers::of_block(rank) + offset);
+}
+inline void store(Place place, int further, float value) {
+    const auto offset = reinterpret_cast<char*>(place + further) - fibers::of_block(0);
+    const int rank = static_cast<int>(offset / static_cast<long>(fibers::MOST_SHARED));
+    if (fibers::all_wait(rank, fibers::ENDED)) fibers::fail("a store to a block that has ended");
+    place[further] = value;
 }
 inline float from_neighbour(float value, int distance) {
     fibers::offered[fibers::current] = value;
@@ -133,17 +142,19 @@ template <class Kernel> void run_grid(int clusters, int size, Kernel kernel) {
     stacks.resize(static_cast<std::size_t>(count) * STACK);
     for (int cluster = 0; cluster < clusters; ++cluster) {
         first_block = cluster * blocks;
+        turn = cluster % 2 ? -1 : 1;
         waits.assign(warps, NOTHING);
         std::vector<bool> began(blocks, false);
         for (int i = 0; i < count; ++i) {
             getcontext(&contexts[i]);
             contexts[i].uc_stack.ss_sp = stacks.data() + static_cast<std::size_t>(i) * STACK;
             contexts[i].uc_stack.ss_size = STACK;
-            contexts[i].uc_link = (i + 1) % WARP ? &contexts[i + 1] : &outside;
+            const int last = first_of(i / WARP) + turn * (WARP - 1);
+            contexts[i].uc_link = i == last ? &outside : &contexts[i + turn];
             makecontext(&contexts[i], (void (*)())(+[] {
                 (*running)();
-                if (current % WARP == WARP - 1) waits[current / WARP] = ENDED;
-                resume(current + 1);  // the next fiber of the warp follows in its last turn
+                if (is_last()) waits[current / WARP] = ENDED;
+                resume(current + turn);  // the next fiber of the warp follows in its last turn
             }), 0);
         }
         for (;;) {
@@ -162,8 +173,8 @@ template <class Kernel> void run_grid(int clusters, int size, Kernel kernel) {
                 std::memset(of_block(next / WARPS), 0xff, MOST_SHARED);
                 began[next / WARPS] = true;
             }
-            resume(next * WARP);
-            swapcontext(&outside, &contexts[next * WARP]);
+            resume(first_of(next));
+            swapcontext(&outside, &contexts[first_of(next)]);
         }
     }
 }

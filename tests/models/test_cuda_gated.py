@@ -103,7 +103,7 @@ DISTINCT = [KINDS[name] for name in ("lstm diagonal", "lstm full", "gru", "gru c
 
 
 class TestTheKernelIsTheReferenceAt:
-    @pytest.mark.parametrize(("n", "blocks"), [(1, 1), (101, 2)])
+    @pytest.mark.parametrize(("n", "blocks"), [(1, 1), (96, 1), (101, 2)])
     def test_each_kind_of_size(self, on_cpu, n, blocks):
         check(CELLS["lstm"], (3, 2, n, 2, 2))
         assert {shape.blocks for shape in on_cpu.shapes[-2:]} == {blocks}

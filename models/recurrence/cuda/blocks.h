@@ -28,11 +28,20 @@ __device__ inline int rank_in_cluster() {
     return int(rank);
 }
 
-// Store where `place`, in shared memory, is in the block with number `rank`.
-__device__ inline void store_in_block(float* place, int rank, float value) {
+// A place in the shared memory of some block of the cluster.
+typedef unsigned Place;
+
+// Return where `place` is in the block with number `rank`.
+__device__ inline Place in_block(float* place, int rank) {
     unsigned local = unsigned(__cvta_generic_to_shared(place)), remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+    return remote;
+}
+
+// Store so many numbers after `place`.
+__device__ inline void store(Place place, int further, float value) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(place + 4 * further), "f"(value)
+                 : "memory");
 }
 
 // A barrier of all threads of the cluster. What they stored before can be read behind it.
@@ -42,14 +51,57 @@ __device__ inline void meet() {
 }
 #else
 __device__ inline int rank_in_cluster() { return 0; }
-__device__ inline void store_in_block(float* place, int, float value) { *place = value; }
+typedef float* Place;
+__device__ inline Place in_block(float* place, int) { return place; }
+__device__ inline void store(Place place, int further, float value) { place[further] = value; }
 __device__ inline void meet() { __syncthreads(); }
 #endif
 #endif
 
 __device__ inline void store_in_all_blocks(float* place, float value) {
 #pragma unroll
-    for (int block = 0; block < CLUSTER; ++block) store_in_block(place, block, value);
+    for (int block = 0; block < CLUSTER; ++block) store(in_block(place, block), 0, value);
 }
 
 constexpr int THREADS = 512;  // of a block
+
+// Adds up sums over the threads that share them. A thread has a slice, of which the bits DISTANCE
+// down to above LAST are used here; the threads lie STEP apart. There are COUNT parts of SIZE sums;
+// each thread ends with at most LEFT parts, and COPIES of them with the same.
+template <int COUNT, int DISTANCE, int LAST, int STEP, int SIZE = 1> struct Sharing {
+    static constexpr int HALF = (COUNT + 1) / 2;
+    typedef Sharing<HALF, DISTANCE / 2, LAST, STEP, SIZE> Rest;
+    static constexpr int LEFT = Rest::LEFT, COPIES = (COUNT == 1 ? 2 : 1) * Rest::COPIES;
+
+    // Tell which parts a slice ends with: `left`, none if it is not positive, from `first` on. It is
+    // number `copy` of those that end with the same. Begin with 0, COUNT and 0.
+    static __device__ void find(int slice, int& first, int& left, int& copy) {
+        const bool upper = slice & DISTANCE;
+        if (COUNT == 1)
+            copy = 2 * copy + upper;
+        else if (upper)
+            first += HALF, left -= HALF;
+        else if (left > HALF)
+            left = HALF;
+        Rest::find(slice, first, left, copy);
+    }
+
+    static __device__ void run(float* sums, int slice) {
+        const bool upper = slice & DISTANCE;
+#pragma unroll
+        for (int i = 0; i < HALF * SIZE; ++i) {
+            constexpr int APART = HALF * SIZE;
+            const float low = sums[i], high = APART + i < COUNT * SIZE ? sums[APART + i] : 0.0f;
+            if (COUNT == 1)
+                sums[i] = low + from_neighbour(low, STEP * DISTANCE);
+            else
+                sums[i] = (upper ? high : low) + from_neighbour(upper ? low : high, STEP * DISTANCE);
+        }
+        Rest::run(sums, slice);
+    }
+};
+template <int COUNT, int LAST, int STEP, int SIZE> struct Sharing<COUNT, LAST, LAST, STEP, SIZE> {
+    static constexpr int LEFT = COUNT, COPIES = 1;
+    static __device__ void find(int, int&, int&, int&) {}
+    static __device__ void run(float*, int) {}
+};

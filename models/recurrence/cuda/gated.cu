@@ -58,35 +58,11 @@ constexpr int REGISTERS = ENTRIES <= FITTING_REGISTERS                ? FITTING_
                           : HAS_LATE || (ROWS == 4 && !BACKWARD) ? 56
                                                                  : 64;
 
-// Add up sums over 2 * DISTANCE threads: each ends with a part of them, from `first` on.
-template <int COUNT, int DISTANCE> struct Sharing {
-    static constexpr int HALF = (COUNT + 1) / 2, LEFT = Sharing<HALF, DISTANCE / 2>::LEFT;
-    static __device__ void run(float* sums, int slice, int& first, bool& is_mine) {
-        const bool upper = slice & DISTANCE;
-        if (COUNT == 1)
-            is_mine = is_mine && !upper;
-        else
-            first += upper ? HALF : 0;
-#pragma unroll
-        for (int i = 0; i < HALF; ++i) {
-            const float low = sums[i], high = HALF + i < COUNT ? sums[HALF + i] : 0.0f;
-            if (COUNT == 1)
-                sums[i] = low + from_neighbour(low, DISTANCE);
-            else
-                sums[i] = (upper ? high : low) + from_neighbour(upper ? low : high, DISTANCE);
-        }
-        Sharing<HALF, DISTANCE / 2>::run(sums, slice, first, is_mine);
-    }
-};
-template <int COUNT> struct Sharing<COUNT, 0> {
-    static constexpr int LEFT = COUNT;
-    static __device__ void run(float*, int, int&, bool&) {}
-};
-
 // A block's part of a matrix, and its product with a vector for each row.
 template <int OUTPUTS, int INPUTS, int FREE> struct Product {
     static constexpr int SLICES = best_slices(OUTPUTS, INPUTS);  // threads that share an output
     static constexpr int GROUPS = THREADS / SLICES;
+    static constexpr int SIDE = SLICES < 32 ? 2 : 1;  // neighbours that read the same inputs
     static constexpr int EACH = up(OUTPUTS, GROUPS);             // outputs of a thread
     static constexpr int PIECES = up(INPUTS, 4 * SLICES);        // of four inputs, of a thread
     static constexpr int DEPTH = PIECES * 4 * SLICES;            // inputs, padded by zeros
@@ -98,9 +74,14 @@ template <int OUTPUTS, int INPUTS, int FREE> struct Product {
 
     float4 kept[IN_REGISTERS > 0 ? IN_REGISTERS : 1][EACH];
 
+    static __device__ int slice_of(int thread) { return thread / SIDE % SLICES; }
+    static __device__ int group_of(int thread) {
+        return thread / (SIDE * SLICES) * SIDE + thread % SIDE;
+    }
+
     // entry(output, input) is an entry of the matrix.
     template <class Entry> __device__ void load(int thread, Rest& rest, Entry entry) {
-        const int slice = thread % SLICES, group = thread / SLICES;
+        const int slice = slice_of(thread), group = group_of(thread);
 #pragma unroll
         for (int p = 0; p < PIECES; ++p)
 #pragma unroll
@@ -122,7 +103,7 @@ template <int OUTPUTS, int INPUTS, int FREE> struct Product {
     __device__ void multiply(int thread, const Rest& rest, const float (&of)[ROWS][DEPTH],
                              float (&to)[ROWS][OUTPUTS]) const {
         constexpr int SUMS = ROWS * EACH;
-        const int slice = thread % SLICES, group = thread / SLICES;
+        const int slice = slice_of(thread), group = group_of(thread);
         float sums[SUMS];
 #pragma unroll
         for (int s = 0; s < SUMS; ++s) sums[s] = 0.0f;
@@ -135,9 +116,13 @@ template <int OUTPUTS, int INPUTS, int FREE> struct Product {
             for (int u = 0; u < EACH; ++u) {
                 const float4 m = entries(u);
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    sums[r * EACH + u] +=
-                        m.x * v[r].x + m.y * v[r].y + m.z * v[r].z + m.w * v[r].w;
+                for (int r = 0; r < ROWS; ++r) {
+                    float& sum = sums[r * EACH + u];
+                    sum = fmaf(m.x, v[r].x, sum);
+                    sum = fmaf(m.y, v[r].y, sum);
+                    sum = fmaf(m.z, v[r].z, sum);
+                    sum = fmaf(m.w, v[r].w, sum);
+                }
             }
         };
 #pragma unroll
@@ -145,14 +130,14 @@ template <int OUTPUTS, int INPUTS, int FREE> struct Product {
 #pragma unroll 1  // more at once would take registers from the matrix
         for (int p = 0; p < IN_SHARED; ++p)
             add(IN_REGISTERS + p, [&](int u) { return rest[p][u][thread]; });
-        typedef Sharing<SUMS, SLICES / 2> Shares;
-        int first = 0;
-        bool is_mine = true;
-        Shares::run(sums, slice, first, is_mine);
+        typedef Sharing<SUMS, SLICES / 2, 0, SIDE> Shares;
+        int first = 0, left = SUMS, copy = 0;
+        Shares::find(slice, first, left, copy);
+        Shares::run(sums, slice);
 #pragma unroll
         for (int i = 0; i < Shares::LEFT; ++i) {
             const int sum = first + i, output = sum % EACH * GROUPS + group;
-            if (is_mine && sum < SUMS && output < OUTPUTS) to[sum / EACH][output] = sums[i];
+            if (i < left && !copy && output < OUTPUTS) to[sum / EACH][output] = sums[i];
         }
     }
 };
