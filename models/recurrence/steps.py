@@ -88,10 +88,8 @@ class TorchSteps:
             torch.bmm(d_logits.flatten(1, 2), V, out=dz)
             dV.baddbmm_(d_logits.flatten(1, 2).mT, made)
         G[:, -2].add_(at_last)
-        self.run_backward(G, H)
+        db += self.run_backward(G, H)
         dW.baddbmm_(dz.mT, H[:, :-1].flatten(1, 2))
-        if self.activation != "clipped":
-            db += (dz * made.sign() if self.activation == "modrelu" else dz).sum(1)
         if not U.shape[-1]:
             return
         if x.is_floating_point():
@@ -107,13 +105,18 @@ class TorchSteps:
             apply_(self.activation, z, b)
             h = z
 
-    def run_backward(self, G: Tensor, H: Tensor) -> None:
-        """Turn what reaches each state from its logits, in G[:, :-1], into dL/dz, from the last."""
+    def run_backward(self, G: Tensor, H: Tensor) -> Tensor:
+        """Turn what reaches each state from its logits, in G[:, :-1], into dL/dz, from the last.
+
+        Returns dL/db of the chunk, (M, n).
+        """
         *earlier, d = G.unbind(1)
         for g, h in zip(reversed(earlier), reversed(H.unbind(1)), strict=False):
             g.baddbmm_(d, self.parameters.W)
             apply_slope_(self.activation, g, h)
             d = g
+        dz = G[:, :-1]
+        return (dz * H[:, 1:].sign() if self.activation == "modrelu" else dz).sum((1, 2))
 
     def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dUt, dW, db, dV = self.sums
@@ -138,7 +141,7 @@ class ClippedSteps(TorchSteps):
         self.scales = clip_scale(made, b[:, :1].unsqueeze(1)).view(*H[:, 1:].shape[:-1], 1)
         super().backward(G, H, x, d_logits)
 
-    def run_backward(self, G: Tensor, H: Tensor) -> None:
+    def run_backward(self, G: Tensor, H: Tensor) -> Tensor:
         limit, (*earlier, d) = self.parameters.b[:, :1].unsqueeze(1), G.unbind(1)
         made, scales = H[:, 1:].unbind(1), self.scales.unbind(1)
         for g, h, scale in zip(*map(reversed, (earlier, made, scales)), strict=True):
@@ -146,6 +149,7 @@ class ClippedSteps(TorchSteps):
             radial = (g * h).sum(-1, keepdim=True) / limit.square()
             g.copy_(torch.where(scale < 1, scale * (g - h * radial), g))
             d = g
+        return torch.zeros_like(self.parameters.b)  # a length takes no gradient
 
 
 def clip_scale(z: Tensor, limit: Tensor) -> Tensor:

@@ -7,14 +7,17 @@
 // U x_t (forward) or what else reaches the state (backward), and at its first or last step the
 // state that the scan starts from.
 //
+// The backward pass also adds up dL/db over the steps, into sums (lanes, batch, N), of which the sum
+// over the batch is meant: one row may hold the part of several.
+//
 // Complex networks have PAIRED units: 2i and 2i + 1 are real and imaginary part of one. A row is
-// then h and behind it z = U x_t + W h_{t-1}, and U x_t is expected in the place of z. The backward
-// pass also adds up dL/db over the steps, into sums (lanes, batch, N).
+// then h and behind it z = U x_t + W h_{t-1}, and U x_t is expected in the place of z.
 //
 // A cluster of CLUSTER blocks owns ROWS rows of one lane's batch for all time steps. Each block
-// computes N / CLUSTER units and keeps its part of the matrix in registers: 8 threads share one
-// unit. The state of the last step is in shared memory, twice, so that one barrier a step is
-// enough. Clusters never wait for one another.
+// computes N / CLUSTER units and keeps its part of the matrix in registers: SLICES threads share
+// one unit. Two neighbours of a warp have the same slice of two units, so they read the same states,
+// which costs shared memory one read. The state of the last step is in shared memory, twice, so
+// that one barrier a step is enough. Clusters never wait for one another.
 //
 // Given when it is compiled: N, ROWS, CLUSTER, BACKWARD (0 or 1) and ACTIVATION (an index of
 // KERNELS in scan.py). Never compile with --use_fast_math: NaN and infinity pass through.
@@ -24,14 +27,38 @@
 #define PAIRED (ACTIVATION >= 5)
 
 constexpr int ROW = PAIRED ? 2 * N : N;
-constexpr int SLICES = 8;                 // threads that share a unit
-constexpr int GROUPS = THREADS / SLICES;  // units that a block computes side by side
 constexpr int OWN = (N + 2 * CLUSTER - 1) / (2 * CLUSTER) * 2;  // units of a block, whole pairs
-constexpr int UNITS = (OWN + GROUPS - 1) / GROUPS;       // units of a thread
-constexpr int DEPTH = (N + 4 * SLICES - 1) / (4 * SLICES) * (4 * SLICES);  // N, padded by zeros
+
+__device__ constexpr int up(int number, int step) { return (number + step - 1) / step; }
+
+// Cycles that a row takes: of the arithmetic, and of the reads of shared memory, of which a warp
+// takes two for sixteen bytes a thread. `slices` threads share a unit.
+__device__ constexpr int cycles(int slices) {
+    const int pieces = up(N, 4 * slices), reads = 32 * pieces;
+    const int products = 16 * pieces * up(OWN, THREADS / slices);
+    return products < reads ? reads : products;
+}
+constexpr int SLICES = cycles(16) < cycles(8) ? 16 : 8;  // threads that share a unit
+constexpr int SIDE = 2;                                  // neighbours that read the same states
+constexpr int GROUPS = THREADS / SLICES;                 // units that a block computes side by side
+constexpr int UNITS = up(OWN, GROUPS);                   // units of a thread
+constexpr int DEPTH = up(N, 4 * SLICES) * 4 * SLICES;    // N, padded by zeros
 constexpr int HELD = DEPTH / SLICES;                     // entries of a unit's row in one thread
-constexpr int SUMS = ROWS * UNITS;                       // sums that 8 threads share
-constexpr int ENDS = (SUMS + SLICES - 1) / SLICES;       // sums that one thread finishes
+
+// The sums of all rows and units are shared out: rows first, then units. So a thread finishes one
+// unit of some rows. Where several have the same sum, they send it to different blocks.
+constexpr int distance_of_units() {
+    int distance = SLICES / 2;
+    for (int rows = ROWS; rows > 1 && distance >= UNITS; rows = (rows + 1) / 2) distance /= 2;
+    return distance;
+}
+constexpr int MIDDLE = distance_of_units();
+typedef Sharing<ROWS, SLICES / 2, MIDDLE, SIDE, UNITS> OverRows;
+typedef Sharing<UNITS, MIDDLE, 0, SIDE> OverUnits;
+static_assert(OverRows::COPIES == 1 && OverUnits::LEFT == 1);
+constexpr int ENDS = OverRows::LEFT;  // rows of which one thread finishes a unit
+constexpr int SENDERS = OverUnits::COPIES < CLUSTER ? OverUnits::COPIES : CLUSTER;
+constexpr bool FURTHER = ENDS <= 2;   // a step more between load and use
 
 struct Shared {
     alignas(16) float state[2][ROWS][DEPTH];
@@ -91,6 +118,11 @@ __device__ inline float slope_times(float g, float h, float leak) {
     return h > 0.0f ? g : g * leak;
 #endif
 }
+
+// Return the part of dL/db, where `dz` is dL/dz.
+__device__ inline float slope_of_b(float dz, float h) {
+    return ACTIVATION == 0 && h < 0.0f ? -dz : dz;
+}
 #endif
 
 extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, 1)
@@ -99,7 +131,8 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
     const Numbers given = {leak, inside, shift, below};
     SHARED(Shared, shared);
     auto& state = shared.state;
-    const int thread = threadIdx.x, slice = thread % SLICES, group = thread / SLICES;
+    const int thread = threadIdx.x, slice = thread / SIDE % SLICES;
+    const int group = thread / (SIDE * SLICES) * SIDE + thread % SIDE;
     const int rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
     const int clusters_of_lane = (batch + ROWS - 1) / ROWS, lane = cluster / clusters_of_lane;
     const int first_row = cluster % clusters_of_lane * ROWS;
@@ -120,32 +153,37 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
         }
     }
 
-    // What this thread finishes: some of the sums that it shares with its seven neighbours.
-    int row[ENDS], unit[ENDS];
-    bool mine[ENDS];
-    float bias[ENDS], coming[ENDS], made[ENDS], gained[ENDS];
-    const long long step = (long long)batch * ROW;
-    const int from = BACKWARD ? steps : 0, to = BACKWARD ? -1 : steps + 1, ahead = BACKWARD ? -1 : 1;
+    // What this thread finishes: a unit in `valid` rows.
+    int row = 0, valid = ROWS, none = 0, unit_of_group = 0, units_left = UNITS, copy = 0;
+    OverRows::find(slice, row, valid, none);
+    OverUnits::find(slice, unit_of_group, units_left, copy);
+    const int own = unit_of_group * GROUPS + group, unit = rank * OWN + own;
+    if (batch - first_row - row < valid) valid = batch - first_row - row;
+    if (units_left <= 0 || copy >= SENDERS || own >= OWN || unit >= N) valid = 0;
+    const int of = (first_row + row) * ROW + unit;  // where its first row stands in a step of Y
+    const float bias = valid > 0 ? b[unit] : 0.0f;
+    float gained = 0.0f;
+    Place to[CLUSTER / SENDERS];
 #pragma unroll
-    for (int e = 0; e < ENDS; ++e) {
-        const int sum = e * SLICES + slice, own = sum % UNITS * GROUPS + group;
-        row[e] = sum / UNITS;
-        unit[e] = rank * OWN + own;
-        mine[e] = sum < SUMS && own < OWN && unit[e] < N && first_row + row[e] < batch;
-        bias[e] = mine[e] ? b[unit[e]] : 0.0f;
-        coming[e] = made[e] = gained[e] = 0.0f;
-    }
+    for (int i = 0; i < CLUSTER / SENDERS; ++i)
+        to[i] = in_block(&state[0][row][unit], i * SENDERS + copy);
+
+    // The step at hand, and what is fetched ahead for the next ones: a load takes about as long as
+    // a step.
     constexpr int Z = PAIRED ? N : 0;  // where z stands in a row
-    const auto place = [&](int t, int e) {
-        return t * step + (long long)(first_row + row[e]) * ROW + unit[e];
-    };
-    const auto fetch = [&](int t) {
+    const long long step = (long long)batch * ROW, stride = BACKWARD ? -step : step;
+    const int from = BACKWARD ? steps : 0;
+    float* y_here = Y + from * step + stride;
+    const float *y_ahead = y_here, *h_ahead = H + from * step;
+    float next[ENDS], next_h[ENDS], later[ENDS], later_h[ENDS];
+    const auto fetch = [&](float(&coming)[ENDS], float(&made)[ENDS]) {
 #pragma unroll
         for (int e = 0; e < ENDS; ++e)
-            if (mine[e]) {
-                coming[e] = Y[place(t, e) + (BACKWARD ? 0 : Z)];
-                if (BACKWARD) made[e] = H[place(t + 1, e) + Z];
+            if (e < valid) {
+                coming[e] = y_ahead[of + e * ROW + (BACKWARD ? 0 : Z)];
+                if (BACKWARD) made[e] = h_ahead[of + e * ROW + Z];
             }
+        y_ahead += stride, h_ahead += stride;
     };
 
     for (int i = thread; i < ROWS * DEPTH; i += THREADS) {
@@ -154,66 +192,75 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
         state[0][r][k] = is_there ? Y[from * step + (long long)(first_row + r) * ROW + k] : 0.0f;
         state[1][r][k] = 0.0f;
     }
-    if (steps > 0) fetch(from + ahead);
+#pragma unroll
+    for (int e = 0; e < ENDS; ++e) next[e] = next_h[e] = later[e] = later_h[e] = 0.0f;
+    if (steps > 0) fetch(next, next_h);
+    if (FURTHER && steps > 1) fetch(later, later_h);
     meet();
 
-    int now = 0;
-    for (int t = from + ahead; t != to; t += ahead, now ^= 1) {
+    int now = 0;  // where the states of the last step are, and behind them those of this one, or before
+    for (int ahead = steps; ahead > 0; --ahead) {
         float in[ENDS], h[ENDS];
 #pragma unroll
-        for (int e = 0; e < ENDS; ++e) in[e] = coming[e], h[e] = made[e];
-        if (t + ahead != to) fetch(t + ahead);  // arrives while this step is computed
+        for (int e = 0; e < ENDS; ++e) in[e] = next[e], h[e] = next_h[e];
+        if (FURTHER) {
+#pragma unroll
+            for (int e = 0; e < ENDS; ++e) next[e] = later[e], next_h[e] = later_h[e];
+            if (ahead > 2) fetch(later, later_h);
+        } else if (ahead > 1) {
+            fetch(next, next_h);
+        }
 
-        float sums[SUMS];
+        float sums[ROWS * UNITS];
 #pragma unroll
-        for (int s = 0; s < SUMS; ++s) sums[s] = 0.0f;
+        for (int s = 0; s < ROWS * UNITS; ++s) sums[s] = 0.0f;
+        const float* const seen = &state[0][0][0] + now + 4 * slice;
 #pragma unroll
-        for (int i = 0; i < HELD; i += 4) {
-            const int k = 4 * (slice + SLICES * (i / 4));
+        for (int i = 0; i < HELD; i += 4)
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                const float4 v = *reinterpret_cast<const float4*>(&state[now][r][k]);
+                const float4 v = *reinterpret_cast<const float4*>(seen + r * DEPTH + i * SLICES);
 #pragma unroll
-                for (int u = 0; u < UNITS; ++u)
-                    sums[r * UNITS + u] += w[u][i] * v.x + w[u][i + 1] * v.y + w[u][i + 2] * v.z +
-                                           w[u][i + 3] * v.w;
+                for (int u = 0; u < UNITS; ++u) {
+                    float& sum = sums[r * UNITS + u];
+                    sum = fmaf(w[u][i], v.x, sum);
+                    sum = fmaf(w[u][i + 1], v.y, sum);
+                    sum = fmaf(w[u][i + 2], v.z, sum);
+                    sum = fmaf(w[u][i + 3], v.w, sum);
+                }
             }
-        }
+        OverRows::run(sums, slice);
 #pragma unroll
-        for (int s = 0; s < SUMS; ++s) {
-            sums[s] += from_neighbour(sums[s], 1);
-            sums[s] += from_neighbour(sums[s], 2);
-            sums[s] += from_neighbour(sums[s], 4);
-        }
+        for (int e = 0; e < ENDS; ++e) OverUnits::run(sums + e * UNITS, slice);
+        now = ROWS * DEPTH - now;
 #pragma unroll
         for (int e = 0; e < ENDS; ++e) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int k = 0; k < SLICES; ++k)
-                if (k == slice && e * SLICES + k < SUMS) sum = sums[e * SLICES + k];
-            const float z = in[e] + sum;
-#if PAIRED  // the other unit of the pair is one group further, or one before
-            const float other = from_neighbour(z, SLICES);
+            const float z = in[e] + sums[e * UNITS];
+#if PAIRED  // the other unit of the pair is the neighbour's
+            const float other = from_neighbour(z, 1);
 #if BACKWARD
-            const float other_h = from_neighbour(h[e], SLICES);
-            const float y = slope_times(z, other, h[e], other_h, bias[e], given, gained[e]);
+            const float other_h = from_neighbour(h[e], 1);
+            const float y = slope_times(z, other, h[e], other_h, bias, given, gained);
 #else
-            const float y = activate(z, other, bias[e], given);
-            if (mine[e]) Y[place(t, e) + Z] = z;
+            const float y = activate(z, other, bias, given);
+            if (e < valid && !copy) y_here[of + e * ROW + Z] = z;
 #endif
 #else
-            const float y = BACKWARD ? slope_times(z, h[e], leak) : activate(z, bias[e], leak);
+            const float y = BACKWARD ? slope_times(z, h[e], leak) : activate(z, bias, leak);
+            if (BACKWARD) gained += slope_of_b(y, h[e]);
 #endif
-            if (!mine[e]) continue;
-            Y[place(t, e)] = y;
-            store_in_all_blocks(&state[now ^ 1][row[e]][unit[e]], y);
+            if (e >= valid) continue;
+            if (!copy) y_here[of + e * ROW] = y;
+#pragma unroll
+            for (int i = 0; i < CLUSTER / SENDERS; ++i) store(to[i], now + e * DEPTH, y);
         }
+        y_here += stride;
         meet();
     }
-#if PAIRED && BACKWARD
+#if BACKWARD
+    sums_of_b += ((long long)lane * batch + first_row + row) * N + unit;
 #pragma unroll
     for (int e = 0; e < ENDS; ++e)
-        if (mine[e])
-            sums_of_b[((long long)lane * batch + first_row + row[e]) * N + unit[e]] = gained[e];
+        if (e < valid && !copy) sums_of_b[e * N] = e ? 0.0f : gained;
 #endif
 }

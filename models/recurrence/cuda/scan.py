@@ -113,8 +113,8 @@ class CudaSteps(TorchSteps):
     def run_forward(self, H: Tensor) -> None:
         run_scan(self.parameters, self.activation, H, H)
 
-    def run_backward(self, G: Tensor, H: Tensor) -> None:
-        run_scan(self.parameters, self.activation, G, H)
+    def run_backward(self, G: Tensor, H: Tensor) -> Tensor:
+        return run_scan(self.parameters, self.activation, G, H).sum(1)
 
 
 class CudaPairedSteps(PairedSteps):
@@ -136,7 +136,7 @@ def run_scan(
 ) -> Tensor:
     """Run the kernel over Y, (M, steps + 1, B, row), in place: forward if Y is H, else backward.
 
-    Returns dL/db of each row of the batch, (M, B, n), of units in pairs; for others it is empty.
+    Returns parts of dL/db, (M, B, n), whose sum over B is meant; forward it is empty.
     """
     _, W, b, _, _ = parameters
     lanes, _, batch, _ = Y.shape
@@ -148,7 +148,7 @@ def run_scan(
         is_backward=is_backward,
         activation=activation,
     )
-    sums = W.new_empty(lanes, batch, n if is_backward and activation in FORMS else 0)
+    sums = W.new_empty(lanes, batch, n if is_backward else 0)
     launch(shape, Y, H, W.contiguous(), b.contiguous(), sums)
     return sums
 
