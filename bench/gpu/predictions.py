@@ -1,8 +1,9 @@
 """What a model of one multiprocessor predicts for an H200, beside what is measured.
 
 No GPU has confirmed it yet. It replays the machine code of the kernels on 132 multiprocessors at
-1.83 GHz; what is beside the scans is 1.8 us for each node of a graph and 4.3 TB/s. So a number that
-is far from its prediction says that the model, or the machine, is not what we think.
+1.83 GHz (`python -m bench.gpu.machine_code`); what is beside the scans is 1.8 us for each node of a
+graph and 4.3 TB/s. So a number that is far from its prediction says that the model, or the machine,
+is not what we think.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ FAR = 1.5
 """A measured time that is so many times its prediction, or as much below it, is marked."""
 
 STEP_MS = {
-    ("copying-20", "exprnn", 1): 2.9,
-    ("copying-128", "asrnn", 1): 2.4,
-    ("copying-20", "exprnn", 32): 14.0,
+    ("copying-20", "exprnn", 1): 2.4,
+    ("copying-128", "asrnn", 1): 2.1,
+    ("copying-20", "exprnn", 32): 10.4,
 }
 """Milliseconds of a training step, by workload, model and lanes."""
 
@@ -21,11 +22,11 @@ RATES = {
     "products, TFLOP/s": 45.0,
     "copy, GB/s": 4300.0,
     "node of a graph, us": 1.8,
-    "time step of a scan, n=192, us": 0.51,
-    "time step of a scan, n=512, us": 1.06,
-    "time step of a scan, n=192, 4 rows, us": 1.52,
-    "time step of a scan, n=256, 4 rows, us": 1.74,
-    "time step of a scan, n=512, 4 rows, us": 3.01,
+    "time step of a scan, n=192, us": 0.38,
+    "time step of a scan, n=512, us": 0.51,
+    "time step of a scan, n=192, 4 rows, us": 1.07,
+    "time step of a scan, n=256, 4 rows, us": 1.02,
+    "time step of a scan, n=512, 4 rows, us": 1.07,
 }
 """What the section `limits` measures, by its words."""
 
