@@ -224,6 +224,11 @@ class Suite(Strict):
     published: dict[Label, Rows] = Field(
         {}, description="The paper's numbers, by experiment; default: all that can be measured"
     )
+    picture: Literal["curves", "values", "sizes"] = Field(
+        "curves",
+        description="What the report draws: curves over the steps, the numbers of each arm beside "
+        "the paper's, or numbers over the count of parameters",
+    )
     claims: list[Claim] = Field([], description="What numbers decide, the primary claim first")
     cut: str | None = Field(
         None, description="What the short budget cuts, in words; default: nothing"

@@ -15,6 +15,7 @@ from eigensweep.search_spaces.reproductions import Measure, make_specs
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.reports import __main__ as process
+from eigensweep.workers.reports import pictures
 from eigensweep.workers.reports.book import make_page
 from eigensweep.workers.reports.markdown import write_report
 from eigensweep.workers.reports.measurements import Measured, find_number, first_step
@@ -32,7 +33,7 @@ from eigensweep.workers.reports.messages import (
     ReportOutcome,
 )
 from eigensweep.workers.reports.page import LARGEST
-from eigensweep.workers.reports.report import ReportContent
+from eigensweep.workers.reports.report import Curves, Line, ReadOff, ReportContent
 from eigensweep.workers.reports.verdicts import (
     Side,
     Standing,
@@ -372,14 +373,15 @@ class TestReport:
         assert content.cost.trial_seconds == 90.0
         assert content.command == "eigensweep reproduce enrnn/figure-2 --budget short"
 
-    def test_its_curves_have_the_baseline_and_every_seed(self, content):
+    def test_its_curves_have_the_baseline_and_every_seed_that_did_not_diverge(self, content):
         (curves,) = content.curves
         assert curves.baseline == pytest.approx(0.0399, abs=1e-4)
         assert {line.arm: line.seeds for line in curves.lines} == {
             "enrnn": 3,
-            "scornn": 3,
+            "scornn": 2,
             "lstm": 3,
         }
+        assert "scornn's seeds that diverged are not drawn: 1." in curves.left_out
 
     def test_points_of_the_paper_for_another_task_are_not_drawn(self, content, tmp_path):
         (curves,) = content.curves
@@ -431,6 +433,59 @@ class TestReport:
         (run,) = content.experiments
         two = content.model_copy(update={"experiments": [run, run]})
         assert "| main/enrnn |" in write_report(two, None)
+
+
+class TestPictures:
+    def draw(self, curves: Curves, content: ReportContent) -> Any:
+        """Return the only panel of a picture with these curves."""
+        figure = pictures._draw(content.model_copy(update={"curves": [curves]}))
+        return figure.axes[0]
+
+    @pytest.fixture
+    def content(self, tmp_path):
+        """ENRNN's figure 2, where nothing was trained."""
+        return make_report(tmp_path, make_order("enrnn/figure-2", tmp_path))
+
+    def curves(self, values: list[float], paper: list[ReadOff]) -> Curves:
+        steps = list(range(0, 100 * len(values), 100))
+        line = Line(arm="enrnn", trial=0, seeds=2, step=steps, mean=values, low=values, high=values)
+        return Curves(experiment="main", title="t", metric="valid/mse", unit="", baseline=0.2,
+                      lines=[line], paper=paper)  # fmt: skip
+
+    def test_the_papers_points_stretch_no_axis_and_zero_is_an_arrow(self, content):
+        values = [1.0, 0.1, 0.01]
+        bare = self.draw(self.curves(values, []), content)
+        points = [ReadOff(arm="enrnn", step=100, value=0.0), ReadOff(arm="x", step=200, value=0.1)]
+        panel = self.draw(self.curves(values, points), content)
+        assert panel.get_yscale() == "log"
+        assert (panel.get_xlim(), panel.get_ylim()) == (bare.get_xlim(), bare.get_ylim())
+        drawn = {line.get_label(): line for line in panel.get_lines()}
+        arrow = drawn["paper, read off: lower"]
+        assert (arrow.get_marker(), *arrow.get_ydata()) == ("v", panel.get_ylim()[0])
+        assert list(drawn["paper, read off"].get_ydata()) == [0.1]
+
+    def test_a_spike_does_not_hide_the_rest_and_is_named(self, content):
+        panel = self.draw(self.curves([1.0, 1e32, 0.5], []), content)
+        assert panel.get_ylim()[1] == pytest.approx(10.0)
+        words = " ".join(panel.get_xlabel().split())
+        assert "The axis ends at 10; values go to 1e+32." in words
+
+    @pytest.mark.parametrize(
+        ("name", "label", "scale"),
+        [("asrnn/table-3", "seconds per step", "linear"), ("asrnn/table-4", "parameters", "log")],
+    )
+    def test_a_table_shows_its_numbers_beside_the_papers(self, tmp_path, name, label, scale):
+        made = [
+            make_experiment(tmp_path, label, spec, {"asrnn": [0.9, 0.91, 0.92]})
+            for label, spec in make_specs(name, "full").items()
+        ]
+        content = make_report(tmp_path, make_order(name, tmp_path, experiments=made, budget="full"))
+        figure = pictures._draw(content)
+        assert len(figure.axes) == 2
+        panel = figure.axes[0]
+        assert (panel.get_xlabel(), panel.get_xscale()) == (label, scale)
+        words = {text.get_text() for text in panel.get_legend().get_texts()}
+        assert any(each.startswith("paper") for each in words)
 
 
 def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path):

@@ -155,7 +155,7 @@ class Curves(Strict):
     lines: list[Line]
     paper: list[ReadOff]
     left_out: str | None = None
-    """Why points of the paper are not drawn; None if all are."""
+    """What is not drawn of the paper's points and of seeds that diverged; None if all is."""
 
 
 class ArmFound(Strict):
@@ -228,6 +228,7 @@ class ReportContent(Strict):
     verdict: Verdict
     words: str
     claims: list[ClaimFound]
+    picture: Literal["curves", "values", "sizes"] = "curves"
     numbers: list[NumberFound]
     arms: list[ArmFound]
     curves: list[Curves]
@@ -282,6 +283,7 @@ def make_report(results: Results, id: str = "") -> ReportContent:
         verdict=whole.verdict,
         words=whole.because,
         claims=claims,
+        picture=suite.picture,
         numbers=numbers,
         arms=[
             arm
@@ -541,16 +543,22 @@ def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) ->
     experiment = suite.experiments[label]
     name = experiment.curve or f"valid/{spec.objective_metric.name}"
     metric = spec.task.find_metric(name.partition("/")[2])
-    lines = []
+    lines, unseen = [], []
     for arm in (each for each in side_names(experiment, spec) if each in measured.arms):
-        points = _thin(mean_curve(measured.curves(arm, name)))
+        chosen = measured.arms[arm]
+        curves = measured.curves(arm, name)
+        kept = {seed: each for seed, each in curves.items() if seed not in chosen.diverged}
+        points = _thin(mean_curve(kept))
+        if chosen.diverged:
+            seeds = ", ".join(map(str, sorted(chosen.diverged)))
+            unseen.append(f"{arm}'s seeds that diverged are not drawn: {seeds}.")
         if points:
             step, mean, low, high = (list(column) for column in zip(*points, strict=True))
             lines.append(
                 Line(
                     arm=arm,
-                    trial=measured.arms[arm].trial.number,
-                    seeds=len(measured.curves(arm, name)),
+                    trial=chosen.trial.number,
+                    seeds=len(kept),
                     step=[int(each) for each in step],
                     mean=[six_digits(each) for each in mean],
                     low=[six_digits(each) for each in low],
@@ -568,7 +576,7 @@ def _draw(suite: Suite, label: str, spec: ExperimentSpec, measured: Measured) ->
         baseline=own if own is not None else baselines.get(metric.name),
         lines=lines,
         paper=paper,
-        left_out=left_out,
+        left_out=" ".join(filter(None, [left_out, *unseen])) or None,
     )
 
 
