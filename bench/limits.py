@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from eigensweep.models import Model
+from eigensweep.models.layered import LayeredNetwork
 from eigensweep.models.recurrence.native.library import load_library
 
 OPERATIONS = 1e9
@@ -99,6 +100,8 @@ def operations(model: Model, batch: int, length: int) -> Operations:
     n, steps = model.hidden_size, batch * length
     recurrent = W.numel() * (4 if W.is_complex() else 1)
     recurrent += OTHER_PRODUCTS.get(model.config.name, 0) * n * n
+    if isinstance(model, LayeredNetwork):  # W is diagonal, and no product
+        recurrent = sum(p.numel() for p in model.layers.parameters() if p.dim() > 1)
     encoder = entries(model, "U") if model.shapes.input_kind == "values" else 0
     readout = entries(model, "V") * (1 if model.shapes.readout == "all" else 1 / length)
     products = steps * (recurrent + encoder + readout)

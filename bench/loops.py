@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import authors, gates, unitary
+from bench import authors, gates, layered, unitary
 from bench.authors import Loop
 from eigensweep.models import Model
 from eigensweep.models.network import RecurrentModel
@@ -20,6 +20,8 @@ LOOPS: dict[str, type[Loop]] = {
     "urnn": unitary.ComplexLoop,
     "full_urnn": unitary.ComplexLoop,
     "eurnn": unitary.EURNNLoop,
+    "mingru": layered.LayeredLoop,
+    "minlstm": layered.LayeredLoop,
 }
 """Every other model of the form h_t = f(U x_t + W h_{t-1} + b) uses `Loop` itself."""
 

@@ -21,6 +21,8 @@ from eigensweep.models.gru import GRU
 from eigensweep.models.irnn import IRNN
 from eigensweep.models.lstm import LSTM
 from eigensweep.models.lt_rnn import LTRNN
+from eigensweep.models.mingru import MinGRU
+from eigensweep.models.minlstm import MinLSTM
 from eigensweep.models.modrelu_rnn import ModReLURNN
 from eigensweep.models.nnrnn import NNRNN
 from eigensweep.models.ornn import ORNN
@@ -56,6 +58,8 @@ MODELS: Registry[Model] = Registry(
         "goru": GORU,
         "ornn": ORNN,
         "spectral_rnn": SpectralRNN,
+        "mingru": MinGRU,
+        "minlstm": MinLSTM,
     },
 )
 

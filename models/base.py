@@ -130,6 +130,11 @@ class ModelConfig(PlainNumbers):
         raise NotImplementedError
 
     @property
+    def saved_numbers(self) -> int:
+        """Numbers that a training step keeps of each time step, about, for previews."""
+        return self.saved_values * (self.hidden_size or 1)
+
+    @property
     def smallest_size(self) -> int:
         """The smallest n that is possible with the given counts; a multiple of `size_step`."""
         return self.size_step

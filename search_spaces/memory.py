@@ -152,5 +152,5 @@ def _sizes(config: TrialConfig) -> tuple[int, int]:
     parameters = model.free_parameters(shapes) + n * n
     positions = config.task.sequence_length * config.task.batch_size
     outputs = shapes.output_size if shapes.readout == "all" else 0
-    step = model.saved_values * n + EVERY_OUTPUT * outputs + shapes.input_size
+    step = model.saved_numbers + EVERY_OUTPUT * outputs + shapes.input_size
     return NUMBER * COPIES * parameters, NUMBER * positions * step

@@ -9,6 +9,7 @@ from eigensweep.tasks.copying import Copying
 from eigensweep.tasks.denoise import Denoise
 from eigensweep.tasks.pixel_mnist import PixelMnist
 from eigensweep.tasks.ptb_chars import PtbChars
+from eigensweep.tasks.selective_copying import SelectiveCopying
 from eigensweep.tasks.speech_frames import SpeechFrames
 from eigensweep.tasks.variable_copying import VariableCopying
 
@@ -21,6 +22,7 @@ TASKS: Registry[Task] = Registry(
         "copying": Copying,
         "variable_copying": VariableCopying,
         "denoise": Denoise,
+        "selective_copying": SelectiveCopying,
         "pixel_mnist": PixelMnist,
         "ptb_chars": PtbChars,
         "speech_frames": SpeechFrames,

@@ -12,6 +12,7 @@ TIMIT = {"input_size": 129, "output_size": 129, "input_kind": "values"}
 MNIST = {"input_size": 1, "output_size": 10, "input_kind": "values", "readout": "last"}
 PTB = {"input_size": 50, "output_size": 50}
 CHARS = {"input_size": 49, "output_size": 49}
+SELECTIVE = {"input_size": 16, "output_size": 15}
 WIDE = {"encoder": "embedding", "embedding_size": 200}
 
 COUNTS = [
@@ -89,6 +90,20 @@ COUNTS = [
     ("tanh_rnn", COPYING, {"hidden_size": 128}, 128**2 + 128 * 10 + 128 + 128 * 9 + 9),
     ("irnn", COPYING, {"hidden_size": 128}, 128**2 + 128 * 10 + 128 + 128 * 9 + 9),
     ("srnn", COPYING, {"hidden_size": 80}, 80**2 + 80 * 10 + 80 + 80 * 9),
+    (
+        "mingru",
+        SELECTIVE,
+        {"hidden_size": 384, "width": 64},
+        64 * 17 + 3 * (64 + 2 * 384 * 65 + 64 * 385) + 64 + 64 * 15,
+    ),
+    (
+        "minlstm",
+        SELECTIVE,
+        {"hidden_size": 384, "width": 64, "kernel_size": 4, "feed_forward": 4},
+        64 * 17
+        + 3 * (64 * 5 + 64 * 65 + 64 + 3 * 384 * 65 + 64 * 385 + 64 + 256 * 65 + 64 * 257)
+        + (64 + 64 * 15),
+    ),
 ]
 PUBLISHED_SHARES = [
     ("scornn", {"hidden_size": 170, "negative_fraction": 0.7}, {"negative_ones": 119}),
@@ -135,6 +150,9 @@ VARIANTS = [
     ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
     ("gru", {}),
     ("gru", {"variant": "cho", "encoder": "embedding"}),
+    ("mingru", {"layers": 2, "kernel_size": 3}),
+    ("mingru", {"width": 4, "feed_forward": 2, "encoder": "embedding"}),
+    ("minlstm", {}),
 ]
 
 

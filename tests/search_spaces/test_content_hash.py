@@ -37,6 +37,19 @@ SECTIONS = {
     "objective": ObjectiveConfig,
 }
 
+LAYERED = {
+    "hidden_size": None,
+    "parameters": None,
+    "encoder": "direct",
+    "embedding_size": None,
+    "embedding_init": "glorot_uniform",
+    "encoder_init": "fan_in_uniform",
+    "readout_init": "fan_in_uniform",
+    "layers": 3,
+    "width": None,
+    "pooling": "last",
+}
+MINIMAL = {**LAYERED, "kernel_size": None, "feed_forward": None}
 LATER_DEFAULTS = {
     "optimizer": (
         1,
@@ -49,6 +62,20 @@ LATER_DEFAULTS = {
     ),
     "training": (1, {"test_every_evaluation": False}),
     "model.lstm": (1, {"scale_gradient": False}),
+    "model.mingru": (1, MINIMAL),
+    "model.minlstm": (1, {**MINIMAL, "forget_bias": 0.0}),
+    "task.selective_copying": (
+        1,
+        {
+            "batch_size": 64,
+            "delay": 4080,
+            "symbols": 16,
+            "alphabet": 14,
+            "train_size": None,
+            "valid_size": 2000,
+            "test_size": 1000,
+        },
+    ),
 }
 """For each class of the project with later fields: its result version, and their defaults."""
 

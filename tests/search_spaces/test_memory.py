@@ -88,6 +88,16 @@ def test_a_corpus_counts():
     assert mnist > host(arms=arms, task={"name": "adding", "length": 784, "batch_size": 1}) + 5e7
 
 
+def test_each_layer_of_a_network_counts():
+    fields = {"name": "mingru", "hidden_size": 64}
+    few, many, wide = (
+        host(arms=[{"model": {**fields, **more}}])
+        for more in ({"layers": 2}, {"layers": 8}, {"layers": 2, "width": 512})
+    )
+    assert many - few > 2.5 * (few - PROCESS)
+    assert wide > few
+
+
 def test_an_engine_takes_its_lanes_and_the_processes_of_its_trials():
     one, eight = (host(resources={"lanes": lanes}) for lanes in (1, 8))
     assert eight - one > 7 * (one - PROCESS - 2 * THIN_PROCESS) / 2 + 7 * THIN_PROCESS

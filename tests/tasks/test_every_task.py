@@ -15,6 +15,7 @@ from eigensweep.tasks.copying import Copying, CopyingConfig
 from eigensweep.tasks.denoise import Denoise, DenoiseConfig
 from eigensweep.tasks.pixel_mnist import PixelMnistConfig
 from eigensweep.tasks.ptb_chars import PtbCharsConfig
+from eigensweep.tasks.selective_copying import SelectiveCopying, SelectiveCopyingConfig
 from eigensweep.tasks.speech_frames import SpeechFramesConfig
 from eigensweep.tasks.variable_copying import VariableCopying, VariableCopyingConfig
 
@@ -25,6 +26,7 @@ SMALL = {
     "copying": CopyingConfig(delay=5, symbols=3, batch_size=4, valid_size=20, test_size=30),
     "variable_copying": VariableCopyingConfig(delay=5, symbols=3, batch_size=4, test_size=30),
     "denoise": DenoiseConfig(delay=5, symbols=3, batch_size=4, test_size=30),
+    "selective_copying": SelectiveCopyingConfig(delay=5, symbols=3, batch_size=4, test_size=30),
     "pixel_mnist": PixelMnistConfig(batch_size=4),
     "ptb_chars": PtbCharsConfig(batch_size=4, eval_batch_size=2, bptt=6),
     "ptb_chars, sentences": PtbCharsConfig(batch_size=4, eval_batch_size=2, reading="sentences"),
@@ -153,6 +155,7 @@ GOLDEN = {
     "copying": "1a068e3399393a02",
     "variable_copying": "970f081ad6ff0858",
     "denoise": "74641708ef5dd7a0",
+    "selective_copying": "d759a550ca108b59",
     "pixel_mnist": "5bb3acddb93f513a",
     "ptb_chars": "58ae76fe811715aa",
     "ptb_chars, sentences": "f15e663d4dd8cfb4",
@@ -238,6 +241,7 @@ def test_fields_that_contradict_one_another_are_refused_with_the_allowed_range(c
         CopyingConfig(train_size=None),
         VariableCopyingConfig(),
         DenoiseConfig(),
+        SelectiveCopyingConfig(),
     ],
     ids=lambda config: config.name,
 )
@@ -254,6 +258,7 @@ def test_fresh_data_has_no_epochs_and_says_so(config):
         Copying(CopyingConfig()),
         VariableCopying(VariableCopyingConfig()),
         Denoise(DenoiseConfig()),
+        SelectiveCopying(SelectiveCopyingConfig()),
     ],
     ids=lambda task: task.config.name,
 )
@@ -278,7 +283,8 @@ def test_a_batch_draws_the_numbers_of_its_own_sequences_alone_and_no_set_is_held
 
 
 @pytest.mark.parametrize(
-    "make", [AddingConfig, CopyingConfig, VariableCopyingConfig, DenoiseConfig]
+    "make",
+    [AddingConfig, CopyingConfig, VariableCopyingConfig, DenoiseConfig, SelectiveCopyingConfig],
 )
 def test_the_training_data_depends_on_the_seed_and_the_evaluation_data_is_other_data(make):
     task = TASKS[make().name](make(train_size=None, batch_size=20, test_size=20, valid_size=20))

@@ -19,6 +19,7 @@ TASKS = {
     "copying": {"delay": 3, "symbols": 2, "batch_size": 4, **SIZES},
     "denoise": {"delay": 4, "symbols": 2, "batch_size": 4, **SIZES},
     "variable_copying": {"delay": 4, "symbols": 2, "batch_size": 4, **SIZES},
+    "selective_copying": {"delay": 4, "symbols": 2, "batch_size": 4, **SIZES},
     "adding": {"length": 6, "batch_size": 4, "train_size": 20, **SIZES},
     "pixel_mnist": {"batch_size": 9},
     "ptb_chars": {"batch_size": 4, "eval_batch_size": 2, "bptt": 7},

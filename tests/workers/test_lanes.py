@@ -123,6 +123,7 @@ def test_every_optimizer_clips_and_follows_schedules_in_lanes_as_alone(optimizer
         ("adding", "lstm", 24),
         ("denoise", "gru", 24),
         ("variable_copying", "exprnn", 24),
+        ("selective_copying", "mingru", 24),
         ({"name": "copying", "input_coding": "scalar"}, "scornn", 24),
         ({"name": "text", "reset": True}, "lstm", 24),
         ({"name": "text", "reset": True}, "urnn", 24),
