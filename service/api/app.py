@@ -66,7 +66,8 @@ Post an experiment, follow it, and read its ranked trials. Each trial is a run i
 
 * `POST /v1/experiments` takes an `ExperimentSpec`; `/v1/presets` has examples of it.
 * `GET /v1/experiments/{id}/events` streams events until the experiment is over.
-* `GET /v1/compare` compares trials, arms or experiments seed by seed.
+* `GET /v1/compare` compares trials, arms or experiments seed by seed;
+  `/v1/compare/effort` compares arms at equal tuning effort.
 * `POST /v1/analyses` examines a trained trial; `/v1/analysis-kinds` lists the kinds.
 * `POST /v1/reproductions` measures a table or figure of a paper again and reports on it.
 * Every error is an `application/problem+json` with the field, what was expected, and what exists.

@@ -176,11 +176,11 @@ def compare(record: Queries, names: Sequence[str], metric: str | None, version: 
 def _find(record: Queries, name: str, metric: str | None) -> _Found:
     id, slash, part = name.partition("/")
     experiment = record.row(id)
-    if part.isdecimal() and len(part) < LONGEST_NUMBER:
+    if is_number(part):
         trial, chosen = record.trial(id, int(part)).trial, "named"
     else:
         arm = part if slash else None
-        _check_arm(experiment, arm)
+        check_arm(experiment, arm)
         ranked = record.trials(id, states=sorted(RANKED), arm=arm, sort="value", limit=1)
         if not ranked:
             where = f"arm '{arm}' of experiment '{id}'" if arm else f"experiment '{id}'"
@@ -190,7 +190,17 @@ def _find(record: Queries, name: str, metric: str | None) -> _Found:
     return _describe_side(name, chosen, experiment, trial, metric)
 
 
-def _check_arm(experiment: Experiment, arm: str | None) -> None:
+def is_number(part: str) -> bool:
+    """Return whether the second part of a name is a trial's number, not an arm."""
+    return part.isdecimal() and len(part) < LONGEST_NUMBER
+
+
+def check_arm(experiment: Experiment, arm: str | None) -> None:
+    """Refuse an arm that an experiment has not.
+
+    Raises:
+        NotFoundError: if there is none of this name.
+    """
     arms = _list_arms(experiment)
     if arm is not None and arm not in arms:
         raise NotFoundError(
@@ -208,7 +218,7 @@ def _describe_side(
     name: str, chosen: str, experiment: Experiment, trial: Trial, metric: str | None
 ) -> _Found:
     task = (trial.config or {}).get("task") or experiment.spec["task"]
-    measured, baseline = _find_metric(experiment, task, metric)
+    measured, baseline = find_metric(experiment, task, metric)
     result = Result.from_dict(trial.result or {})
     values: dict[Split, dict[int, float]] = {
         "valid": _take(result.by_replicate, "valid", measured.name, experiment.metric),
@@ -234,7 +244,7 @@ def _describe_side(
     return _Found(side, trial, task, values)
 
 
-def _find_metric(
+def find_metric(
     experiment: Experiment, task: Mapping[str, Any], name: str | None
 ) -> tuple[Metric, float | None]:
     """Return the metric that is compared, and its baseline if that follows from the config."""
@@ -298,7 +308,7 @@ def _find_obstacle(a: _Found, b: _Found, split: Split) -> str | None:
             f"{one.name} is ranked by {one.metric.name} and {two.name} by {two.metric.name}; "
             "name one metric for both"
         )
-    if differing := _differing_fields(a.task, b.task):
+    if differing := list_differing(a.task, b.task):
         return f"their tasks differ in {', '.join(differing)}"
     for each in (one, two):
         if each.state not in RANKED:
@@ -309,7 +319,7 @@ def _find_obstacle(a: _Found, b: _Found, split: Split) -> str | None:
     return None
 
 
-def _differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+def list_differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Return how two tasks differ in what is scored: `delay (100 and 200)`."""
     if a["name"] != b["name"]:
         return [f"name ({a['name']} and {b['name']})"]

@@ -53,6 +53,7 @@ def count_trials(progress: JsonObject) -> str:
 
 SIDE_HEADS = ("name", "trial", "settings", "n", "value", "interval", "test", "test_interval")
 PAIR_HEADS = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
+EFFORT_HEADS = ("name", "trials", "core hours", "test", "band")
 SHARE_HEADS = ("arm", "parameter", "share", "trials")
 
 
@@ -127,6 +128,36 @@ def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
             f"{pair['first']} and {pair['second']}, at any look: e = {seen['e_value']:.3g}; "
             f"{'decided' if seen['decided'] else words}"
         )
+
+
+def make_effort_rows(effort: JsonObject) -> list[list[str]]:
+    """Return a row for each number of trials of each search."""
+    return [
+        [
+            side["name"],
+            str(point["trials"]),
+            format_value(point["core_hours"]),
+            format_value(point["mean"]),
+            format_interval(point),
+        ]
+        for side in effort["sides"]
+        for point in side["points"]
+    ]
+
+
+def describe_effort(effort: JsonObject) -> Iterator[str]:
+    """Say what was counted, and how two searches compare at equal effort."""
+    yield from (side["words"] for side in effort["sides"])
+    if effort["reason"]:
+        yield f"not comparable: {effort['reason']}"
+    yield from (pair["words"] for pair in effort["pairs"])
+    yield f"{effort['method']}; eigensweep {effort['version']}"
+
+
+def format_effort(effort: JsonObject) -> str:
+    """Return the best of so many trials of each search, and how they compare."""
+    table = align_columns(EFFORT_HEADS, make_effort_rows(effort))
+    return "\n".join([table, "", *describe_effort(effort)])
 
 
 def make_share_rows(importance: JsonObject) -> list[list[str]]:

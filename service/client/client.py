@@ -13,7 +13,12 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from eigensweep.service.client.analyses import Analysis
-from eigensweep.service.client.answers import Answer, format_comparison, format_preview
+from eigensweep.service.client.answers import (
+    Answer,
+    format_comparison,
+    format_effort,
+    format_preview,
+)
 from eigensweep.service.client.connection import Connection, JsonObject, RefusedError
 from eigensweep.service.client.events import Event
 from eigensweep.service.client.experiments import Experiment
@@ -179,6 +184,18 @@ class Client(Connection):
         """
         found = self.get("/v1/compare", of=list(names), metric=metric)
         return Answer(found, format_comparison)
+
+    def compare_effort(self, *names: str, metric: str | None = None) -> Answer:
+        """Compare arms (`id/arm`) or experiments (`id`) at equal tuning effort.
+
+        `["sides"][0]["points"]` is the mean best test value of so many trials, with its band;
+        `["pairs"][0]["words"]` compares two at as many trials, or core hours, each.
+
+        Raises:
+            RefusedError: if there is no such arm or metric; the message says why.
+        """
+        found = self.get("/v1/compare/effort", of=list(names), metric=metric)
+        return Answer(found, format_effort)
 
     def analyse(
         self,

@@ -401,14 +401,23 @@ def compare(
     metric: Annotated[
         str | None, typer.Option(help="The metric; default: what each experiment ranks by.")
     ] = None,
+    effort: Annotated[
+        bool,
+        typer.Option(
+            "--effort",
+            help="Compare arms at equal tuning effort: the best of so many trials, on test data.",
+        ),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare trials, arms or experiments seed by seed: difference, interval, p-value, effect."""
     with connect(url, as_json) as client:
-        found = client.compare(*names, metric=metric)
+        found = (client.compare_effort if effort else client.compare)(*names, metric=metric)
         if as_json:
             _print_json(found)
+        elif effort:
+            terminal.show_effort(found, terminal.console())
         else:
             terminal.show_comparison(found, terminal.console())
 

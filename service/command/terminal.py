@@ -226,6 +226,14 @@ def show_comparison(comparison: JsonObject, screen: Console) -> None:
         screen.print(line, markup=False, soft_wrap=True)
 
 
+def show_effort(effort: JsonObject, screen: Console) -> None:
+    """Print the best of so many trials of each search, and how they compare."""
+    show_rows(answers.EFFORT_HEADS, answers.make_effort_rows(effort), screen)
+    screen.print()
+    for line in answers.describe_effort(effort):
+        screen.print(line, markup=False, soft_wrap=True)
+
+
 def show_rows(heads: Sequence[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:
     """Print a table of texts; an empty one is the word "none"."""
     texts = [["-" if value is None else str(value) for value in row] for row in rows]

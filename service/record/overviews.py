@@ -12,7 +12,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from eigensweep.service.record import database
-from eigensweep.service.record.queries import TRIAL_SORTS, Queries
+from eigensweep.service.record.queries import READ_AT_ONCE, TRIAL_SORTS, Queries
 from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
 from eigensweep.workers.shared.messages import Json, Params, Result
 from eigensweep.workers.shared.states import OUTCOMES, RANKED
@@ -56,6 +56,25 @@ class RacerRecord:
     """Seeds that it has, or that it was opened again for."""
     result: Result
     error: str | None
+
+
+@dataclass(frozen=True)
+class TryRecord:
+    """A trial as one try of a search."""
+
+    number: int
+    state: str
+    value: float | None
+    """On validation data."""
+    test: dict[str, float]
+    """Test metrics at the selected step; empty for one that was not trained to an end."""
+    training_seconds: float
+    """Of all seeds, wherever they were trained."""
+    cpu_seconds: float
+    """How long it had a process, times its cores; 0 for a reused one."""
+    gpu_seconds: float
+    is_of_many: bool
+    """Whether population-based training has replaced it by another one."""
 
 
 def list_arms(queries: Queries, id: str) -> tuple[Experiment, list[ArmRecord]]:
@@ -162,6 +181,33 @@ def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
                 error=trial.error,
             )
             for trial in session.scalars(chosen.order_by(Trial.number))
+        ]
+
+    return database.read(queries.url, work)
+
+
+def list_tries(queries: Queries, id: str, arm: str | None) -> list[TryRecord]:
+    """Return what each trial of an experiment, or of an arm of it, came to and cost.
+
+    Those that have not ended are among them. Results are large, so only some are in memory at a
+    time.
+    """
+    columns = (Trial.number, Trial.state, Trial.value, Trial.result)
+    chosen = select(*columns, Trial.cpu_seconds, Trial.gpu_seconds, Trial.lineage.is_not(None))
+    chosen = chosen.where(Trial.experiment_id == id)
+    if arm is not None:
+        chosen = chosen.where(Trial.arm == arm)
+    query = chosen.order_by(Trial.number).execution_options(yield_per=READ_AT_ONCE)
+
+    def read(result: Json | None) -> tuple[dict[str, float], float]:
+        found = result or {}
+        test = {name: v for name, v in (found.get("test") or {}).items() if v is not None}
+        return test, found.get("seconds") or 0.0
+
+    def work(session: Session) -> list[TryRecord]:
+        return [
+            TryRecord(number, state, value, *read(result), cpu, gpu, is_of_many)
+            for number, state, value, result, cpu, gpu, is_of_many in session.execute(query)
         ]
 
     return database.read(queries.url, work)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from html import unescape
 from typing import Any
 
 import pytest
+from pandas import read_csv
+from sqlalchemy import update
 
-from eigensweep.service.client.answers import describe_more_seeds
+from eigensweep.service.client.answers import describe_more_seeds, format_effort
+from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.workers.shared.messages import ReplicateResult
+from eigensweep.service.record.tables import Trial
+from eigensweep.workers.shared.messages import ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.shared.statistics import compare_paired, holm
 
@@ -24,7 +29,8 @@ def run(client, record, spec):
     """Post an experiment whose trials have ended with these values, by arm; return its id."""
 
     def run(trials: list[tuple[str, list[float]]], *, outcome: str = "completed", **changes: Any):
-        body = spec(model=None, arms=ARMS, replicates=4, search={"method": "grid"}, **changes)
+        settings = {"search": {"method": "grid"}, **changes}
+        body = spec(model=None, arms=ARMS, replicates=4, **settings)
         id = client.post("/v1/experiments", json=body).json()["id"]
         ledger = RecordLedger(record.url, id, record.claim(id).generation)
         for number, (arm, values) in enumerate(trials):
@@ -130,6 +136,143 @@ def test_what_cannot_be_compared_says_why(run, compare):
     assert found["verdict"] == "better"  # the batch size is part of the training
 
 
+@pytest.fixture
+def search(client, record, spec):
+    """Post a random search whose trials ended so, by arm, with a core hour each; return its id."""
+
+    def search(trials: list[tuple[str, str, float | None]], **changes: Any) -> str:
+        space = {"optimizer.lr": {"low": 0.001, "high": 0.1, "log": True}}
+        settings = {"method": "random", "trials": 40, "space": space}
+        body = spec(model=None, arms=ARMS, search=settings, **changes)
+        answer = client.post("/v1/experiments", json=body)
+        assert answer.status_code == 201, answer.text
+        id = answer.json()["id"]
+        ledger = RecordLedger(record.url, id, record.claim(id).generation)
+        for number, (arm, outcome, value) in enumerate(trials):
+            ledger.open(number, arm, {}, {"task": body["task"]}, f"hash{number}")
+            test = {} if value is None or outcome == "pruned" else {"cross_entropy": 2 * value}
+            result = Result(value=value, test=test, seconds=3600.0)
+            ledger.finish(number, ledger.begin(number), outcome, result)
+        spend(record, id, 3600.0)
+        return id
+
+    return search
+
+
+def spend(record: Any, id: str, seconds: float, arm: str | None = None) -> None:
+    """Set what each trial of an experiment, or of an arm, has cost."""
+    change = update(Trial).where(Trial.experiment_id == id).values(cpu_seconds=seconds)
+    change = change if arm is None else change.where(Trial.arm == arm)
+    database.write(record.url, lambda session: session.execute(change))
+
+
+@pytest.fixture
+def measure(client):
+    def measure(*names: str, **query: Any) -> dict[str, Any]:
+        answer = client.get("/v1/compare/effort", params={"of": list(names), **query})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return measure
+
+
+LONG = [("lstm", "completed", 0.1 + 0.01 * number) for number in range(20)]
+SHORT = [("gru", "completed", 0.1 + 0.01 * number) for number in (4, 9, 14, 19)]
+
+
+def test_who_was_searched_longer_does_not_win_by_that(search, measure):
+    id = search([*LONG, *SHORT])
+    found = measure(f"{id}/lstm", f"{id}/gru")
+    long, short = found["sides"]
+    assert (long["trials"], short["trials"]) == (20, 4)
+    assert long["points"][-1]["mean"] == pytest.approx(0.2), "the best of all, on test data"
+    assert short["points"][-1]["mean"] == pytest.approx(0.28)
+    at_four = next(point for point in long["points"] if point["trials"] == 4)
+    assert at_four["mean"] == pytest.approx(0.264)  # (n + 1) / (k + 1) = 4.2 places from the best
+    assert at_four["low"] < 0.264 < at_four["high"]
+    (pair,) = found["pairs"]
+    assert (pair["equal"], pair["first_trials"], pair["second_trials"]) == ("trials", 4, 4)
+    assert pair["mean"] == pytest.approx(0.264 - 0.28)
+    assert pair["verdict"] == "not distinguishable"
+    assert pair["words"].startswith(f"At 4 trials each, on test data {id}/lstm reaches 0.264 (")
+
+
+def test_diverged_and_pruned_trials_are_trials_and_failed_ones_are_not(search, measure):
+    trials = [
+        *LONG[:4],
+        ("lstm", "diverged", 0.05),
+        ("lstm", "pruned", 0.06),
+        ("lstm", "failed", None),
+        ("lstm", "cancelled", None),
+    ]
+    id = search([*trials, *SHORT])
+    side, _ = measure(f"{id}/lstm", f"{id}/gru")["sides"]
+    counts = [side[name] for name in ("trials", "diverged", "pruned", "left_out")]
+    assert counts == [6, 1, 1, 2]
+    trained, worst = [2 * value for _, _, value in LONG[:4]], 2 * SHORT[-1][2]
+    assert side["points"][0]["mean"] == pytest.approx((sum(trained) + worst + 0.06) / 6)
+    assert side["points"][-1]["mean"] == pytest.approx(0.2), "a pruned one is never the best"
+    assert (
+        "1 of them diverged, with the worst value, 1 of them pruned, chosen last" in side["words"]
+    )
+    assert side["words"].endswith("; 2 more failed, were cancelled or are not over")
+
+
+def test_a_model_that_is_cheap_may_have_more_trials_in_the_same_hours(search, measure, record):
+    id = search([*LONG, *SHORT])
+    spend(record, id, 360.0, "lstm")
+    found = measure(f"{id}/lstm", f"{id}/gru")
+    assert [side["core_hours"] for side in found["sides"]] == pytest.approx([0.1, 1.0])
+    by_trials, by_hours = found["pairs"]
+    assert (by_hours["equal"], by_hours["hours"]) == ("core hours", pytest.approx(2.0))
+    assert (by_hours["first_trials"], by_hours["second_trials"]) == (20, 2)
+    assert by_hours["mean"] < by_trials["mean"]
+    words = f"At 2 core hours each (20 trials of {id}/lstm and 2 of {id}/gru), on test data"
+    assert by_hours["words"].startswith(words)
+
+
+def test_what_is_no_search_has_no_curve_and_says_why(search, measure, run):
+    id = search([*LONG, ("gru", "failed", None)])
+    found = measure(f"{id}/lstm", f"{id}/gru", f"{id}/0")
+    assert [side["reason"] for side in found["sides"]] == [
+        None,
+        "no trial of it was trained to an end",
+        "it is one trial, not a search",
+    ]
+    assert found["pairs"] == []
+    longer = run([("lstm", GOOD)], task={"name": "copying", "delay": 9, "symbols": 2})
+    found = measure(f"{id}/lstm", longer)
+    assert found["reason"].endswith("differ in delay (5 and 9)")
+    assert [side["points"] for side in found["sides"]] == [[], []]
+    lengths = {"search": {"method": "grid", "space": {"task.delay": [5, 9]}}}
+    varied = run([("lstm", GOOD), ("lstm", GOOD)], **lengths)
+    assert measure(varied, varied)["sides"][0]["reason"] == "its trials differ in task.delay"
+    found = measure(id, id, metric="recall_accuracy")
+    assert found["sides"][0]["reason"] == "not all of its trials have recall_accuracy on test data"
+
+
+def test_the_curves_are_a_table_and_stand_on_the_page(search, client, measure):
+    id = search([*LONG, *SHORT])
+    query = {"of": [f"{id}/lstm", f"{id}/gru"]}
+    table = read_csv(io.StringIO(client.get("/v1/compare/effort.csv", params=query).text))
+    assert list(table) == ["name", "trials", "core_hours", "gpu_hours", "mean", "low", "high"]
+    points = [point for side in measure(*query["of"])["sides"] for point in side["points"]]
+    assert table["mean"].tolist() == pytest.approx([point["mean"] for point in points])
+    page = unescape(client.get("/compare", params=query).text)
+    assert "At equal tuning effort" in page
+    assert f"At 4 trials each, on test data {id}/lstm reaches 0.264" in page
+    alone = unescape(client.get("/compare", params={"of": [f"{id}/0", f"{id}/1"]}).text)
+    assert "At equal tuning effort" not in alone
+
+
+def test_effort_is_told_on_a_terminal(search, measure):
+    id = search([*LONG, *SHORT])
+    lines = format_effort(measure(f"{id}/lstm", f"{id}/gru")).splitlines()
+    assert lines[0].split() == ["name", "trials", "core", "hours", "test", "band"]
+    assert f"{id}/lstm: 20 trials by random search" in lines
+    assert any(line.startswith("At 4 trials each, on test data") for line in lines)
+
+
 def test_a_name_that_means_nothing_is_refused_with_what_there_is(run, client, spec):
     id = run([("lstm", GOOD)])
     queued = client.post("/v1/experiments", json=spec()).json()["id"]
@@ -148,6 +291,8 @@ def test_a_name_that_means_nothing_is_refused_with_what_there_is(run, client, sp
     ]:
         answer = client.get("/v1/compare", params={"of": names, **query})
         assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
+        effort = client.get("/v1/compare/effort", params={"of": names, **query})
+        assert effort.status_code in (status, 200 if status in (404, 409) else status)
         page = client.get("/compare", params={"of": names, **query})
         one = len(names) == 1
         assert page.status_code == (200 if one else status)

@@ -579,3 +579,18 @@ def run_axe(browser: webdriver.Chrome) -> list[str]:
     wide, shown = browser.execute_script(f"return [{page}.scrollWidth, {page}.clientWidth]")
     too_wide = [f"it is {wide} pixels wide, where {shown} are shown"] if wide > shown else []
     return [*found, *too_wide]
+
+
+def test_a_comparison_draws_the_best_of_so_many_trials(browser, serve, finished):
+    emulate(browser, 1200, "light")
+    here = f"/compare?of={finished.experiment_id}/lstm&of={finished.experiment_id}/scornn"
+    address = serve()
+    browser.get(address + here)
+    for drawing in ("#by-trials", "#by-hours"):
+        find(browser, f"{drawing} path.js-line")
+        assert finished.experiment_id in text_of(browser, f"{drawing} .legend")
+    assert "At 6 trials each, on test data" in text_of(browser, "#effort ul")
+    assert not complain(browser, f"{address}/static/compare.js")
+    browser.get(f"{address}/compare?of={finished.experiment_id}/0&of={finished.experiment_id}/1")
+    find(browser, "main ul")
+    assert not browser.find_elements(By.CSS_SELECTOR, "#effort")

@@ -382,11 +382,14 @@ def show_comparison(
 ) -> Response:
     """Return a comparison, or the form that asks for one."""
     names = [name.strip() for name in query.of if name.strip()]
-    found = None
+    found = effort = None
     if len(names) > 1:
         asked = validate(ComparisonQuery, of=names, metric=query.metric or None)
         found = comparisons.compare_subjects(request, service, asked)
-    return render(caller, "compare.html", names=names, metric=query.metric, found=found)
+        effort = comparisons.compare_effort(request, service, asked)
+    return render(
+        caller, "compare.html", names=names, metric=query.metric, found=found, effort=effort
+    )
 
 
 @router.get("/docs")

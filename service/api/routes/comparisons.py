@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from eigensweep.service.api.comparison import Comparison, compare
+from eigensweep.service.api.effort import Effort, measure_effort, write_csv
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 
@@ -71,3 +72,34 @@ def compare_subjects(
     test data each. What cannot be compared says why.
     """
     return compare(service.record, query.of, query.metric, request.app.version)
+
+
+@router.get(
+    "/compare/effort",
+    summary="Compare arms at equal tuning effort",
+    responses=describe_errors(401, 404, 422, 503),
+)
+def compare_effort(
+    request: Request, service: TheService, query: Annotated[ComparisonQuery, Query()]
+) -> Effort:
+    """Return what the best of k trials comes to on test data, against k and against core hours.
+
+    Arms that were searched with unequal numbers of trials are compared at equal ones. Diverged
+    trials count with the worst value. A name is an arm or a whole experiment.
+    """
+    return measure_effort(service.record, query.of, query.metric, request.app.version)
+
+
+@router.get(
+    "/compare/effort.csv",
+    summary="Export the curves of tuning effort",
+    response_class=Response,
+    responses={200: {"content": {"text/csv": {}}}, **describe_errors(401, 404, 422, 503)},
+)
+def export_effort(
+    request: Request, service: TheService, query: Annotated[ComparisonQuery, Query()]
+) -> Response:
+    """Return the same curves as a table, a row for each number of trials of each name."""
+    found = measure_effort(service.record, query.of, query.metric, request.app.version)
+    disposition = 'attachment; filename="effort.csv"'
+    return Response(write_csv(found), 200, {"Content-Disposition": disposition}, "text/csv")
