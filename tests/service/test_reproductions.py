@@ -19,6 +19,7 @@ from eigensweep.service.queue.reproductions import Reproducer
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.service.record.reproductions import Asked
 from eigensweep.service.settings import Settings
 from eigensweep.workers.analyses.__main__ import main as make_analysis
 from eigensweep.workers.reports.__main__ import main as make_report
@@ -154,6 +155,26 @@ class TestResults:
         shown = elsewhere.get(f"/v1/experiments/{source}").json()
         assert shown["state"] == "completed"
         assert results.origin in shown["spec"]["description"]
+
+    def test_analyses_that_need_weights_are_those_of_the_other_machine(
+        self, client, reproducer, settings, elsewhere, kept
+    ):
+        runner = AnalysisRunner(client.app.state.service.analyses, settings.storage_folder)
+        runner._children.run = make_analysis
+        posted = post(client, "nnrnn/figure-1c").json()
+        while reproducer.tick():
+            runner.tick()
+        ended = client.get(posted["links"]["self"]).json()
+        content = client.get(ended["links"]["report"]["results"]).content
+        (kept / name_file("nnrnn/figure-1c", "short")).write_bytes(content)
+        other = make_reproducer(elsewhere.app)
+        id = post(elsewhere, "nnrnn/figure-1c").json()["id"]
+        found = other.reproductions.get(id)
+        asked = Asked("memory", 0, None, "the store has no weights")
+        other.reproductions.change(found, analyses=(asked,), state="reporting")
+        other.tick()
+        ended = elsewhere.get(f"/v1/reproductions/{id}").json()
+        assert (ended["state"], ended["verdict"]) == ("finished", "holds"), ended["error"]
 
     def test_they_are_taken_up_once(self, elsewhere):
         post(elsewhere)

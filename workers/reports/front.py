@@ -136,7 +136,7 @@ def _claim_rows(each: Shown) -> Iterator[tuple[str, ...]]:
         yield (
             link,
             f"**{says_words(found)}**" if number == 0 else says_words(found),
-            _paper_words(suite, claim, each),
+            _paper_words(content.name, claim),
             _own_words(found),
             f"{verdict}, for the trials that are there" if each.outdated else verdict,
             _share_words(suite, claim, each),
@@ -147,18 +147,20 @@ def _claim_rows(each: Shown) -> Iterator[tuple[str, ...]]:
 def _earlier_rows(report: EarlierReport) -> Iterator[tuple[str, ...]]:
     heading = report.text.partition("\n")[0].removeprefix("## ")
     link = f"[{report.name}](#{make_anchor(heading)})"
+    claims = {claim.says: claim for claim in load_suite(report.name).claims}
     for number, (says, verdict) in enumerate(report.claims):
         words = verdict if report.stands else f"to be judged again (was: {verdict})"
-        yield link, f"**{says}**" if number == 0 else says, "", "in its report", words, "", ""
+        paper = _paper_words(report.name, claims[says]) if says in claims else ""
+        yield link, f"**{says}**" if number == 0 else says, paper, "in its report", words, "", ""
 
 
-def _paper_words(suite: Suite, claim: Claim, each: Shown) -> str:
+def _paper_words(suite_name: str, claim: Claim) -> str:
     """Return the paper's numbers of a claim's arms, as far as it has any."""
-    found = []
+    suite, found = load_suite(suite_name), []
     for arm in dict.fromkeys(filter(None, (claim.better, claim.alike, claim.arm, *claim.than))):
         label, name = split_arm(arm, claim)
         if label in suite.experiments:
-            spec = make_specs(each.results.name, "full")[label]
+            spec = make_specs(suite_name, "full")[label]
             rows = [row for row in published_rows(suite, label, spec) if row.arm == name]
             if (words := _row_words(claim, rows)) is not None:
                 found.append(f"{arm} {words}")

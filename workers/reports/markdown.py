@@ -82,7 +82,7 @@ def _lines(
         yield from (f"{head}: {words}", "")
     if figure is not None:
         yield from (f"![{content.title}]({figure})", "")
-        if not content.analyses:
+        if content.picture == "curves" and not content.analyses:
             yield from (CAPTION, "")
     if results is not None:
         yield from (f"[Every seed's values, curve and settings]({results})", "")
@@ -109,8 +109,8 @@ def _lines(
 
 
 CAPTION = (
-    "*Lines are means over the seeds. Bands reach from the lowest to the highest seed; they are no "
-    "intervals. Dashed: remembering nothing.*"
+    "*Lines are means over the seeds that did not diverge. Bands reach from the lowest to the "
+    "highest of them; they are no intervals. Dashed: remembering nothing.*"
 )
 """What is below a picture of curves."""
 
@@ -216,6 +216,8 @@ def cost_words(content: ReportContent) -> str:
     if cost.started_at is not None and cost.finished_at is not None:
         lasted = (cost.finished_at - cost.started_at).total_seconds()
         parts.append(f"{_say_time(lasted)} from the first start to the last end")
+    if content.same_as is not None:
+        parts[0] += f", shared with {content.same_as}"
     words = f"{'; '.join(parts)}. {content.processor}. {content.versions}."
     for origin, seeds in content.origins.items():
         words += f" Taken up from a file of results: {say_count(seeds, 'seed')} of {origin}."

@@ -221,6 +221,8 @@ class ReportContent(Strict):
     """A sentence of the paper on it, in its words."""
     quoted_from: str | None = None
     says: str
+    same_as: str | None = None
+    """The suite whose experiments these are, too: they ran once."""
     budget: Budget
     cut: str | None = Field(description="What the budget cuts")
     departures: str | None
@@ -276,6 +278,7 @@ def make_report(results: Results, id: str = "") -> ReportContent:
         quote=suite.quote,
         quoted_from=suite.quoted_from,
         says=suite.says,
+        same_as=suite.same_as,
         budget=results.budget,
         cut=cut,
         departures=suite.departures,
