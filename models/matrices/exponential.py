@@ -9,8 +9,7 @@ Degree and squarings follow each matrix's norm, and small matrices need no divis
 Departure: in float32 p is not Padé's. It is right at Chebyshev's points of the angles that a degree
 serves, not only at zero, and so serves larger ones.
 
-On other devices the same operations run for every A, and no number is read back, so that a CUDA
-graph can hold them: `static_exponential`.
+On other devices the same operations run for every A: `static_exponential.py`.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from torch.autograd.function import once_differentiable
 from eigensweep.models.matrices.division import Divisor
 from eigensweep.models.matrices.mirror import mirrored_product, skew_part, symmetric
 from eigensweep.models.matrices.orthogonal import polish
+from eigensweep.models.matrices.static_exponential import StaticExponential
 
 LARGE = 256
 """Rows from which on a closer norm saves more than it costs."""
 LANCZOS_STEPS = 10
 DEFINITE = 2.2
 """2-norm of A up to which p(A) has a symmetric part that is well above zero."""
-SQUARINGS = 11
-"""Of `static_exponential`; it serves norms of A up to 2¹¹ π/2 = 3217."""
 
 
 def exponential(A: Tensor) -> Tensor:
@@ -54,79 +52,29 @@ def exponential(A: Tensor) -> Tensor:
 
 
 def static_exponential(A: Tensor) -> Tensor:
-    """Return exp(A), (..., n, n), by the same operations whatever is in A; NaN beyond a norm.
-
-    A/2ˢ has a norm of at most π/2, where polynomials in A² approximate cos and sin x / x of
-    x² = -A². It is squared s times; lanes with a smaller s keep what they have meanwhile.
-    """
-    if not A.shape[-1]:
-        return A
-    A = (A - A.mT) / 2  # exact; its gradient is skew-symmetric
-    square = A @ A
-    fourth = square @ square
-    with torch.no_grad():  # |A|₂ is at most the fourth root of |A⁴|₁
-        norm = fourth.abs().sum(-2).amax(-1)[..., None, None] ** 0.25
-        s = torch.log2(norm * (2 / pi)).ceil().clamp(min=0)
-        scale = torch.where(s <= SQUARINGS, torch.exp2(-s), torch.nan)
-    A, square, fourth = A * scale, square * scale**2, fourth * scale**4
-    cos, sinc = POLYNOMIALS[A.dtype]
-    W = _evaluate(cos, square, fourth) + A @ _evaluate(sinc, square, fourth)
-    for k in range(1, SQUARINGS + 1):
-        W = torch.where(k <= s, W @ W, W)
-        if k in (8, SQUARINGS):  # each square doubles what rounding has left
-            W = W + (polish(W) - W).detach()
-    return W
-
-
-def _polynomials(degree: int, largest: float) -> tuple[list[float], list[float]]:
-    """Return coefficients c_k of A²ᵏ for cos x and sin x / x, with x² = -A² from 0 to `largest`².
-
-    They interpolate at Chebyshev's points; cos x is 1 exactly at 0.
-    """
-
-    def interpolate(f: Any, degree: int) -> Any:
-        found = Chebyshev.interpolate(f, degree, domain=[0, largest**2])
-        return found.convert(kind=Polynomial).coef
-
-    def sinc(x: Any) -> Any:
-        return np.sinc(x / pi)
-
-    signs = (-1.0) ** np.arange(degree + 1)
-    less_one = interpolate(lambda u: -(sinc(np.sqrt(u) / 2) ** 2) / 2, degree - 1)
-    cos = signs * np.concatenate(([1.0], less_one))
-    return cos.tolist(), (signs * interpolate(lambda u: sinc(np.sqrt(u)), degree)).tolist()
-
-
-POLYNOMIALS = {torch.float32: _polynomials(4, pi / 2), torch.float64: _polynomials(8, pi / 2)}
-"""Those of `static_exponential`, right to 6e-8 or 2e-15; their degree is even."""
-
-
-def _evaluate(coefficients: list[float], square: Tensor, fourth: Tensor) -> Tensor:
-    """Return the polynomial in `square`, given with its own square."""
-    *pairs, (a, b) = zip(coefficients[1::2], coefficients[2::2], strict=True)
-    total = a * square + b * fourth
-    for a, b in reversed(pairs):
-        total = (fourth @ total).add(square, alpha=a).add(fourth, alpha=b)
-    n = square.shape[-1]
-    return total + coefficients[0] * torch.eye(n, dtype=square.dtype, device=square.device)
+    """Return exp(A), (..., n, n), by the same operations whatever is in A; NaN beyond a norm."""
+    return _Exponential.apply(A, StaticExponential())  # type: ignore[no-untyped-call]
 
 
 class _Lanes:
-    """What the gradients of matrices need, in the order of `A.reshape(-1, n, n)`."""
+    """Matrices (lanes, n, n), each evaluated alone."""
 
-    def __init__(self) -> None:
-        self.evaluated: list[_Evaluated] = []
+    def evaluate(self, A: Tensor) -> Tensor:
+        self.lanes = [_Evaluated(a) for a in A]
+        return torch.stack([lane.W for lane in self.lanes])
+
+    def gradient(self, G: Tensor) -> Tensor:
+        return torch.stack([lane.gradient(g) for lane, g in zip(self.lanes, G, strict=True)])
 
 
 class _Exponential(torch.autograd.Function):
-    """exp(A) of matrices (..., n, n), each evaluated alone; `lanes` is filled for the gradient."""
+    """exp(A) of matrices (..., n, n), by `lanes`, which keeps what the gradient needs."""
 
     @staticmethod
-    def forward(A: Tensor, lanes: _Lanes) -> Tensor:
+    def forward(A: Tensor, lanes: _Lanes | StaticExponential) -> Tensor:
         if not A.numel():
             return A.clone()
-        lanes.evaluated = [_Evaluated(a) for a in A.reshape(-1, *A.shape[-2:])]
-        return torch.stack([lane.W for lane in lanes.evaluated]).reshape(A.shape)
+        return lanes.evaluate(A.reshape(-1, *A.shape[-2:])).reshape(A.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -141,7 +89,7 @@ class _Exponential(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], A: Tensor, lanes: _Lanes
+        info: Any, in_dims: tuple[int | None, ...], A: Tensor, lanes: _Lanes | StaticExponential
     ) -> tuple[Tensor, int]:
         assert in_dims[0] is not None
         return _Exponential.apply(A.movedim(in_dims[0], 0), lanes), 0  # type: ignore[no-untyped-call]
@@ -151,11 +99,10 @@ class _Gradient(torch.autograd.Function):
     """The gradient to A from that to exp(A), both (..., n, n). Has no gradient of its own."""
 
     @staticmethod
-    def forward(G: Tensor, A: Tensor, lanes: _Lanes) -> Tensor:
+    def forward(G: Tensor, A: Tensor, lanes: _Lanes | StaticExponential) -> Tensor:
         if not G.numel():
             return G.clone()
-        pairs = zip(lanes.evaluated, G.reshape(-1, *G.shape[-2:]), strict=True)
-        return torch.stack([lane.gradient(g) for lane, g in pairs]).reshape(G.shape)
+        return lanes.gradient(G.reshape(-1, *G.shape[-2:])).reshape(G.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -163,7 +110,11 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], G: Tensor, A: Tensor, lanes: _Lanes
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        G: Tensor,
+        A: Tensor,
+        lanes: _Lanes | StaticExponential,
     ) -> tuple[Tensor, int]:
         of_G, of_A = in_dims[:2]
         G = G.expand(info.batch_size, *G.shape) if of_G is None else G.movedim(of_G, 0)
@@ -260,6 +211,25 @@ def _rational(degree: int, largest: float) -> _Form:
     scale = (-(largest**2.0)) ** -np.arange(k + 1)  # A² = -a²
     even, odd = np.concatenate(([1], found[:k])) * scale, found[k:] * scale
     return _Form(largest, even.tolist(), odd.tolist())
+
+
+def _polynomials(degree: int, largest: float) -> tuple[list[float], list[float]]:
+    """Return coefficients c_k of A²ᵏ for cos x and sin x / x, with x² = -A² from 0 to `largest`².
+
+    They interpolate at Chebyshev's points; cos x is 1 exactly at 0.
+    """
+
+    def interpolate(f: Any, degree: int) -> Any:
+        found = Chebyshev.interpolate(f, degree, domain=[0, largest**2])
+        return found.convert(kind=Polynomial).coef
+
+    def sinc(x: Any) -> Any:
+        return np.sinc(x / pi)
+
+    signs = (-1.0) ** np.arange(degree + 1)
+    less_one = interpolate(lambda u: -(sinc(np.sqrt(u) / 2) ** 2) / 2, degree - 1)
+    cos = signs * np.concatenate(([1.0], less_one))
+    return cos.tolist(), (signs * interpolate(lambda u: sinc(np.sqrt(u)), degree)).tolist()
 
 
 FORMS = {
