@@ -20,6 +20,7 @@ LOOPS: dict[str, type[Loop]] = {
     "urnn": unitary.ComplexLoop,
     "full_urnn": unitary.ComplexLoop,
     "eurnn": unitary.EURNNLoop,
+    "lru": layered.LayeredLoop,
     "mingru": layered.LayeredLoop,
     "minlstm": layered.LayeredLoop,
 }

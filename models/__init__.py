@@ -19,6 +19,7 @@ from eigensweep.models.full_urnn import FullURNN
 from eigensweep.models.goru import GORU
 from eigensweep.models.gru import GRU
 from eigensweep.models.irnn import IRNN
+from eigensweep.models.lru import LRU
 from eigensweep.models.lstm import LSTM
 from eigensweep.models.lt_rnn import LTRNN
 from eigensweep.models.mingru import MinGRU
@@ -58,6 +59,7 @@ MODELS: Registry[Model] = Registry(
         "goru": GORU,
         "ornn": ORNN,
         "spectral_rnn": SpectralRNN,
+        "lru": LRU,
         "mingru": MinGRU,
         "minlstm": MinLSTM,
     },

@@ -3,7 +3,8 @@
     u⁰_t = U x_t + b,   u^l = layer_l(u^{l-1}),   y_t = V finish(u^L_t) + c
 
 Each layer maps w numbers of a step to w, and has n hidden units. What a layer is,
-`models/minimal.py` says. Letters besides those of `models/base.py`: w width, L layers.
+`models/lru.py` and `models/minimal.py` say. Letters besides those of `models/base.py`: w width, L
+layers.
 """
 
 from __future__ import annotations

@@ -91,6 +91,12 @@ COUNTS = [
     ("irnn", COPYING, {"hidden_size": 128}, 128**2 + 128 * 10 + 128 + 128 * 9 + 9),
     ("srnn", COPYING, {"hidden_size": 80}, 80**2 + 80 * 10 + 80 + 80 * 9),
     (
+        "lru",
+        COPYING,
+        {"hidden_size": 32, "width": 16, "layers": 4},
+        16 * 11 + 4 * (2 * 16 + 4 * 32 * 16 + 3 * 32 + 16 + 2 * 16 * 17) + 16 * 9 + 9,
+    ),
+    (
         "mingru",
         SELECTIVE,
         {"hidden_size": 384, "width": 64},
@@ -150,6 +156,7 @@ VARIANTS = [
     ("lstm", {"peephole": "output_full", "readout_from": "cell"}),
     ("gru", {}),
     ("gru", {"variant": "cho", "encoder": "embedding"}),
+    ("lru", {"layers": 2, "width": 4, "encoder": "embedding"}),
     ("mingru", {"layers": 2, "kernel_size": 3}),
     ("mingru", {"width": 4, "feed_forward": 2, "encoder": "embedding"}),
     ("minlstm", {}),

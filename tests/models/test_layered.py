@@ -12,6 +12,8 @@ CASES = {
     "mingru wide": {"name": "mingru", "layers": 2, "width": 4},
     "mingru whole": {"name": "mingru", "layers": 2, "kernel_size": 3, "feed_forward": 2},
     "minlstm": {"name": "minlstm", "layers": 2},
+    "lru": {"name": "lru", "layers": 2},
+    "lru narrow": {"name": "lru", "layers": 1, "width": 4},
 }
 
 
@@ -51,7 +53,19 @@ def minimal_layer(p, config, u, memory):
     return u, h
 
 
-LAYERS = {"mingru": minimal_layer, "minlstm": minimal_layer}
+def lru_layer(p, config, u, memory):
+    """Return the same for an LRU; h is complex."""
+    n = len(p["nu"])
+    a = (u - u.mean()) / np.sqrt(u.var() + 1e-5) * p["scale"] + p["shift"]
+    eigenvalues = np.exp(-np.exp(p["nu"]) + 1j * np.exp(p["theta"]))
+    B, C = p["B"][:n] + 1j * p["B"][n:], p["C"][:, :n] + 1j * p["C"][:, n:]
+    h = eigenvalues * memory.get("h", 0.0) + np.exp(p["gamma"]) * (B @ a)
+    memory["h"] = h
+    s = gelu((C @ h).real + p["D"] * a)
+    return u + (p["W"] @ s + p["w"]) * sigmoid(p["G"] @ s + p["g"]), h
+
+
+LAYERS = {"mingru": minimal_layer, "minlstm": minimal_layer, "lru": lru_layer}
 
 
 def finish(p, config, u):
@@ -91,7 +105,7 @@ class TestEquations(EquationTests):
     run = staticmethod(run)
 
 
-NAMES = ["mingru", "minlstm"]
+NAMES = ["mingru", "minlstm", "lru"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,6 +137,55 @@ class TestLayers:
         assert len(model.layers) == 5
         assert model.V.shape == (3, 6)
         assert model.states(nets.input(model.shapes)).shape == (7, 3, 10)
+
+
+def test_eigenvalues_of_an_lru_start_uniform_in_their_ring(nets):
+    model = nets.build("lru", hidden_size=4000, width=2, r_min=0.6, r_max=0.9, max_phase=1.0)
+    eigenvalues = torch.diagonal(model.recurrent_matrix()).detach()
+    modulus, phase = eigenvalues.abs(), eigenvalues.angle()
+    assert 0.6 <= modulus.min() < 0.61
+    assert 0.89 < modulus.max() <= 0.9
+    assert 0 <= phase.min() < 0.01
+    assert 0.99 < phase.max() <= 1.0
+    middle = ((0.6**2 + 0.9**2) / 2) ** 0.5  # half of the ring's area is inside of this radius
+    assert (modulus < middle).double().mean().item() == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("ring", [{}, {"r_min": 0.9, "r_max": 0.999}])
+def test_the_state_of_an_lru_starts_as_large_as_what_drives_it(nets, ring):
+    shapes = nets.shapes(input_kind="values", input_size=64)
+    model = nets.build("lru", shapes, hidden_size=300, width=64, layers=1, **ring)
+    x = torch.randn(12_000, 1, 64)
+    h = model.states(x)[2_000:].detach()
+    drive = model.layers[0].B.detach()
+    a = torch.nn.functional.layer_norm(x @ model.U.mT + model.b, (64,))[2_000:]
+    driven = torch.complex(*(a @ drive.mT).chunk(2, -1)).detach()
+    assert h.abs().square().mean().item() == pytest.approx(
+        driven.abs().square().mean().item(), rel=0.1
+    )
+
+
+def test_no_update_takes_an_eigenvalue_of_an_lru_out_of_the_unit_circle(nets):
+    model = nets.build("lru").double()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.nu += 5 * torch.randn(10)
+    assert model.recurrent_matrix().abs().max() < 1
+    assert model.constraint_report()["largest_modulus"] <= 1
+
+
+def test_what_makes_eigenvalues_has_a_rate_of_its_own_and_no_decay(nets):
+    model = nets.build("lru", layers=2)
+    orth, main = model.param_groups()
+    assert (orth.name, main.name, orth.options) == ("orth", "main", {"weight_decay": 0.0})
+    assert {id(p) for p in orth.params} == {
+        id(p) for layer in model.layers for p in (layer.nu, layer.theta, layer.gamma)
+    }
+
+
+def test_a_ring_has_an_inner_and_an_outer_radius(nets):
+    with pytest.raises(ValueError, match=r"'r_min' is 0\.9; allowed is below 'r_max', 0\.9"):
+        nets.build("lru", r_min=0.9, r_max=0.9)
 
 
 @pytest.mark.parametrize("name", ["mingru", "minlstm"])

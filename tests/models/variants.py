@@ -22,6 +22,7 @@ VARIANTS = [
     ("eurnn", {"capacity": 6, "complex": True}),
     ("eurnn", {"hidden_size": 8, "style": "fft", "complex": True}),
     ("goru", {"hidden_size": 8, "style": "fft"}),
+    ("lru", {"layers": 1, "width": 4, "r_min": 0.5}),
     ("mingru", {"layers": 2, "kernel_size": 3, "feed_forward": 2}),
     ("exprnn", DYNAMIC),
     ("asrnn", {**DYNAMIC, "form": "direct"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import pi
 from pathlib import Path
 from typing import Literal
 
@@ -62,6 +63,17 @@ LATER_DEFAULTS = {
     ),
     "training": (1, {"test_every_evaluation": False}),
     "model.lstm": (1, {"scale_gradient": False}),
+    "model.lru": (
+        1,
+        {
+            **LAYERED,
+            "layers": 6,
+            "readout_bias_init": "zeros",
+            "r_min": 0.0,
+            "r_max": 1.0,
+            "max_phase": 2 * pi,
+        },
+    ),
     "model.mingru": (1, MINIMAL),
     "model.minlstm": (1, {**MINIMAL, "forget_bias": 0.0}),
     "task.selective_copying": (
