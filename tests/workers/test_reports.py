@@ -34,6 +34,7 @@ from eigensweep.workers.reports.messages import (
 )
 from eigensweep.workers.reports.page import LARGEST
 from eigensweep.workers.reports.report import Curves, Line, ReadOff, ReportContent
+from eigensweep.workers.reports.results import collect
 from eigensweep.workers.reports.verdicts import (
     Side,
     Standing,
@@ -512,6 +513,17 @@ def test_the_values_of_one_parameter_are_compared_in_the_place_of_arms(tmp_path)
     measured = Measured(made, store)
     sides = {name: measured.side(name, Measure(metric="value")) for name in ("rmsprop", "adam")}
     assert judge_order("rmsprop", sides["rmsprop"], {"adam": sides["adam"]}).verdict == "holds"
+
+
+def test_further_repetitions_of_an_analysis_keep_what_claims_are_about(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"curves": [1.0], "other": [2.0]}))
+    made = [
+        MadeAnalysis(label="memory", repeat=repeat, id=None, folder=str(tmp_path))
+        for repeat in (0, 1)
+    ]
+    first, second = collect(make_order("nnrnn/figure-1c", tmp_path, analyses=made)).analyses
+    assert first.content == {"curves": [1.0], "other": [2.0]}
+    assert second.content == {"curves": [1.0]}
 
 
 def test_claims_about_analyses_read_their_results(tmp_path):

@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError
 from sweeps import SCORNN, Bench, at, spec
 
 from eigensweep.models import MODELS
+from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import places
 from eigensweep.workers.driver.memory_shortages import MemoryShortageError
@@ -24,7 +25,8 @@ from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.driver.sweep import MOST_SHORTAGES, SILENT_SECONDS, Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
-from eigensweep.workers.shared.messages import Order, Report, Result, Source
+from eigensweep.workers.shared.messages import Order, ReplicateResult, Report, Result, Source
+from eigensweep.workers.shared.results import summarise
 
 LR = {"low": 1e-5, "high": 1e-1, "log": True}
 GRID = {"optimizer.lr": [1e-2, 1e-3, 1e-4], "model.negative_fraction": [0.0, 0.5]}
@@ -765,6 +767,17 @@ class TestResults:
         b.start()
         job = b.ask()
         assert (job.entry.number, job.attempt) == (0, 2)
+
+    def test_more_seeds_go_on_from_those_that_are_trained(self, tmp_path):
+        search = {"method": "grid", "space": {"optimizer.lr": [1e-2]}}
+        b = bench(tmp_path, search, replicates=3)
+        seeds = [ReplicateResult(seed=s, outcome="completed", value=0.1, step=20) for s in (0, 1)]
+        two = summarise(seeds)
+        name = b.spec.trial(Point("scornn", {"optimizer.lr": 1e-2})).content_hash()
+        b.ledger.know(name, Finished(Source("e0", 7), two))
+        order = b.next_order()
+        assert (order.donor, order.known) == (Source("e0", 7), two)
+        assert order.config["replicates"] == 3
 
     def test_a_larger_budget_goes_on_from_the_largest_smaller_one(self, tmp_path):
         b = bench(tmp_path, {"method": "grid", "space": {"training.steps": [10, 20, 30]}})

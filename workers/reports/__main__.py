@@ -76,8 +76,7 @@ def _list_pictures(
             shown.append((f"{made.label.replace('_', ' ')}, taken up", [path]))
     if any(curves.lines for curves in content.curves) or not shown:
         pictures.save(content, folder / CURVES)
-        words = "Mean over the seeds, with their range; dashed: remembering nothing"
-        shown.append((words, [folder / CURVES]))
+        shown.append((markdown.CAPTIONS[content.picture], [folder / CURVES]))
     return shown
 
 

@@ -82,8 +82,8 @@ def _lines(
         yield from (f"{head}: {words}", "")
     if figure is not None:
         yield from (f"![{content.title}]({figure})", "")
-        if content.picture == "curves" and not content.analyses:
-            yield from (CAPTION, "")
+        if not content.analyses:
+            yield from (f"*{CAPTIONS[content.picture]}*", "")
     if results is not None:
         yield from (f"[Every seed's values, curve and settings]({results})", "")
     if content.claims:
@@ -108,11 +108,13 @@ def _lines(
     yield from ("```", content.command, "```")
 
 
-CAPTION = (
-    "*Lines are means over the seeds that did not diverge. Bands reach from the lowest to the "
-    "highest of them; they are no intervals. Dashed: remembering nothing.*"
-)
-"""What is below a picture of curves."""
+CAPTIONS = {
+    "curves": "Lines are means over the seeds that did not diverge. Bands reach from the lowest to "
+    "the highest of them; they are no intervals. Dashed: remembering nothing.",
+    "values": "The measured numbers with their 95 % intervals, and the paper's.",
+    "sizes": "The measured numbers with their 95 % intervals, and the paper's, over parameters.",
+}
+"""What is below a picture, by its kind."""
 
 
 def says_words(claim: ClaimFound) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,7 +78,7 @@ def collect(order: ReportOrder) -> Results:
         processor=name_processor(),
         made_at=datetime.now(UTC),
         experiments=[_keep_experiment(suite, each, store) for each in order.experiments],
-        analyses=[_keep_analysis(each) for each in order.analyses],
+        analyses=[_keep_analysis(suite, each) for each in order.analyses],
     )
 
 
@@ -236,13 +237,18 @@ def _thin(points: Sequence[CurvePoint], wanted: dict[str, set[int]]) -> list[Blo
     return blocks
 
 
-def _keep_analysis(made: MadeAnalysis) -> KeptAnalysis:
+def _keep_analysis(suite: Suite, made: MadeAnalysis) -> KeptAnalysis:
+    """Return an analysis with its numbers; of a further repetition only those of the claims."""
     content, problem = made.content, made.problem
     if made.folder is not None:
         try:
             content = _bound(json.loads((Path(made.folder) / RESULT).read_bytes()))
         except (OSError, ValueError) as error:
             problem = problem or str(error)
+    if content is not None and made.repeat > 0:
+        asked = {name for claim in suite.claims for name in (claim.by.number, claim.by.over)}
+        wanted = {re.split(r"[.\[]", name)[0] for name in asked if name is not None}
+        content = {name: value for name, value in content.items() if name in wanted}
     return KeptAnalysis(
         label=made.label, repeat=made.repeat, id=made.id, problem=problem, content=content
     )
