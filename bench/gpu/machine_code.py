@@ -7,8 +7,8 @@ It needs no GPU, but NVRTC and nvdisasm, of the package nvidia-cuda-nvdisasm or 
 The model is one multiprocessor of an H200. Its 16 warps have four schedulers, each of which issues
 one instruction a cycle of a warp whose operands have come; a warp's instructions stay in order. How
 long a result takes, and how long it occupies what the schedulers share, is in `COSTS`. The barrier
-of a cluster is without the fence over all memory that its machine code has. No GPU has confirmed
-it: it is for ratios.
+of a cluster, of older kernels, is without the fence over all memory that its machine code has. No
+GPU has confirmed it: it is for ratios.
 
 `--kernel` names another scan.cu, of an earlier checkout for instance. Where neighbouring threads
 read shared memory at different addresses, a read takes `--read-cycles 4`.

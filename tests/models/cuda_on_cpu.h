@@ -4,6 +4,8 @@
 // barrier, as far ahead of the others as barriers allow. In every second cluster the last warp goes
 // first, and in each warp the last fiber: so of two that write to one place, either may be the last.
 // Shared memory is NaN when a block begins. So what reads or writes too early makes a wrong result.
+// What is sent to an mbarrier comes at once or, in every second cluster, when all warps wait, the
+// last first.
 // What a device would answer by a hang or a fault ends the process: a barrier that some never reach,
 // and a store to a block that has ended.
 #pragma once
@@ -13,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 #define ON_CPU
@@ -27,7 +30,12 @@ struct Index { int x, y; };
 namespace fibers {
 constexpr int WARP = 32, BLOCK = 512, WARPS = BLOCK / WARP, STACK = 64 << 10;
 constexpr std::size_t MOST_SHARED = 227 << 10;
-enum Wait { NOTHING, OF_BLOCK, OF_CLUSTER, ENDED };
+enum Wait { NOTHING, OF_BLOCK, OF_CLUSTER, OF_PHASE, ENDED };
+
+// A barrier in shared memory that counts arrivals and bytes.
+struct MBarrier { int arrivals, pending, bytes, phase; };
+struct Sent { float* place; MBarrier* barrier; float value; };
+
 
 inline Index thread, block;
 inline int current, blocks, first_block, turn;  // fibers take turns upwards, or downwards by -1
@@ -37,6 +45,8 @@ inline std::vector<float> offered;
 inline std::vector<int> meeting;  // of each fiber: what it waits at
 inline std::vector<char> memory;
 inline std::vector<Wait> waits;  // of each warp
+inline std::vector<std::pair<MBarrier*, int>> awaited;  // of each warp: a barrier, and a parity
+inline std::vector<Sent> sent;                          // and not there yet
 
 [[noreturn]] inline void fail(const char* why) {
     std::fprintf(stderr, "a GPU would fail here: %s\n", why);
@@ -86,12 +96,37 @@ inline char* of_block(int rank) {
     start += -reinterpret_cast<std::size_t>(start) & 63;
     return start + static_cast<std::size_t>(rank) * MOST_SHARED;
 }
+inline int block_of(const void* place) {
+    const auto offset = static_cast<const char*>(place) - of_block(0);
+    return static_cast<int>(offset / static_cast<long>(MOST_SHARED));
+}
+inline void end_phase_if_complete(MBarrier* barrier) {
+    if (barrier->pending || barrier->bytes) return;
+    barrier->pending = barrier->arrivals;
+    ++barrier->phase;
+}
+// Let what was sent last come. Return whether there was any.
+inline bool deliver() {
+    if (sent.empty()) return false;
+    const Sent last = sent.back();
+    sent.pop_back();
+    if (all_wait(block_of(last.place), ENDED)) fail("a store to a block that has ended");
+    if (block_of(last.place) != block_of(last.barrier)) fail("a barrier of another block");
+    *last.place = last.value;
+    last.barrier->bytes -= 4;
+    end_phase_if_complete(last.barrier);
+    return true;
+}
 // Let the barriers that are complete go on.
 inline void release_complete() {
     bool whole = true;
     for (int rank = 0; rank < blocks; ++rank) {
         whole = whole && all_wait(rank, OF_CLUSTER);
         if (all_wait(rank, OF_BLOCK)) release(rank);
+    }
+    for (int warp = 0; warp < blocks * WARPS; ++warp) {
+        const auto [barrier, parity] = awaited[warp];
+        if (waits[warp] == OF_PHASE && barrier->phase % 2 != parity) waits[warp] = NOTHING;
     }
     if (whole)
         for (int rank = 0; rank < blocks; ++rank) release(rank);
@@ -114,10 +149,26 @@ inline Place in_block(float* place, int rank) {
     return reinterpret_cast<Place>(fibers::of_block(rank) + offset);
 }
 inline void store(Place place, int further, float value) {
-    const auto offset = reinterpret_cast<char*>(place + further) - fibers::of_block(0);
-    const int rank = static_cast<int>(offset / static_cast<long>(fibers::MOST_SHARED));
-    if (fibers::all_wait(rank, fibers::ENDED)) fibers::fail("a store to a block that has ended");
+    if (fibers::all_wait(fibers::block_of(place + further), fibers::ENDED))
+        fibers::fail("a store to a block that has ended");
     place[further] = value;
+}
+
+using fibers::MBarrier;
+inline void prepare(MBarrier* barrier, int arrivals) { *barrier = {arrivals, arrivals, 0, 0}; }
+inline void arrive(MBarrier* barrier, int bytes) {
+    if (--barrier->pending < 0) fibers::fail("more arrivals than a barrier has");
+    barrier->bytes += bytes;
+    fibers::end_phase_if_complete(barrier);
+}
+inline void send(Place place, int further, int barrier, float value) {
+    fibers::sent.push_back(
+        {place + further, reinterpret_cast<MBarrier*>(place + barrier), value});
+    if (fibers::turn > 0) fibers::deliver();
+}
+inline void wait_for(MBarrier* barrier, int parity) {
+    fibers::awaited[fibers::current / fibers::WARP] = {barrier, parity};
+    fibers::wait_at(fibers::OF_PHASE);
 }
 inline float from_neighbour(float value, int distance) {
     fibers::offered[fibers::current] = value;
@@ -144,6 +195,7 @@ template <class Kernel> void run_grid(int clusters, int size, Kernel kernel) {
         first_block = cluster * blocks;
         turn = cluster % 2 ? -1 : 1;
         waits.assign(warps, NOTHING);
+        awaited.assign(warps, {});
         std::vector<bool> began(blocks, false);
         for (int i = 0; i < count; ++i) {
             getcontext(&contexts[i]);
@@ -164,6 +216,7 @@ template <class Kernel> void run_grid(int clusters, int size, Kernel kernel) {
                 const int warp = cluster % 2 ? warps - 1 - i : i;
                 if (waits[warp] == NOTHING) next = warp;
             }
+            if (next < 0 && deliver()) continue;
             if (next < 0) {
                 for (int rank = 0; rank < blocks; ++rank)
                     if (!all_wait(rank, ENDED)) fail("a barrier that some threads never reach");

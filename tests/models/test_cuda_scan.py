@@ -30,12 +30,10 @@ PARAMETERS = (
     "float* Y, const float* H, const float* W, const float* b, float* sums, long long lane_Y, "
     "long long lane_H, int steps, int batch, float leak, float inside, float shift, float below"
 )
-SPILLING = {("sm_90", 480, 4): 20}
-"""Bytes that the backward pass of paired units spills: a few, once a step, in one of 48 shapes."""
 MOST_SPILLED = 72
 """Bytes that a thread may store and load again in a step where a cluster has five or six rows.
 
-With NVRTC 13.5 no shape has more than 48.
+With NVRTC 13.5 none of the shapes tried has more than 60.
 """
 DEVICES = ("sm_80", "sm_90", "sm_100")
 
@@ -145,6 +143,17 @@ class TestTheKernelIsTheReference:
         )
         assert {shape.is_backward for shape in on_cpu.shapes[-2:]} == {True, False}
 
+    @pytest.mark.parametrize(("n", "batch", "rows"), [(250, 5, 2), (321, 2, 1)])
+    def test_blocks_of_a_cluster_expect_what_they_are_sent(self, on_cpu, n, batch, rows):
+        """The last cluster has fewer rows; or the last block's last warps have no unit to send."""
+        x, leaves = draw(n, batch=batch, steps=4)
+        assert_close(
+            results(recur, x, leaves, activation="relu", backend="cuda"),
+            results(reference.recur, x, leaves, activation="relu"),
+            TOLERANCE,
+        )
+        assert on_cpu.shapes[-1].rows == rows
+
     @pytest.mark.slow
     @pytest.mark.parametrize("n", [300, 512])
     def test_for_clusters_of_four_and_eight_blocks(self, on_cpu, n):
@@ -241,9 +250,7 @@ class TestTheKernelIsCompiled:
         largest = clusters[0][0] if device == "sm_80" else scan.LARGEST
         for shape in shapes(range(32, largest + 1, 32), activation):
             spilled = compile_for(shape, device).spilled_bytes
-            known = SPILLING.get((device, shape.units, shape.rows), 0)
-            known = max(known, MOST_SPILLED if shape.rows > 4 else 0)
-            assert spilled <= known, (shape, device)
+            assert spilled <= (MOST_SPILLED if shape.rows > 4 else 0), (shape, device)
 
     @pytest.mark.parametrize("n", [192, 512])
     def test_the_most_rows_of_a_cluster_spill_few_registers(self, n):

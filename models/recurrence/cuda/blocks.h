@@ -1,4 +1,4 @@
-// What the kernels share: a barrier and stores for the blocks of a cluster, and shared memory.
+// What the kernels share: barriers and stores for the blocks of a cluster, shared memory, and sums.
 //
 // The tests run the kernels on a CPU, with their own form of what stands here. CLUSTER, the number
 // of blocks in a cluster, is given when a kernel is compiled. SHARED holds up to 48 KB a block, and
@@ -49,12 +49,64 @@ __device__ inline void meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+
+// A barrier in shared memory. A phase of it ends when all arrivals and all bytes that were expected
+// have come. Needs compute capability 9.0, as clusters do.
+typedef unsigned long long MBarrier;
+
+// Begin the first phase, 0. Other blocks may send after the cluster has met.
+__device__ inline void prepare(MBarrier* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n"
+                 "fence.mbarrier_init.release.cluster;" ::"r"(
+                     unsigned(__cvta_generic_to_shared(barrier))),
+                 "r"(arrivals)
+                 : "memory");
+}
+
+// Count one arrival, and expect so many bytes more in this phase.
+__device__ inline void arrive(MBarrier* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     unsigned(__cvta_generic_to_shared(barrier))),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Store `further` numbers after `place`, some time. Then the barrier that stands `barrier` numbers
+// after `place` counts four bytes.
+__device__ inline void send(Place place, int further, int barrier, float value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                     place + 4 * further),
+                 "f"(value), "r"(place + 4 * barrier)
+                 : "memory");
+}
+
+// Wait until a phase has ended: `parity` is its number's. What was sent can be read then. The fence
+// is of shared memory alone, and costs no instruction.
+__device__ inline void wait_for(MBarrier* barrier, int parity) {
+    unsigned is_over;
+    do
+        asm volatile("{ .reg .pred p;\n"
+                     "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(is_over)
+                     : "r"(unsigned(__cvta_generic_to_shared(barrier))), "r"(parity)
+                     : "memory");
+    while (!is_over);
+    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+}
 #else
 __device__ inline int rank_in_cluster() { return 0; }
 typedef float* Place;
 __device__ inline Place in_block(float* place, int) { return place; }
 __device__ inline void store(Place place, int further, float value) { place[further] = value; }
 __device__ inline void meet() { __syncthreads(); }
+
+// Within one block, its own barrier is enough.
+typedef unsigned long long MBarrier;
+__device__ inline void prepare(MBarrier*, int) {}
+__device__ inline void arrive(MBarrier*, int) {}
+__device__ inline void send(Place place, int further, int, float value) { place[further] = value; }
+__device__ inline void wait_for(MBarrier*, int) { __syncthreads(); }
 #endif
 #endif
 

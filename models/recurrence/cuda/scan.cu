@@ -19,6 +19,11 @@
 // which costs shared memory one read. The state of the last step is in shared memory, twice, so
 // that one barrier a step is enough. Clusters never wait for one another.
 //
+// Blocks of a cluster send what they make to each other's shared memory, where an mbarrier counts
+// the bytes: no block waits until its stores to global memory can be seen, as a barrier of the
+// cluster would. A block that has all states of a step knows that all warps with units have read the
+// step before, so that their half may be written again.
+//
 // Given when it is compiled: N, ROWS, CLUSTER, BACKWARD (0 or 1) and ACTIVATION (an index of
 // KERNELS in scan.py). Never compile with --use_fast_math: NaN and infinity pass through.
 
@@ -60,9 +65,15 @@ constexpr int ENDS = OverRows::LEFT;  // rows of which one thread finishes a uni
 constexpr int SENDERS = OverUnits::COPIES < CLUSTER ? OverUnits::COPIES : CLUSTER;
 constexpr bool FURTHER = ENDS <= 2;   // a step more between load and use
 
-struct Shared {
-    alignas(16) float state[2][ROWS][DEPTH];
+// The states of one step, and the barrier that tells when all blocks have sent them.
+struct Step {
+    alignas(16) float state[ROWS][DEPTH];
+    alignas(16) MBarrier came;
 };
+struct Shared {
+    Step halves[2];
+};
+constexpr int APART = sizeof(Step) / sizeof(float);  // of the halves
 
 struct Numbers {
     float leak;                  // slope of leaky ReLU below zero
@@ -130,7 +141,7 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
      long long lane_H, int steps, int batch, float leak, float inside, float shift, float below) {
     const Numbers given = {leak, inside, shift, below};
     SHARED(Shared, shared);
-    auto& state = shared.state;
+    Step* const halves = shared.halves;
     const int thread = threadIdx.x, slice = thread / SIDE % SLICES;
     const int group = thread / (SIDE * SLICES) * SIDE + thread % SIDE;
     const int rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
@@ -163,10 +174,11 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
     const int of = (first_row + row) * ROW + unit;  // where its first row stands in a step of Y
     const float bias = valid > 0 ? b[unit] : 0.0f;
     float gained = 0.0f;
+    const int to_came = (ROWS - row) * DEPTH - unit;  // from a state to the barrier behind all
     Place to[CLUSTER / SENDERS];
 #pragma unroll
     for (int i = 0; i < CLUSTER / SENDERS; ++i)
-        to[i] = in_block(&state[0][row][unit], i * SENDERS + copy);
+        to[i] = in_block(&halves[0].state[row][unit], i * SENDERS + copy);
 
     // The step at hand, and what is fetched ahead for the next ones: a load takes about as long as
     // a step.
@@ -189,16 +201,21 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
     for (int i = thread; i < ROWS * DEPTH; i += THREADS) {
         const int r = i / DEPTH, k = i % DEPTH;
         const bool is_there = k < N && first_row + r < batch;
-        state[0][r][k] = is_there ? Y[from * step + (long long)(first_row + r) * ROW + k] : 0.0f;
-        state[1][r][k] = 0.0f;
+        halves[0].state[r][k] =
+            is_there ? Y[from * step + (long long)(first_row + r) * ROW + k] : 0.0f;
+        halves[1].state[r][k] = 0.0f;
     }
+    // Each warp arrives in each step, and each unit of each row is sent once to each block.
+    const int rows = batch - first_row < ROWS ? batch - first_row : ROWS;
+    const int bytes = thread == 0 ? 4 * N * rows : 0;
+    if (thread < 2) prepare(&halves[thread].came, THREADS / 32);
 #pragma unroll
     for (int e = 0; e < ENDS; ++e) next[e] = next_h[e] = later[e] = later_h[e] = 0.0f;
     if (steps > 0) fetch(next, next_h);
     if (FURTHER && steps > 1) fetch(later, later_h);
     meet();
 
-    int now = 0;  // where the states of the last step are, and behind them those of this one, or before
+    int now = 0;  // where the states of the last step are: in the first half, or second
     for (int ahead = steps; ahead > 0; --ahead) {
         float in[ENDS], h[ENDS];
 #pragma unroll
@@ -214,7 +231,7 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
         float sums[ROWS * UNITS];
 #pragma unroll
         for (int s = 0; s < ROWS * UNITS; ++s) sums[s] = 0.0f;
-        const float* const seen = &state[0][0][0] + now + 4 * slice;
+        const float* const seen = &halves[0].state[0][0] + now + 4 * slice;
 #pragma unroll
         for (int i = 0; i < HELD; i += 4)
 #pragma unroll
@@ -232,7 +249,9 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
         OverRows::run(sums, slice);
 #pragma unroll
         for (int e = 0; e < ENDS; ++e) OverUnits::run(sums + e * UNITS, slice);
-        now = ROWS * DEPTH - now;
+        now = APART - now;
+        MBarrier* const all_came = &halves[now != 0].came;
+        if (thread % 32 == 0) arrive(all_came, bytes);
 #pragma unroll
         for (int e = 0; e < ENDS; ++e) {
             const float z = in[e] + sums[e * UNITS];
@@ -252,10 +271,11 @@ scan(float* Y, const float* H, const float* W, const float* b, float* sums_of_b,
             if (e >= valid) continue;
             if (!copy) y_here[of + e * ROW] = y;
 #pragma unroll
-            for (int i = 0; i < CLUSTER / SENDERS; ++i) store(to[i], now + e * DEPTH, y);
+            for (int i = 0; i < CLUSTER / SENDERS; ++i)
+                send(to[i], now + e * DEPTH, now + to_came, y);
         }
         y_here += stride;
-        meet();
+        wait_for(all_came, (steps - ahead) / 2 % 2);
     }
 #if BACKWARD
     sums_of_b += ((long long)lane * batch + first_row + row) * N + unit;
