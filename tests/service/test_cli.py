@@ -461,6 +461,17 @@ def test_a_comparison_shows_both_sides_the_difference_and_its_test(cli: Cli, spe
     assert seeds.startswith(f"{id} and {id}/0, at any look: e = ")
 
 
+def test_arms_are_compared_at_equal_effort(cli: Cli, spec: str) -> None:
+    id = json.loads(cli("submit", spec, "--json").stdout)["id"]
+    cli("watch", id)
+    arm = json.loads(cli("trials", id, "--json").stdout)[0]["arm"]
+    as_json = json.loads(cli("compare", id, f"{id}/{arm}", "--effort", "--json").stdout)
+    told = cli("compare", id, f"{id}/{arm}", "--effort").stdout
+    assert all(pair["words"] in told for pair in as_json["pairs"])
+    with Client() as client:
+        assert client.compare_effort(id, f"{id}/{arm}") == as_json
+
+
 def test_a_race_is_told_and_that_there_was_none_too(cli: Cli, spec: str) -> None:
     id = json.loads(cli("submit", spec, "--json").stdout)["id"]
     cli("watch", id)

@@ -34,6 +34,8 @@ Array = NDArray[np.float64]
 MOST_NUMBERS = 2_000_000
 """Random numbers of one band; a search of many trials has fewer draws."""
 MOST_DRAWS, FEWEST_DRAWS = 2_000, 400
+MOST_RANKS = 40
+"""The best of k is among the first 40 k-ths of all trials, but for one in e^40 draws."""
 NEIGHBOURS = 2
 """Trials before and after one whose test values it might have had."""
 
@@ -97,6 +99,11 @@ class Search:
         places = np.where(kept, np.arange(self.n), places.clip(0, max(0, trained - 1)))
         return self._in_order[places]
 
+    @cached_property
+    def _drawn(self) -> dict[int, tuple[Array, Array]]:
+        """What `draw` has found, by k."""
+        return {}
+
     def expect(self, k: int) -> float:
         """Return the mean test value of the best of k trials, drawn from these without return.
 
@@ -112,12 +119,17 @@ class Search:
     def draw(self, k: int) -> tuple[Array, Array]:
         """Return the mean of the best of k at random quantiles: as good and as bad as it may be."""
         self._check(k)
-        none = np.exp(k * self._quantiles)
-        ones, zeros = np.ones((len(none), 1)), np.zeros((len(none), 1))
-        share = np.hstack([ones, none]) - np.hstack([none, zeros])  # of each gap between trials
-        good = share[:, 0] * self.best + (share[:, 1:] * self._lucky).sum(axis=1)
-        bad = (share[:, :-1] * self._lucky).sum(axis=1) + share[:, -1] * self.worst
-        return good, bad
+        if k not in self._drawn:
+            first = min(self.n, self.n * MOST_RANKS // k)  # those behind are never the best
+            none, lucky = np.exp(k * self._quantiles[:, :first]), self._lucky[:, :first]
+            gaps = -np.diff(none, axis=1)  # shares of the draws whose best is between two trials
+            between = np.einsum("ij,ij->i", gaps, lucky[:, :-1])
+            between_bad = np.einsum("ij,ij->i", gaps, lucky[:, 1:])
+            before, behind = 1 - none[:, 0], none[:, -1]
+            good = before * self.best + between + behind * lucky[:, -1]
+            bad = before * lucky[:, 0] + between_bad + behind * self.worst
+            self._drawn[k] = good, bad
+        return self._drawn[k]
 
     def estimate(self, k: int) -> Estimate:
         """Return the mean test value of the best of k trials, with its band."""

@@ -1,6 +1,5 @@
 // The best test value of so many trials, against trials and against hours.
 
-import { call } from "./page.js";
 import { axis, colour, draw, floorOf, isWide, plain, scaleOf, words } from "./plots.js";
 
 function drawEffort(element, sides, metric, hours) {
@@ -40,7 +39,7 @@ function drawEffort(element, sides, metric, hours) {
 
 const drawing = document.getElementById("by-trials");
 if (drawing) {
-  const { sides, metric } = await call(`/v1/compare/effort?${drawing.dataset.query}`);
+  const { sides, metric } = JSON.parse(drawing.dataset.effort);
   const shown = sides.filter((side) => side.points.length);
   drawEffort(drawing, shown, metric, null);
   const hours = shown.every((side) => side.gpu_hours) ? "gpu_hours" : "core_hours";
