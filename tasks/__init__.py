@@ -7,6 +7,8 @@ from eigensweep.tasks.adding import Adding
 from eigensweep.tasks.base import Task, TaskConfig
 from eigensweep.tasks.copying import Copying
 from eigensweep.tasks.denoise import Denoise
+from eigensweep.tasks.noisy_cifar import NoisyCifar
+from eigensweep.tasks.pixel_cifar import PixelCifar
 from eigensweep.tasks.pixel_mnist import PixelMnist
 from eigensweep.tasks.ptb_chars import PtbChars
 from eigensweep.tasks.selective_copying import SelectiveCopying
@@ -24,6 +26,8 @@ TASKS: Registry[Task] = Registry(
         "denoise": Denoise,
         "selective_copying": SelectiveCopying,
         "pixel_mnist": PixelMnist,
+        "pixel_cifar": PixelCifar,
+        "noisy_cifar": NoisyCifar,
         "ptb_chars": PtbChars,
         "speech_frames": SpeechFrames,
     },

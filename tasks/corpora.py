@@ -13,7 +13,7 @@ from hashlib import sha256
 from os.path import commonpath
 from pathlib import Path
 
-from eigensweep.tasks import mnist, treebank
+from eigensweep.tasks import cifar, mnist, treebank
 from eigensweep.tasks.corpus import Corpus
 from eigensweep.tasks.speech_corpora import (
     FSDD_DIGEST,
@@ -112,6 +112,15 @@ CORPORA: dict[str, KnownCorpus] = {
             "MNIST, handwritten digits",
             "CC BY-SA 3.0 (LeCun, Cortes, Burges)",
             *(tuple(f"{mirror}/{name}.gz" for name in mnist.FILES) for mirror in MNIST_MIRRORS),
+        ),
+        *(
+            _of_files(
+                corpus,
+                f"CIFAR-10, small images in colour, {form} format",
+                "none is stated; Krizhevsky 2009 asks to be cited",
+                (f"{cifar.PAGE}/cifar-10-{form}.tar.gz",),
+            )
+            for corpus, form in ((cifar.PYTHON, "python"), (cifar.BINARY, "binary"))
         ),
         KnownCorpus(
             name="fsdd",

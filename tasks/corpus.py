@@ -29,7 +29,7 @@ class Form:
     path: str
     """Relative to the data root."""
     size: int | None = None
-    """Bytes; None if they vary."""
+    """Bytes; None if they vary, or are those of the contents."""
     decode: Callable[[bytes], bytes] = bytes
     """Turns stored bytes into the contents. The message of its ValueError follows the file's name:
     "is damaged"."""
@@ -40,12 +40,15 @@ class Corpus:
     """The files of a corpus."""
 
     folder: str
-    files: Mapping[str, tuple[int, str]]
-    """Name to the size of the contents in bytes and their SHA-256."""
+    files: Mapping[str, tuple[int, str | None]]
+    """Name to the size of the contents in bytes and their digest: SHA-256, or `md5:` and an MD5, or
+    None where none was published."""
     origin: str
     """Where a person gets the files."""
     other_forms: Mapping[str, tuple[Form, ...]] = field(default_factory=dict)
     """Name to the forms that are accepted if `folder` has no such file."""
+    inspect: Callable[[bytes], object] = bytes
+    """Raises ValueError, with a sentence about it, where contents without a digest are others."""
 
     def check(self, data_root: Path | None) -> None:
         """Raise CorpusMissingError unless every file is there with its size. Reads no file."""
@@ -97,9 +100,8 @@ class Corpus:
                 raise self._mismatch(
                     f"{path} holds {len(content):,} bytes; expected {size:,}", data_root
                 )
-            found = hashlib.sha256(content).hexdigest()
-            if found != expected:
-                raise self._mismatch(f"{path} has SHA-256 {found}; expected {expected}", data_root)
+            if (problem := find_problem(content, expected, self)) is not None:
+                raise self._mismatch(f"{path} {problem}", data_root)
             _verified.add(stamp)
         return content
 
@@ -114,11 +116,11 @@ class Corpus:
             path = data_root / form.path
             if not path.is_file():
                 continue
-            found = path.stat().st_size
-            if form.size not in (None, found):
-                raise self._mismatch(
-                    f"{path} has {found:,} bytes; expected {form.size:,}", data_root
-                )
+            found, size = path.stat().st_size, form.size
+            if size is None and form.decode is bytes:
+                size = plain.size
+            if size is not None and size != found:
+                raise self._mismatch(f"{path} has {found:,} bytes; expected {size:,}", data_root)
             return path, form.decode
         raise CorpusMissingError(
             f"there is no {data_root / plain.path}. {self._instruction(data_root)}"
@@ -133,6 +135,42 @@ class Corpus:
             f"`eigensweep data fetch {self.folder}` gets it. "
             f"Put {', '.join(self.files)} into '{self.folder}' under {root}: {self.origin}"
         )
+
+
+def find_problem(content: bytes, expected: str | None, corpus: Corpus) -> str | None:
+    """Return what is wrong with the contents of a file, to follow its name; None if nothing is."""
+    if expected is None:
+        try:
+            corpus.inspect(content)
+        except ValueError as error:
+            return f"holds something else: {error}"
+        return None
+    found = digest_like(expected, content)
+    if found == expected:
+        return None
+    return f"has {name_digest(found)}; expected {expected.removeprefix(MD5)}"
+
+
+def digest_like(expected: str, content: bytes) -> str:
+    """Return the digest of contents by the algorithm of another digest."""
+    if expected.startswith(MD5):
+        return MD5 + hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return hashlib.sha256(content).hexdigest()
+
+
+def name_digest(digest: str | None) -> str:
+    """Return a digest as a message has it.
+
+    >>> name_digest("md5:c99c"), name_digest("6d95"), name_digest(None)
+    ('MD5 c99c', 'SHA-256 6d95', 'no published digest')
+    """
+    if digest is None:
+        return "no published digest"
+    bare = digest.removeprefix(MD5)
+    return f"SHA-256 {digest}" if bare == digest else f"MD5 {bare}"
+
+
+MD5 = "md5:"
 
 
 def unpack(content: bytes) -> bytes:

@@ -23,7 +23,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 from eigensweep.service.corpora.importing import Importer, describe_write_error
 from eigensweep.service.settings import is_loopback
 from eigensweep.tasks.corpora import KnownCorpus
-from eigensweep.tasks.corpus import Corpus, CorpusMissingError
+from eigensweep.tasks.corpus import Corpus, CorpusMissingError, name_digest
 
 ATTEMPTS = 3
 """How often a download is begun or resumed in one call."""
@@ -209,7 +209,7 @@ def _explain_by_hand(corpus: KnownCorpus, data_root: Path, failures: list[str]) 
     )
     if isinstance(corpus.contents, Corpus):
         for name, (size, digest) in corpus.contents.files.items():
-            lines.append(f"  {name}  {size:,} bytes  SHA-256 {digest}")
+            lines.append(f"  {name}  {size:,} bytes  {name_digest(digest)}")
     elif corpus.contents is not None:
         whole = corpus.contents
         lines.append(f"  {whole.count:,} files; SHA-256 of their `sha256sum`: {whole.sha256}")

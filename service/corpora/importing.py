@@ -16,7 +16,14 @@ from pathlib import Path
 
 from eigensweep.service.corpora.offered_files import Offered, UnreadableError, find_files
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
-from eigensweep.tasks.corpus import Corpus, CorpusMissingError
+from eigensweep.tasks.corpus import (
+    MD5,
+    Corpus,
+    CorpusMissingError,
+    digest_like,
+    find_problem,
+    name_digest,
+)
 from eigensweep.workers import StorageError, write_whole
 
 MAX_PACKED_BYTES = 100_000_000
@@ -46,6 +53,7 @@ class Importer:
             digest: (corpus, name)
             for corpus in self._corpora
             for name, (_, digest) in corpus.files.items()
+            if digest is not None
         }
         self._sizes = {size for c in self._corpora for size, _ in c.files.values()}
         self._forms = [
@@ -88,18 +96,28 @@ class Importer:
         reason = ""
         try:
             for variant in self._variants(content):
-                corpus, known = self._digests.get(sha256(variant).hexdigest(), (None, ""))
+                corpus, known = self._recognise(variant)
+                if corpus is None and named is not None and named.files[name][1] is None:
+                    if (problem := find_problem(variant, None, named)) is not None:
+                        raise ValueError(problem)
+                    corpus, known = named, name
                 if corpus is not None:
                     self._place(corpus, known, variant, offered.place)
                     return
         except ValueError as error:
             reason = str(error)
         if named is not None:
-            found = sha256(content).hexdigest()
+            found = digest_like(named.files[name][1] or "", content)
             self._refuse(
-                f"{offered.place} {reason or f'has SHA-256 {found}'}; "
-                f"expected, unpacked: {named.files[name][1]}"
+                f"{offered.place} {reason or f'has {name_digest(found)}'}; "
+                f"expected, unpacked: {(named.files[name][1] or 'the file').removeprefix(MD5)}"
             )
+
+    def _recognise(self, content: bytes) -> tuple[Corpus | None, str]:
+        for algorithm in ("", MD5):
+            if found := self._digests.get(digest_like(algorithm, content)):
+                return found
+        return None, ""
 
     def _variants(self, content: bytes) -> Iterator[bytes]:
         """Yield the contents that a file may stand for: as it is, unpacked, or decoded."""

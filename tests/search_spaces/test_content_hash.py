@@ -76,6 +76,16 @@ LATER_DEFAULTS = {
     ),
     "model.mingru": (1, MINIMAL),
     "model.minlstm": (1, {**MINIMAL, "forget_bias": 0.0}),
+    "task.pixel_cifar": (
+        1,
+        {
+            "batch_size": 50,
+            "split": "heldout_5000",
+            "colour": "rgb",
+            "normalisation": "standard",
+        },
+    ),
+    "task.noisy_cifar": (1, {"batch_size": 100, "split": "heldout_3000", "length": 1000}),
     "task.selective_copying": (
         1,
         {

@@ -14,13 +14,16 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from hashlib import md5
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from corpus_server import CorpusServer, serving
 from rich.console import Console
+from small_files import cifar_images, python2_pickle
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
@@ -28,7 +31,7 @@ from eigensweep.service.api.app import create_app
 from eigensweep.service.command.cli import app
 from eigensweep.service.corpora import fetching
 from eigensweep.service.settings import Settings
-from eigensweep.tasks import corpora
+from eigensweep.tasks import cifar, corpora
 from eigensweep.tasks.corpora import FileGroup, KnownCorpus
 from eigensweep.tasks.corpus import Corpus, CorpusMissingError, Form, unpack
 from eigensweep.workers import StorageError
@@ -591,3 +594,54 @@ def test_the_real_character_files_become_the_word_files(data_root, tmp_path, mon
     done = run("import", str(tmp_path))
     assert done.exit_code == 0
     assert run("verify", "ptb").exit_code == 0
+
+
+class TestCifar:
+    """The two published formats of CIFAR-10, of a few images."""
+
+    @pytest.fixture
+    def published(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder with both archives; the corpora have the digests and sizes of their files."""
+        python = {n: python2_pickle(n, *cifar_images(n)) for n in (*cifar.TRAIN, *cifar.TEST)}
+        binary = {}
+        for name in python:
+            pixels, labels = cifar_images(name)
+            binary[f"{name}.bin"] = np.hstack([labels[:, None], pixels]).tobytes()
+        digests = {n: f"md5:{md5(c).hexdigest()}" for n, c in python.items()}
+        of_python = {n: (len(c), digests[n]) for n, c in python.items()}
+        of_binary = {n: (len(c), None) for n, c in binary.items()}
+        known = {}
+        for entry, files in (("cifar10", of_python), ("cifar10_binary", of_binary)):
+            real = corpora.CORPORA[entry]
+            assert isinstance(real.contents, Corpus)
+            made = replace(real.contents, files=files)
+            known[entry] = replace(real, find=made.find, verify=made.verify, contents=made)
+        monkeypatch.setattr(corpora, "CORPORA", known)
+        monkeypatch.setenv("EIGENSWEEP_DATA_ROOT", str(tmp_path / "root"))
+        whole = {"cifar-10-python.tar.gz": python, "cifar-10-binary.tar.gz": binary}
+        for name, files in whole.items():
+            folder = f"cifar-10-batches-{'py' if files is python else 'bin'}"
+            content = make_tar({f"{folder}/{n}": c for n, c in files.items()})
+            write_files(tmp_path / "offered", {name: content})
+        return tmp_path / "offered"
+
+    @pytest.mark.parametrize("form", ["python", "binary"])
+    def test_an_archive_is_imported_and_verified(self, published, form):
+        name = {"python": "cifar10", "binary": "cifar10_binary"}[form]
+        assert run("import", str(published / f"cifar-10-{form}.tar.gz")).exit_code == 0
+        assert {path.split("/")[0] for path in files_in(published.parent / "root")} == {name}
+        assert run("verify", name).exit_code == 0
+        states = {row["corpus"]: row["state"] for row in json.loads(run("list", "--json").stdout)}
+        assert states.pop(name) == "present"
+        assert set(states.values()) == {"missing"}
+
+    def test_damage_is_told_in_both(self, published):
+        files = {
+            "data_batch_1": python2_pickle("other", *cifar_images("data_batch_1")),
+            "test_batch.bin": bytes([10]) + bytes(10 * 3073 - 1),
+        }
+        done = run("import", str(write_files(published.parent / "bad", files)))
+        assert done.exit_code == 1
+        assert re.search(r"data_batch_1 h\w+ ", done.stderr)
+        assert "holds something else: CIFAR-10 has bytes and labels from 0 to 9" in done.stderr
+        assert files_in(published.parent / "root") == []

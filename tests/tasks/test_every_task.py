@@ -13,6 +13,8 @@ from eigensweep.tasks import TASKS, streams
 from eigensweep.tasks.adding import Adding, AddingConfig
 from eigensweep.tasks.copying import Copying, CopyingConfig
 from eigensweep.tasks.denoise import Denoise, DenoiseConfig
+from eigensweep.tasks.noisy_cifar import NoisyCifarConfig
+from eigensweep.tasks.pixel_cifar import PixelCifarConfig
 from eigensweep.tasks.pixel_mnist import PixelMnistConfig
 from eigensweep.tasks.ptb_chars import PtbCharsConfig
 from eigensweep.tasks.selective_copying import SelectiveCopying, SelectiveCopyingConfig
@@ -28,6 +30,8 @@ SMALL = {
     "denoise": DenoiseConfig(delay=5, symbols=3, batch_size=4, test_size=30),
     "selective_copying": SelectiveCopyingConfig(delay=5, symbols=3, batch_size=4, test_size=30),
     "pixel_mnist": PixelMnistConfig(batch_size=4),
+    "pixel_cifar": PixelCifarConfig(batch_size=4),
+    "noisy_cifar": NoisyCifarConfig(batch_size=4, length=40),
     "ptb_chars": PtbCharsConfig(batch_size=4, eval_batch_size=2, bptt=6),
     "ptb_chars, sentences": PtbCharsConfig(batch_size=4, eval_batch_size=2, reading="sentences"),
     "speech_frames": SpeechFramesConfig(corpus="voices", digest=VOICES, batch_size=4),
@@ -157,6 +161,8 @@ GOLDEN = {
     "denoise": "74641708ef5dd7a0",
     "selective_copying": "d759a550ca108b59",
     "pixel_mnist": "5bb3acddb93f513a",
+    "pixel_cifar": "53239f427c8b3080",
+    "noisy_cifar": "e48e4faf77074a99",
     "ptb_chars": "58ae76fe811715aa",
     "ptb_chars, sentences": "f15e663d4dd8cfb4",
     "speech_frames": "e2fc95a518bcef03",
@@ -196,6 +202,8 @@ def test_the_same_seed_gives_the_same_bits_on_every_machine(small_corpora):
         (PixelMnistConfig, {"permutation": 5}, "permutation"),
         (PixelMnistConfig, {"split": "heldout"}, "split"),
         (PixelMnistConfig, {"batch_size": 60_001}, "batch_size"),
+        (PixelCifarConfig, {"colour": "red"}, "colour"),
+        (NoisyCifarConfig, {"length": 32}, "length"),
         (SpeechFramesConfig, {"corpus": "../voices"}, "corpus"),
         (SpeechFramesConfig, {"digest": "12"}, "digest"),
         (SpeechFramesConfig, {"normalisation": "mean"}, "normalisation"),
@@ -222,6 +230,10 @@ def test_a_field_out_of_range_is_refused_by_name(make, config, field):
         (
             PixelMnistConfig(batch_size=55_001),
             "at most 55000, its number of training images; it is 55001",
+        ),
+        (
+            NoisyCifarConfig(batch_size=47_001),
+            "at most 47000, its number of training images; it is 47001",
         ),
         (
             SpeechFramesConfig(batch_size=3_697),

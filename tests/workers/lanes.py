@@ -22,6 +22,8 @@ TASKS = {
     "selective_copying": {"delay": 4, "symbols": 2, "batch_size": 4, **SIZES},
     "adding": {"length": 6, "batch_size": 4, "train_size": 20, **SIZES},
     "pixel_mnist": {"batch_size": 9},
+    "pixel_cifar": {"batch_size": 9, "split": "heldout_5000"},
+    "noisy_cifar": {"batch_size": 9, "length": 40, "split": "heldout_5000"},
     "ptb_chars": {"batch_size": 4, "eval_batch_size": 2, "bptt": 7},
     "speech_frames": {"corpus": "voices", "digest": VOICES, "batch_size": 4},
 }

@@ -132,6 +132,7 @@ def test_every_optimizer_clips_and_follows_schedules_in_lanes_as_alone(optimizer
         ("ptb_chars", "goru", 24),
         ({"name": "ptb_chars", "reading": "sentences"}, "ornn", 12),
         ("pixel_mnist", "scornn", 12),
+        ("noisy_cifar", "lru", 12),
         ("speech_frames", "enrnn", 24),
         ({"name": "speech_frames", "normalisation": "valid_mean", "mask": "lengths-1"}, "lstm", 20),
         ({"name": "speech_frames", "normalisation": "batch_padded_mean"}, "tanh_rnn", 24),
