@@ -38,7 +38,7 @@ GREY = np.array([19_595, 38_470, 7_471], np.uint32)
 """Weights of red, green and blue in 2^-16, as Pillow has them, which the programs use."""
 MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32)
 DEVIATION = np.array([0.247, 0.243, 0.261], np.float32)
-GREY_MEAN, GREY_DEVIATION = np.float32(122.6 / 255), np.float32(61 / 255)
+GREY_MEAN, GREY_DEVIATION = np.array([[122.6], [61]], np.float32) / np.float32(255)
 
 
 class CifarConfig(TaskConfig):

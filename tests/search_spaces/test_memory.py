@@ -98,6 +98,13 @@ def test_each_layer_of_a_network_counts():
     assert wide > few
 
 
+def test_a_long_sequence_is_guessed_before_it_runs():
+    task = {"name": "adding", "length": 10_000, "batch_size": 50}
+    arms = estimate_arms(make(task=task, arms=[{"model": {"name": "lstm", "hidden_size": 128}}]))
+    kept = 10_000 * 50 * 4 * 128 * 8  # states and gates of every step
+    assert PROCESS + kept < arms["lstm"].host < PROCESS + 1.2 * kept
+
+
 def test_an_engine_takes_its_lanes_and_the_processes_of_its_trials():
     one, eight = (host(resources={"lanes": lanes}) for lanes in (1, 8))
     assert eight - one > 7 * (one - PROCESS - 2 * THIN_PROCESS) / 2 + 7 * THIN_PROCESS
