@@ -269,6 +269,7 @@ def test_the_page_of_the_papers_is_made_of_its_results() -> None:
     made = book.write(shown, book.read_earlier(place / book.EARLIER), place / "results", page)
     assert made == page.read_text(encoding="utf-8")
     assert all((place / book.name_picture(name)).is_file() for name in shown)
+    assert sum(path.stat().st_size for path in (place / "results").iterdir()) < 8_000_000
 
 
 def test_the_reference_lists_each_environment_variable() -> None:

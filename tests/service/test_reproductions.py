@@ -392,6 +392,22 @@ class TestCommandLine:
         assert done.exit_code == 2
         assert "x.json holds no results" in done.output
 
+    def test_results_of_a_home_folder_are_kept_without_a_service(
+        self, client, reproducer, play, run, tmp_path, monkeypatch, record, settings
+    ):
+        posted = post(client).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        ended = client.get(posted["links"]["self"]).json()
+        told = read_results(client.get(ended["links"]["report"]["results"]).content)
+        (settings.home / "reproductions" / posted["id"] / "results.json").unlink()
+        monkeypatch.setenv("EIGENSWEEP_HOME", str(settings.home))
+        monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", record.url)
+        done = run("--results-only", "--results", str(tmp_path / "kept"), "--note", "a test")
+        assert done.exit_code == 0, done.output
+        kept = read_results((tmp_path / "kept" / name_file(NAME, "short")).read_bytes())
+        assert kept == told.model_copy(update={"note": "a test", "made_at": kept.made_at})
+
     def test_all_leaves_out_what_needs_a_licence(self, client):
         from eigensweep.service.command.reproduce import choose
 
