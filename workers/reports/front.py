@@ -172,8 +172,12 @@ def _row_words(claim: Claim, rows: Sequence[PublishedNumber]) -> str | None:
     by = claim.by
     name = (by.metric or by.curve or "").partition("/")[2]
     if by.steps_to is not None:
-        steps = [r.step for r in rows if r.step and r.value > 0 and r.metric.endswith(f"/{name}")]
-        return f"at the baseline about step {min(steps):,}" if steps else None
+        points = [row for row in rows if row.step and row.metric.endswith(f"/{name}")]
+        falls = [row.step for row in points if "falls below" in (row.note or "")]
+        if falls:
+            return f"falls below the baseline at about step {falls[0]:,}"
+        last = max(points, key=lambda row: row.step or 0, default=None)
+        return None if last is None else f"about {format_value(last.value)} at step {last.step:,}"
     wanted = {by.metric, by.curve, f"best_test/{name}", f"test/{name}"} - {None}
     same = [row for row in rows if row.metric in wanted and row.step is None]
     if not same:
