@@ -92,7 +92,7 @@ class LayeredConfig(NetworkConfig):
 
     @property
     def saved_numbers(self) -> int:
-        return self.w + self.layers * self.layer_numbers
+        return self.w + (self.layers + 1) * self.layer_numbers  # one more while it is computed
 
     def free_parameters(self, shapes: Shapes) -> int:
         encoder = self.encoder_parameters(shapes) + self.w

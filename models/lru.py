@@ -69,7 +69,7 @@ class LRUConfig(LayeredConfig):
 
     @property
     def layer_numbers(self) -> int:
-        return 4 * self.n + 10 * self.w
+        return 4 * self.n + 8 * self.w
 
 
 class LRULayer(Layer):

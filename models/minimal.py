@@ -74,7 +74,7 @@ class MinimalConfig(LayeredConfig):
     def layer_numbers(self) -> int:
         convolution = 0 if self.kernel_size is None else self.kernel_size + 2
         return (
-            (3 * self.gates + 4) * self.n
+            (2 * self.gates + 3) * self.n
             + (5 + convolution) * self.w
             + ((4 + 2 * self.feed_forward) * self.w if self.feed_forward else 0)
         )
