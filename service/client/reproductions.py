@@ -39,7 +39,7 @@ class Reproduction(Remote):
         return dict(json.loads(self.file("json")))
 
     def file(self, format: str) -> bytes:
-        """Return the report in one of `FORMATS`."""
+        """Return the report in one of `FORMATS`, or the `results` that it is made of."""
         return self.connection.download(f"{self.path}/report.{format}")
 
     def cancel(self) -> Reproduction:
