@@ -148,12 +148,19 @@ class LTRNNLoop(Loop):
         return self.read_out(states)
 
 
-class TorchLSTM(nn.Module):
-    """`nn.LSTM` with a linear readout."""
+class TorchGated(nn.Module):
+    """`nn.LSTM` or `nn.GRU` with a linear readout."""
 
-    def __init__(self, input_size: int, hidden_size: int, output_size: int, readout: str) -> None:
+    def __init__(
+        self,
+        kind: type[nn.LSTM] | type[nn.GRU],
+        input_size: int,
+        hidden_size: int,
+        output_size: int,
+        readout: str,
+    ) -> None:
         super().__init__()
-        self.recurrent = nn.LSTM(input_size, hidden_size)
+        self.recurrent = kind(input_size, hidden_size)
         self.linear = nn.Linear(hidden_size, output_size)
         self.readout = readout
 

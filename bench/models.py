@@ -9,10 +9,14 @@ are processor times of one training step, and ratios of them:
                 (bench/authors.py)
   LSTM, stored  nn.LSTM with at most as many parameters as the model: its free parameters (an
                 orthogonal matrix has n (n - 1) / 2), and its stored parameters
+  nn.GRU        nn.GRU of the same size, beside our GRU
   limit         the model's matrix products alone, at the rates of torch.mm (bench/limits.py)
   % of peak     the operations of these products in the time of our step, as a share of the most
                 that the core can do in float32
   MB            peak memory of a step, in 10^6 bytes, measured in a process of its own
+
+Above it stand the time of an exponential of n x n with its gradient, and how many products of two
+such matrices take as long.
 
 A time is the median over rounds; a ratio is the median of the ratios within rounds.
 
@@ -26,6 +30,8 @@ import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from bench import plots
 from bench.limits import operations, peak, step_product, weight_product
@@ -41,7 +47,7 @@ from bench.report import (
     write,
 )
 from bench.rounds import median_of, ratio, settle, time_in_turns
-from bench.steps import loop_step, lstm_step, our_step
+from bench.steps import exponential_step, loop_step, lstm_step, our_step
 from bench.workloads import (
     WORKLOADS,
     Workload,
@@ -63,6 +69,7 @@ COLUMNS = {
     "lstm_ratio": "LSTM/ours",
     "stored_size": "stored n",
     "stored_ratio": "stored/ours",
+    "gru_ratio": "nn.GRU/ours",
     "limit_ms": "limit ms",
     "limit_ratio": "ours/limit",
     "peak_percent": "% of peak",
@@ -81,6 +88,10 @@ def measure(
     n, shapes = workload.hidden_size, given.shapes
     step, weight = step_product(batch, n), weight_product(batch, n, length)
     variants: dict[str, Callable[[], object]] = {"products/step": step, "products/weight": weight}
+    square = step_product(n, n)
+    variants |= {"exponential": exponential_step(n), "products/square": square}
+    if "gru" in models:
+        variants["nn.GRU"] = lstm_step(n, given, nn.GRU).on(given)
     if (core := peak()) is not None:
         variants["peak"] = core
     sizes, stored, counts, work = {}, {}, {}, {}
@@ -118,6 +129,8 @@ def measure(
         if core is not None:
             at_peak = [t * work[name].all / core.operations for t in times["peak"]]
             row["peak_percent"] = 100 * ratio(at_peak, ours)
+        if name == "gru":
+            row["gru_ratio"] = ratio(times["nn.GRU"], ours)
         if (loops := times.get(f"loop/{name}")) is not None:
             row |= {"loop_ms": median_of(loops), "loop_ratio": ratio(loops, ours)}
         rows.append(row)
@@ -136,6 +149,9 @@ def measure(
         "data": given.source,
         "floor": workload.floor,
         "rounds": rounds,
+        "exponential_ms": median_of(times["exponential"]),
+        "exponential_products": square.repeats
+        * ratio(times["exponential"], times["products/square"]),
         **gflops,
         "rows": rows,
     }
@@ -210,6 +226,10 @@ def main() -> None:
         rates = f"{result['step_gflops']:.0f} and {result['weight_gflops']:.0f} GFLOP/s"
         if "peak_gflops" in result:
             rates += f"; the core's peak: {result['peak_gflops']:.0f} GFLOP/s"
+        rates += (
+            f"; an exponential with its gradient: {result['exponential_ms']:.1f} ms,"
+            f" {result['exponential_products']:.1f} products of its matrices"
+        )
         say(f"\n{result['title']}; products of a step and of the weight gradient: {rates}")
         say(table(result["rows"], COLUMNS))
     numbers: dict[str, Any] = {"environment": environment, "workloads": results}

@@ -18,11 +18,13 @@ from torch.nn.functional import cross_entropy
 from torch.optim import RMSprop
 from torch.optim.optimizer import Optimizer
 
-from bench.authors import TorchLSTM
+from bench.authors import TorchGated
 from bench.loops import loop_of
 from bench.workloads import Material, network
 from eigensweep.models import Model
 from eigensweep.models.base import ParamGroup, trainable
+from eigensweep.models.matrices.exponential import exponential
+from eigensweep.models.matrices.orthogonal import skew
 
 LEARNING_RATE = 1e-5
 """So low that no network moves away from its initial weights."""
@@ -76,12 +78,28 @@ def loop_step(model: Model) -> Step | None:
     return None if loop is None else Step(loop, loop.model, _plain_loss)
 
 
-def lstm_step(hidden_size: int, material: Material) -> Step:
-    """Return the step of `nn.LSTM` with a linear readout."""
+def lstm_step(
+    hidden_size: int, material: Material, kind: type[nn.LSTM] | type[nn.GRU] = nn.LSTM
+) -> Step:
+    """Return the step of `nn.LSTM`, or of `nn.GRU`, with a linear readout."""
     shapes = material.shapes
     torch.manual_seed(0)
     sizes = (shapes.input_size, hidden_size, shapes.output_size)
-    return Step(TorchLSTM(*sizes, shapes.readout), None, _plain_loss)
+    return Step(TorchGated(kind, *sizes, shapes.readout), None, _plain_loss)
+
+
+def exponential_step(n: int) -> Callable[[], None]:
+    """Return a function that computes exp(A), (n, n), and its gradient; A turns by up to 3.1."""
+    torch.manual_seed(0)
+    A = skew(torch.randn(n, n))
+    A *= 3.1 / torch.linalg.matrix_norm(A, ord=2)
+    A.requires_grad_()
+    G = torch.randn(n, n)
+
+    def run() -> None:
+        torch.autograd.grad(exponential(A), A, G)
+
+    return run
 
 
 def step_of(kind: str, name: str, hidden_size: int, material: Material) -> Step | None:

@@ -1,7 +1,8 @@
 """Division by large matrices on a CPU, made of products.
 
-LAPACK solves triangular systems at half of the rate of products, or less. So what is divided by
-more than once is inverted, and without pivots where none are needed.
+LAPACK solves triangular systems at half of the rate of products, or less, and factors with pivots
+at a quarter of it. So what is divided by more than once is inverted, and without pivots where none
+are needed.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ LARGE = 256
 """Rows from which on products are worth their calls."""
 LEAF = 64
 """Rows up to which a block is left to LAPACK."""
+GROWTH = 8.0
+"""Largest entry of inverses, by its absolute value, up to which pivots gain no digit."""
 
 
 class Divisor:
     """An (n, n) matrix N to divide by, from the right. A large one is inverted.
 
-    It is `definite` if its symmetric part is known to be positive definite and far from singular.
+    Without `pivots` it is inverted by products, unless blocks turn out to be nearly singular.
     """
 
-    def __init__(self, N: Tensor, definite: bool) -> None:
-        large = len(N) >= LARGE
-        self.inverse = inverse_by_products(N) if large and definite else None
+    def __init__(self, N: Tensor, pivots: bool) -> None:
+        large, self.inverse = len(N) >= LARGE, None
+        if large and not pivots:
+            inverse, sizes = _invert(N)
+            sizes.append(inverse.abs().amax())
+            self.inverse = inverse if torch.stack(sizes).amax() <= GROWTH else None
         if self.inverse is None:
             self.LU, self.pivots, _ = torch.linalg.lu_factor_ex(N)
             if large:
@@ -51,16 +57,25 @@ def inverse_by_products(M: Tensor) -> Tensor:
     >>> inverse_by_products(torch.tensor([[1.0, -1.0], [1.0, 1.0]])).tolist()
     [[0.5, 0.5], [-0.5, 0.5]]
     """
+    return _invert(M)[0]
+
+
+def _invert(M: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return M⁻¹ by products, and the largest entry of each inverse that LAPACK made for it.
+
+    A block is nearly singular where one of those is large.
+    """
     n = len(M)
     if n <= LEAF:
-        return torch.linalg.inv_ex(M).inverse
+        X = torch.linalg.inv_ex(M).inverse
+        return X, [X.abs().amax()] if n else []
     h = (n // 2 + 7) // 8 * 8
     X, C = torch.empty_like(M, memory_format=torch.contiguous_format), M[h:, :h]
-    P = inverse_by_products(M[:h, :h])
+    P, sizes = _invert(M[:h, :h])
     Q = P @ M[:h, h:]
-    S = inverse_by_products(torch.addmm(M[h:, h:], C, Q, alpha=-1))
+    S, more = _invert(torch.addmm(M[h:, h:], C, Q, alpha=-1))
     torch.mm(Q, S, out=X[:h, h:]).neg_()
     torch.mm(S @ C, P, out=X[h:, :h]).neg_()
     torch.addmm(P, Q, X[h:, :h], alpha=-1, out=X[:h, :h])
     X[h:, h:] = S
-    return X
+    return X, [*sizes, *more]

@@ -32,8 +32,8 @@ from eigensweep.models.matrices.static_exponential import StaticExponential
 LARGE = 256
 """Rows from which on a closer norm saves more than it costs."""
 LANCZOS_STEPS = 10
-DEFINITE = 2.2
-"""2-norm of A up to which p(A) has a symmetric part that is well above zero."""
+PIVOTS = 4.2
+"""2-norm of A above which blocks of p(A) are often nearly singular."""
 
 
 def exponential(A: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class _Evaluated:
         if self.form.divides:
             # The memory of E + O by rows is that of N = E - O by columns, as LAPACK wants it. Its
             # angles are halves of those of A, and E is their cosine.
-            self.N = Divisor(Y.mT, definite=norm < DEFINITE)
+            self.N = Divisor(Y.mT, pivots=norm > PIVOTS)
             Y = self.N.divide(Y)
         self.Y, self.squared = Y, []
         for k in range(1, s + 1):

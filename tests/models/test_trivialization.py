@@ -152,6 +152,27 @@ def test_the_estimated_norm_is_hardly_ever_too_small(planes):
     assert 0.98 < _estimate_norm(A @ A) ** 0.5 / norm < 1.001
 
 
+@pytest.mark.parametrize("norm", [3.0, torch.pi, 3.3, 4.1, 8.0])
+@pytest.mark.parametrize("planes", ["dense", "of two halves"])
+def test_angles_about_pi_keep_their_digits(planes, norm):
+    A = random_skew(512, norm, torch.float32)
+    if planes != "dense":
+        A = torch.zeros_like(A)
+        A[:256, 256:].fill_diagonal_(norm)
+        A = A - A.mT
+    A.requires_grad_()
+    W, G = exponential(A), torch.randn(512, 512)
+    assert orthogonality_error(W) < 4e-6
+    torch.testing.assert_close(W.double(), by_eigenvalues(A.detach()), atol=6e-7 * norm, rtol=0)
+    double = A.detach().double().requires_grad_()
+    (found,) = torch.autograd.grad(W, A, G)
+    (expected,) = torch.autograd.grad(exponential(double), double, G.double())
+    scale = expected.abs().max()
+    torch.testing.assert_close(
+        found / scale, expected / scale, atol=2e-5, rtol=0, check_dtype=False
+    )
+
+
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
 def test_a_large_matrix_may_hold_anything(value):
     A = torch.full((300, 300), value)
