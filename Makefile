@@ -70,10 +70,11 @@ bench: setup  ## measure the overhead, training steps and the drawing of batches
 	$(BIN)/python -m bench.drawing
 
 # Without `setup`: a machine with a GPU has its own torch, and needs neither Ray nor a network.
+# OPTIONS='--quick --device cpu' tries it out where there is no GPU.
 gpu:  ## run the GPU tests and measurements, with the PyTorch of PYTHON
-	$(PYTHON) -m bench.carry run bench.gpu
+	$(PYTHON) -m bench.carry run bench.gpu $(OPTIONS)
 
 # With what `python -m bench.carry pack --service` packed, it needs no `setup` either.
-CARRIED := .bench/carried/site.tar.xz
+CARRIED := .bench/carried/site.tar.xz.*
 gpu-service: $(if $(wildcard $(CARRIED)),,setup)  ## run a sweep of 32 trials through the service on one GPU
-	$(if $(wildcard $(CARRIED)),$(PYTHON) -m bench.carry run,$(BIN)/python -m) bench.gpu_service
+	$(if $(wildcard $(CARRIED)),$(PYTHON) -m bench.carry run,$(BIN)/python -m) bench.gpu_service $(OPTIONS)

@@ -1,8 +1,9 @@
 """Brings packages along to a machine with a GPU that has PyTorch, NumPy and no network.
 
 `python -m bench.carry pack` downloads what is missing there into `.bench/carried`: the wheels of
-pydantic and PyYAML, for `make gpu`. With `--service` it also packs all that a service needs,
-without what a sweep never uses, as one archive, for `make gpu-service`.
+pydantic and PyYAML, for `make gpu`. With `--service` it also packs all that a service needs, for
+`make gpu-service`: without what a sweep never uses and without symbols for debuggers, as small as
+xz can make it, which takes minutes. It lies there in parts, which may be taken along one by one.
 
 `python -m bench.carry run MODULE ...` unpacks that beside this folder's temporary files and runs a
 module with it. What `PYTHONPATH` names already stays on it. It needs the standard library alone.
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import lzma
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,28 +24,56 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Final
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".bench" / "carried"
-ARCHIVE = "site.tar.xz"
+PARTS = "site.tar.xz.*"
 
 WHEELS = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "pyyaml")
 THERE = ("torch", "numpy", "triton", "sympy", "mpmath", "networkx", "setuptools")
 """Packages that come with PyTorch, which the machine has."""
 OF_CUDA = ("nvidia-", "cuda-")
 
+MISSED = (
+    *("scipy", "scikit-learn", "skops", "joblib", "threadpoolctl", "fonttools", "narwhals"),
+    *("psycopg", "psycopg-binary", "graphene", "graphql-core", "graphql-relay", "huey"),
+    *("databricks-sdk", "docker", "gitpython", "gitdb", "smmap", "gunicorn"),
+    *("pyasn1", "pyasn1-modules", "google-auth"),
+)
+"""Packages that a sweep drawn at random does without. The plot of importance is left out there."""
+
 UNUSED = (
     *(f"ray/{part}/*" for part in ("jars", "rllib", "cpp", "llm", "serve", "workflow")),
     "ray/dashboard/client/*",
-    "plotly/package_data/templates/*",
-    "plotly/labextension/*",
+    *(f"pyarrow/{part}" for part in ("*_flight.*", "libarrow_python*.so", "*.so.*.*.*")),
+    *(f"plotly/{part}/*" for part in ("graph_objs", "validators", "labextension")),
+    *(f"plotly/package_data/{part}" for part in ("templates/*", "widgetbundle.js")),
+    *(
+        f"matplotlib/mpl-data/fonts/{part}*"
+        for part in ("afm", "pdf", "ttf/STIX", "ttf/DejaVuSerif")
+    ),
+    *(f"PIL/_{part}*" for part in ("avif", "imagingcms", "imagingft")),
+    *(f"pillow.libs/lib{part}*" for part in ("avif", "freetype", "harfbuzz", "lcms2")),
     "mlflow/server/js/*",
     "share/*",
+    "bin/*",
     "*/tests/*",
-    "*.pyc",
+    "*/include/*",
+    *(f"*.{kind}" for kind in ("pyc", "pyi", "c", "h", "hpp", "pxd", "pyx", "a", "map")),
+    "*.dist-info/RECORD",
 )
 NEEDED = ("mlflow/server/js/build/index.html",)
 """Without it, MLflow does not start."""
+
+LARGEST = 48_000_000
+"""Bytes of a part: with the checkout and the wheels it fits into 64 MiB."""
+
+FILTERS: Final = (
+    {"id": lzma.FILTER_X86},
+    {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 28},
+)
+"""Of xz: addresses in machine code made absolute, and a window that holds most of the archive."""
 
 
 def is_used(path: str) -> bool:
@@ -61,7 +92,7 @@ def is_carried(requirement: str) -> bool:
     [False, False, True]
     """
     name = requirement.partition("==")[0].partition("[")[0].strip().lower().replace("_", "-")
-    return bool(name) and name not in THERE and not name.startswith(OF_CUDA)
+    return bool(name) and name not in (*THERE, *MISSED) and not name.startswith(OF_CUDA)
 
 
 def read_pins(names: Iterable[str]) -> list[str]:
@@ -97,25 +128,70 @@ def install_service(folder: Path, python: str) -> None:
         lines = [line for line in listed.read_text().splitlines() if is_carried(line)]
         listed.write_text("\n".join(lines))
         options = ["--no-deps", "--only-binary", ":all:", "--target", str(folder), "--quiet"]
+        options += ["--link-mode", "copy"]  # they are changed
         command = [*uv, "install", *target, *options, "--requirement", str(listed)]
         subprocess.run(command, check=True)
 
 
-def pack(source: Path, archive: Path) -> int:
-    """Pack what is used of a folder of installed packages; return the archive's bytes."""
-    files = sorted(path for path in source.rglob("*") if path.is_file())
-    with tarfile.open(archive, "w:xz") as made:
-        for path in files:
-            name = path.relative_to(source).as_posix()
-            if is_used(name):
-                made.add(path, name, recursive=False)
-    return archive.stat().st_size
+def strip(folder: Path) -> None:
+    """Take the symbols for debuggers out of programs and libraries, if `strip` is installed."""
+    program = shutil.which("strip")
+    if program is None:
+        sys.stderr.write("the archive will be larger: there is no `strip` (of binutils)\n")
+        return
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and is_machine_code(path):
+            # What strip refuses stays as it is.
+            subprocess.run([program, "--strip-unneeded", str(path)], check=False)
+
+
+def is_machine_code(path: Path) -> bool:
+    """Tell whether a file is a program or a library of Linux."""
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def pack(source: Path, folder: Path, largest: int = LARGEST) -> list[Path]:
+    """Pack what is used of a folder of installed packages; return the archive's parts."""
+    files = (path for path in source.rglob("*") if path.is_file())
+    names = {path.relative_to(source).as_posix(): path for path in files}
+
+    def find_place(name: str) -> tuple[bool, str, str]:
+        """Return where a file comes: what is alike lies together, which makes it smaller."""
+        is_code = is_machine_code(names[name])
+        return not is_code, "" if is_code else Path(name).suffix, name
+
+    used = sorted(filter(is_used, names), key=find_place)
+    with tempfile.TemporaryFile() as whole:
+        with (
+            lzma.open(whole, "wb", filters=FILTERS) as packed,
+            tarfile.open(fileobj=packed, mode="w") as made,
+        ):
+            for name in used:
+                made.add(names[name], name, recursive=False)
+        count = -(-whole.tell() // largest)
+        whole.seek(0)
+        parts = [folder / PARTS.replace("*", f"{i}of{count}") for i in range(1, count + 1)]
+        for part in parts:
+            part.write_bytes(whole.read(largest))
+    return parts
+
+
+def find_parts(folder: Path) -> list[Path]:
+    """Return the archive's parts in order; none if one is missing, which is said."""
+    parts = sorted(folder.glob(PARTS), key=lambda path: int(path.suffix[1:].partition("of")[0]))
+    count = int(parts[0].suffix.partition("of")[2]) if parts else 0
+    if len(parts) == count:
+        return parts
+    here = ", ".join(path.name for path in parts)
+    sys.stderr.write(f"a service needs all {count} parts of the archive; here are {here}\n")
+    return []
 
 
 def unpack(folder: Path) -> Path:
     """Return a folder of packages with what was packed into `folder`; it is made once."""
-    files = sorted([*folder.glob("*.whl"), *folder.glob(ARCHIVE)])
-    names = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    wheels, parts = sorted(folder.glob("*.whl")), find_parts(folder)
+    names = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in (*wheels, *parts)]
     key = hashlib.sha256("\n".join([str(folder), *names]).encode()).hexdigest()[:16]
     site = Path(tempfile.gettempdir()) / f"eigensweep-carried-{os.getuid()}-{key}"
     if site.exists():
@@ -123,13 +199,16 @@ def unpack(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=site.parent) as scratch:
         made = Path(scratch) / "site"
         made.mkdir()
-        for path in files:
-            if path.name == ARCHIVE:
-                with tarfile.open(path) as archive:
+        for path in wheels:
+            with zipfile.ZipFile(path) as wheel:
+                wheel.extractall(made)
+        if parts:
+            with tempfile.TemporaryFile(dir=scratch) as whole:
+                for part in parts:
+                    whole.write(part.read_bytes())
+                whole.seek(0)
+                with tarfile.open(fileobj=whole) as archive:
                     archive.extractall(made, filter="data")
-            else:
-                with zipfile.ZipFile(path) as wheel:
-                    wheel.extractall(made)
         made.rename(site)
     return site
 
@@ -160,17 +239,22 @@ def main(given: Sequence[str] | None = None) -> int:
     running.add_argument("arguments", nargs=argparse.REMAINDER)
     arguments = parser.parse_args(given)
     if arguments.command == "run":
+        if not any(arguments.folder.glob("*.*")):
+            sys.stderr.write(f"nothing was brought along: {arguments.folder} is empty\n")
         command = [sys.executable, "-m", arguments.module, *arguments.arguments]
         return subprocess.run(
             command, cwd=ROOT, env=make_environment(arguments.folder), check=False
         ).returncode
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    for old in (*arguments.folder.glob("*.whl"), *arguments.folder.glob(PARTS)):
+        old.unlink()
     pack_wheels(arguments.folder, arguments.python)
     if arguments.service:
         with tempfile.TemporaryDirectory() as scratch:
             install_service(Path(scratch), arguments.python)
-            size = pack(Path(scratch), arguments.folder / ARCHIVE)
-        sys.stdout.write(f"{arguments.folder / ARCHIVE}: {size / 1e6:.1f} MB\n")
+            strip(Path(scratch))
+            for part in pack(Path(scratch), arguments.folder):
+                sys.stdout.write(f"{part}: {part.stat().st_size / 1e6:.1f} MB\n")
     return 0
 
 

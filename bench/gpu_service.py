@@ -23,6 +23,7 @@ from typing import Any
 import ray
 from rich.console import Console
 
+from bench.gpu.environment import is_there
 from bench.report import add_json, add_quick, describe, new_parser, say, write
 from bench.rounds import processor
 from eigensweep.service.client import Experiment
@@ -144,6 +145,8 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = read_arguments(given)
     lanes = arguments.lanes if arguments.lanes == "auto" else int(arguments.lanes)
     on_gpu = arguments.device == "cuda"
+    if not is_there(arguments.device):
+        return 2
     describe({"processor": processor(), "device": arguments.device, "lanes": lanes})
     cluster = RayCluster.start(num_cpus=os.cpu_count(), num_gpus=int(on_gpu))
     try:

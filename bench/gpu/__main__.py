@@ -44,9 +44,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-import torch
-
 from bench.gpu import pictures
+from bench.gpu.environment import is_there
 from bench.gpu.goals import COLUMNS, judge
 from bench.gpu.sections import Notes, Plan
 from bench.report import add_quick, new_parser, say, table, write
@@ -215,8 +214,7 @@ def given_as_json(arguments: argparse.Namespace) -> dict[str, Any]:
 def main(given: Sequence[str] | None = None) -> int:
     """Run the sections and print what they found; return 1 if anything failed."""
     arguments = read_arguments(given)
-    if torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():
-        say("error: this needs a CUDA device, and PyTorch finds none; --device cpu tries it out")
+    if not is_there(arguments.device):
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends sections, too
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.gpu.sections import Notes, Plan
-from bench.report import describe
+from bench.report import describe, say
 from bench.rounds import processor
 from eigensweep.models.recurrence.native import gated, paired, ungated
 from eigensweep.models.recurrence.native.library import load_library
@@ -34,6 +34,14 @@ ASKED = (
     "mig.mode.current",
 )
 """What nvidia-smi is asked for."""
+
+
+def is_there(device: str) -> bool:
+    """Tell whether PyTorch finds a device; say so if it does not."""
+    if torch.device(device).type != "cuda" or torch.cuda.is_available():
+        return True
+    say("error: PyTorch finds no CUDA device, which this needs; --quick --device cpu tries it out")
+    return False
 
 
 def measure(plan: Plan, notes: Notes) -> None:

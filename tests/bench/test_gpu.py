@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from compilers import need_nvrtc
+from packaging.utils import canonicalize_name
+from test_images import close, find_modules
 
+from bench import carry
 from bench.gpu import __main__ as command
 from bench.gpu import (
     every_model,
@@ -39,6 +43,40 @@ ROOT = Path(__file__).parents[2]
 SMALL = Plan(device="cpu", quick=True, rounds=2, seconds=10_000)
 
 
+PAGE = ROOT / "docs/how-to/gpu.md"
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"a bare machine has no {name}", name=name)
+
+sys.meta_path.insert(0, Absent)
+"""
+
+
+def calls_of_the_page():
+    """Return what Python is given in each call of `bench.gpu` on the page."""
+    lines = re.findall(r"^ *python3 (-m bench\.carry run bench\.gpu .*)$", PAGE.read_text(), re.M)
+    return [line.split() for line in lines]
+
+
+def make_bare(folder):
+    """Return an environment whose processes import only what a bare machine has, or is brought."""
+    there = close(["torch", "numpy", "pytest", "pytest-xdist"]) | {*carry.WHEELS}
+    absent = {
+        module
+        for module, names in find_modules().items()
+        for name in names
+        if canonicalize_name(name) not in there | {"eigensweep"}
+        and not name.startswith(carry.OF_CUDA)
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(f"ABSENT = {absent!r}\n{ABSENT}")
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
 @pytest.fixture
 def notes(tmp_path):
     notes = Notes(tmp_path / "notes.json", SMALL)
@@ -46,34 +84,64 @@ def notes(tmp_path):
     return notes
 
 
+def test_what_the_kit_imports_is_on_a_bare_machine_or_brought_along(tmp_path):
+    program = (
+        "import importlib, pkgutil, bench.gpu\n"
+        "for module in pkgutil.iter_modules(bench.gpu.__path__):\n"
+        "    importlib.import_module(f'bench.gpu.{module.name}')\n"
+        "try:\n"
+        "    import ray\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=make_bare(tmp_path / "bare"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, "a bare machine has no ray\n"), run.stderr
+
+
+def test_the_page_calls_each_section_once():
+    parser = command.read_arguments
+    sections = [name for call in calls_of_the_page() for name in parser(call[4:]).only]
+    assert sorted(sections) == sorted(command.SHARES)
+
+
 class TestARun:
     def test_without_a_gpu_it_says_so(self, monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
         assert command.main([]) == 2
-        assert "PyTorch finds none" in capsys.readouterr().out
+        assert "PyTorch finds no CUDA device" in capsys.readouterr().out
 
     @pytest.mark.slow
-    def test_all_sections_run_and_leave_few_files(self, tmp_path):
-        options = ["--quick", "--device", "cpu", "--rounds", "2", "--minutes", "20"]
-        run = subprocess.run(
-            [sys.executable, "-m", "bench.gpu", *options, "--out", str(tmp_path)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def test_all_sections_run_as_the_page_says_on_a_bare_machine(self, tmp_path):
+        out = tmp_path / "out"
+        given = ["--quick", "--device", "cpu", "--rounds", "2", "--minutes", "20"]
+        for call in calls_of_the_page():
+            run = subprocess.run(
+                [sys.executable, *call, *given, "--out", str(out)],
+                cwd=ROOT,
+                env=make_bare(tmp_path / "bare"),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert run.returncode == 0, run.stdout + run.stderr
+            assert "tried out only" in run.stdout
 
-        assert run.returncode == 0, run.stdout
-        numbers = json.loads((tmp_path / "numbers.json").read_text())
-        assert list(numbers["sections"]) == list(command.SHARES)
+        numbers = json.loads((out / "numbers.json").read_text())
+        assert set(numbers["sections"]) == set(command.SHARES)
         for name, section in numbers["sections"].items():
             assert section["parts"], name
             assert section["failed"] == {}, name
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        files = [path for path in out.rglob("*") if path.is_file()]
         assert len(files) <= 9
-        assert all(path.parent == tmp_path for path in files)
-        assert "tried out only" in run.stdout
+        assert all(path.parent == out for path in files)
 
     def test_what_an_earlier_call_found_is_known_to_the_next_one(self, tmp_path):
         wrong = {"tests": {"parts": {"tests": {"wrong": ["gated"]}}, "failed": {"tests": "1"}}}
