@@ -62,7 +62,7 @@ class Watcher:
     def _start(self) -> None:
         # Its pipe is closed by the end of this process, or by `stop`.
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", guard.__file__, self.mark],
+            [sys.executable, "-P", guard.__file__, self.mark],
             stdin=subprocess.PIPE,
             env={name: value for name, value in os.environ.items() if name != guard.VARIABLE},
             start_new_session=True,

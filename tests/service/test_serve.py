@@ -322,6 +322,14 @@ class TestHome:
             assert watcher._guard is not first
         assert child.wait(PATIENCE) == -signal.SIGKILL
 
+    def test_a_guard_finds_packages_where_the_service_finds_them(self, tmp_path, monkeypatch):
+        packages = tmp_path / "packages"
+        packages.mkdir()
+        (packages / "psutil.py").write_text("raise SystemExit(7)\n")
+        monkeypatch.setenv("PYTHONPATH", str(packages))
+        with home.hold(tmp_path / "home") as watcher:
+            assert watcher._guard.wait(PATIENCE) == 7
+
     def test_a_folder_that_others_can_change_is_refused_in_words(self, tmp_path):
         (tmp_path / "home").mkdir()
         (tmp_path / "home").chmod(0o777)
