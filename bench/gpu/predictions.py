@@ -23,10 +23,10 @@ RATES = {
     "copy, GB/s": 4300.0,
     "node of a graph, us": 1.8,
     "time step of a scan, n=192, us": 0.38,
-    "time step of a scan, n=512, us": 0.53,
+    "time step of a scan, n=512, us": 0.54,
     "time step of a scan, n=192, 4 rows, us": 1.07,
     "time step of a scan, n=256, 4 rows, us": 1.03,
-    "time step of a scan, n=512, 4 rows, us": 1.07,
+    "time step of a scan, n=512, 4 rows, us": 1.05,
 }
 """What the section `limits` measures, by its words."""
 

@@ -63,7 +63,8 @@ typedef Sharing<UNITS, MIDDLE, 0, SIDE> OverUnits;
 static_assert(OverRows::COPIES == 1 && OverUnits::LEFT == 1);
 constexpr int ENDS = OverRows::LEFT;  // rows of which one thread finishes a unit
 constexpr int SENDERS = OverUnits::COPIES < CLUSTER ? OverUnits::COPIES : CLUSTER;
-constexpr bool FURTHER = ENDS <= 2;   // a step more between load and use
+// A step more between load and use, where registers are left for it.
+constexpr bool FURTHER = ENDS == 1 || (ENDS == 2 && ROWS <= 4);
 
 // The states of one step, and the barrier that tells when all blocks have sent them.
 struct Step {
