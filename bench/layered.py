@@ -30,8 +30,8 @@ def step_by_step(a: Tensor, b: Tensor, h0: Tensor, *, paired: bool = False) -> T
     if paired:
         a, b, h0 = (torch.view_as_complex(torch.unflatten(p, -1, (-1, 2))) for p in (a, b, h0))
     h, states = h0, []
-    for t in range(len(b)):
-        h = (a if a.dim() == 1 else a[t]) * h + b[t]
+    for a_t, b_t in zip(a.expand(b.shape).unbind(0), b.unbind(0), strict=True):
+        h = a_t * h + b_t  # not a[t]: its gradient would be as long as the sequence, at each step
         states.append(h)
     stacked = torch.stack(states)
     return torch.view_as_real(stacked).flatten(-2) if paired else stacked
