@@ -40,7 +40,7 @@ ROOMS = ("models", "tasks", "search_spaces", "workers", "service", "bench", "tes
 FOREIGN = {"tune.Tuner", "Tuner.restore", "torch.vmap"}
 """Names of libraries on the pages."""
 GENERATED = runpy.run_path(str(ROOT / "docs/generate.py"))
-ASSIGNMENT = re.compile(r"\w+=\S*")
+ASSIGNMENT = re.compile(r"\w+=.*")
 
 
 def read(page: str) -> str:
