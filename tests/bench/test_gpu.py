@@ -74,7 +74,8 @@ def make_bare(folder):
     }
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(f"ABSENT = {absent!r}\n{ABSENT}")
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+    return {**os.environ, **plugins, "PYTHONPATH": str(folder)}
 
 
 @pytest.fixture
