@@ -1,6 +1,7 @@
 """minGRU: a GRU whose gate does not see the state.
 
-Source and departures: `models/minimal.py`.
+Source: Feng, Tung, Ahmed, Bengio & Hajimirsadeghi, Were RNNs All We Needed?, 2024. Equations and
+departures: `models/minimal.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """minLSTM: an LSTM whose gates do not see the state, and share one unit of weight.
 
-Source and departures: `models/minimal.py`.
+Source: Feng, Tung, Ahmed, Bengio & Hajimirsadeghi, Were RNNs All We Needed?, 2024. Equations and
+departures: `models/minimal.py`.
 """
 
 from __future__ import annotations
