@@ -1,7 +1,7 @@
 """Which specs carry an experiment on that is over: the same settings, with more to do.
 
-It may get more trials, more points, more arms, or a longer budget. Everything else decides what its
-results mean, so a change of that is another experiment.
+It may get more trials, more points, more arms, a longer budget, or more seeds of a race. Everything
+else decides what its results mean, so a change of that is another experiment.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ IN_ARMS = frozenset({"model", "optimizer", "arms", "search.space"})
 FREE = frozenset({"description", "priority"})
 BUDGET = frozenset({"training.steps", "training.epochs"})
 COUNTS = frozenset({"search.trials", "limits.trials"})
+RACE = frozenset({"racing.most", "racing.core_hours"})
+"""How far a race goes. Where its end is later, it goes on; an earlier one undoes nothing."""
 
 
 def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
@@ -44,12 +46,13 @@ def describe_extension(old: ExperimentSpec, new: ExperimentSpec) -> str:
     errors = [
         _differs(path, before, after)
         for path, (before, after) in changes.items()
-        if path not in FREE | BUDGET | COUNTS and not path.startswith("limits.")
+        if path not in FREE | BUDGET | COUNTS | RACE and not path.startswith("limits.")
     ]
     words = list(_compare_arms(old, new, errors))
     errors += [*_check_budget(old, new), *_check_count(old, new)]
     raise_errors(errors)
-    told = (path for path in changes if path in BUDGET | COUNTS or path.startswith("limits."))
+    more = BUDGET | COUNTS | RACE
+    told = (path for path in changes if path in more or path.startswith("limits."))
     return ", ".join(
         [f"{path} from {_name(changes[path][0])} to {_name(changes[path][1])}" for path in told]
         + words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal
 
@@ -11,7 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from eigensweep.search_spaces.errors import InvalidPointError
 from eigensweep.search_spaces.memory import MemoryEstimate, estimate_arms, limit_of
 from eigensweep.search_spaces.parameters import Choice, Parameter
-from eigensweep.search_spaces.race_words import count_extra_trainings
+from eigensweep.search_spaces.race_words import (
+    count_extra_trainings,
+    count_racers,
+    plan_seeds,
+)
 from eigensweep.search_spaces.search_words import explain_search, find_brackets
 from eigensweep.search_spaces.sequences import quasi_random
 from eigensweep.search_spaces.space import Point, Space
@@ -120,6 +124,16 @@ class SidePreview(_Answer):
     warnings: list[str] = Field([], description="What may keep the experiment from running")
 
 
+class PlannedSeeds(_Answer):
+    """What it takes a race to decide a difference of a given size."""
+
+    effect: float = Field(description="The difference by its spread between seeds")
+    seeds: int | None = Field(description="Of each that races, about; null beyond 1,000")
+    core_hours: float | None = Field(
+        description="Of all their seeds on one CPU core, as rough a guess as `estimate`"
+    )
+
+
 class SearchPreview(_Answer):
     """How the points are drawn."""
 
@@ -145,6 +159,9 @@ class Preview(_Answer):
     trials: int | None
     replicates: int
     race: int = Field(description="Trainings that a race adds to those at most; 0 without one")
+    race_plan: list[PlannedSeeds] = Field(
+        description="Seeds and hours until a race decides; empty without one"
+    )
     search: SearchPreview
     arms: list[ArmPreview]
     first: list[TrialPreview]
@@ -179,6 +196,7 @@ def preview(
         trials=trials,
         replicates=spec.replicates,
         race=count_extra_trainings(spec),
+        race_plan=list(_plan_race(spec, configs)),
         search=SearchPreview(
             method=spec.search.method, words=explain_search(spec), warm_start=warm_start
         ),
@@ -309,6 +327,19 @@ def _estimate(
         words="An order of magnitude for one CPU core, computed from sizes at an assumed speed. "
         f"{left_out} are left out. The speed of the first trial is a better guide.",
     )
+
+
+def _plan_race(
+    spec: ExperimentSpec, configs: dict[str, list[TrialConfig]]
+) -> Iterator[PlannedSeeds]:
+    """Yield what it takes to decide differences of some sizes."""
+    every = [seconds_of(config) for found in configs.values() for config in found]
+    if spec.racing is None or not every:
+        return
+    hours = count_racers(spec, spec.racing) * sum(every) / len(every) / 3600
+    for effect, seeds in plan_seeds(spec, spec.racing).items():
+        cost = None if seeds is None else _two_digits(hours * seeds)
+        yield PlannedSeeds(effect=effect, seeds=seeds, core_hours=cost)
 
 
 def describe_memory(

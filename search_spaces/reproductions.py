@@ -106,7 +106,7 @@ class Measure(Strict):
     metric: str | None = Field(
         None,
         description="`value` (the best validation value), `valid/`, `test/`, `best_test/` or "
-        "`last_test/` with a metric of the task, or `seconds_per_step`",
+        "`last_test/` with a metric of the task, or `seconds_per_step`, the median processor time",
     )
     curve: str | None = Field(None, description="A curve, such as `valid/mse` or `test_now/mse`")
     at: int | None = Field(None, description="Step of the curve; default: its end")
@@ -159,8 +159,8 @@ class Claim(Strict):
     alike_within: float | None = Field(
         None,
         gt=0,
-        description="The difference, as a share, up to which arms are the same; a claim with "
-        "`better` does not hold where they are shown to be",
+        description="The difference, as a share, up to which arms are the same; on a claim with "
+        "`better` the verdict is `equivalent` where they are shown to be",
     )
     setting: Literal["as plotted", "matched"] | None = Field(
         None,

@@ -210,31 +210,67 @@ class SchedulerConfig(Strict):
 
 
 class RacingConfig(Strict):
-    """More seeds for the configurations that lead."""
+    """More seeds for the configurations, or the arms, that cannot be told apart yet."""
 
+    between: Literal["configurations", "arms"] = Field(
+        "configurations",
+        description="Who races: the configurations that lead, all arms together, or the best "
+        "configuration of each arm. Where an arm has several, the seeds that chose one do not "
+        "count in the comparison",
+    )
     most: int = Field(
         ge=3,
         le=1000,
         description="Largest number of trainings of a configuration, each with a seed",
     )
     seeds: int = Field(
-        2, ge=1, le=1000, description="Trainings that each leader gets in a round, at most"
+        1, ge=1, le=1000, description="Trainings that each one gets between two looks, at most"
     )
     leaders: int = Field(
         8,
         ge=2,
         le=1000,
-        description="Largest number of configurations that get more seeds. Where more cannot be "
-        "told apart, those with the best means do",
+        description="`configurations`: the largest number that get more seeds. Where more cannot "
+        "be told apart, those with the best means do",
+    )
+    smallest: float | None = Field(
+        None,
+        gt=0,
+        description="Smallest difference of interest, in the metric's unit: who is shown to differ "
+        "by no more is equivalent, and gets no more seeds; null: any difference is of interest",
+    )
+    alpha: float = Field(
+        0.05,
+        gt=0,
+        le=0.5,
+        description="Share of races in which the best one may be called worse, or, between arms, "
+        "equal ones different",
+    )
+    core_hours: float | None = Field(
+        None,
+        gt=0,
+        description="Time of all trainings of the experiment, by the cores of each, after which no "
+        "further seed begins; null: `most` is the only limit",
     )
 
     def list_rounds(self, replicates: int) -> list[int]:
-        """Return how many seeds a configuration has at each decision, the last one included.
+        """Return how many seeds a configuration has at each look, the last one included.
 
         >>> RacingConfig(most=8, seeds=2).list_rounds(replicates=3)
         [3, 5, 7, 8]
         """
         return [*range(replicates, self.most, self.seeds), self.most]
+
+    def count_comparisons(self, racers: int) -> int:
+        """Return among how many comparisons `alpha` is divided.
+
+        The best configuration is compared with each other one; between arms every pair counts.
+
+        >>> RacingConfig(most=8).count_comparisons(5)
+        4
+        """
+        pairs = racers * (racers - 1) // 2 if self.between == "arms" else racers - 1
+        return max(1, pairs)
 
 
 COSTS = {"parameters": Metric("parameters", ""), "seconds": Metric("seconds", "s")}

@@ -8,6 +8,7 @@ missing in our copy of the text, so the default delay may differ from theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import log
 from typing import Literal
 
@@ -15,8 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from eigensweep.tasks.base import Split
 from eigensweep.tasks.recall import Recall, RecallConfig
 from eigensweep.tasks.streams import below, draw
+
+MOST_DRAWN = 100_000
+"""Sequences that are drawn at most to know the baseline of a set; that takes less than a second."""
 
 
 class VariableCopyingConfig(RecallConfig):
@@ -38,29 +43,55 @@ class VariableCopyingConfig(RecallConfig):
         """The scores of the best model that knows only what `baseline_kind` says.
 
         For `step_only`: if the input of a step is a blank, the answer stands there with a
-        probability q that depends on the number of the step. The symbol is guessed.
+        probability q that depends on the number of the step. The symbol is guessed. It is scored on
+        the validation sequences, whose markers do not stand at each place equally often.
         """
+        return self.baselines_on("valid")
+
+    def baselines_on(self, split: Split) -> dict[str, float]:
         if self.baseline_kind == "place_known":
             return super().baselines
-        K, steps = self.alphabet, self.sequence_length
-        blank, q = self._blank_and_answer()
-        surprise = _entropy(q) + q * log(K)
-        doubt = np.minimum(q, 1 - q / K)  # share of wrong answers of the better guess
+        size = self.valid_size if split == "valid" else self.test_size
+        S, T, K = self.symbols, self.delay, self.alphabet
+        even = np.ones(T - 1)
+        blanks, answers = _count_blanks(even, S)
+        q = answers / np.maximum(blanks, 1)
+        drawn = even if size > MOST_DRAWN else np.array(_count_markers(S, T, split, size))
+        blanks, answers = _count_blanks(drawn, S)
+        sure, wrong = _log(1 - q), np.where(q + q / K < 1 - 1e-9, answers, blanks - answers / K)
+        surprise = -(answers @ (_log(q) - log(K)) + (blanks - answers) @ sure)
+        positions = drawn.sum() * self.sequence_length
         return {
-            "cross_entropy": float(blank @ surprise) / steps,
+            "cross_entropy": float(surprise / positions),
             "recall_accuracy": 1 / K,
-            "accuracy": 1 - float(blank @ doubt) / steps,
+            "accuracy": 1 - float(wrong.sum() / positions),
         }
 
-    def _blank_and_answer(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return for each step t >= S the probability of a blank, and of an answer at a blank."""
-        S, T = self.symbols, self.delay
-        t = np.arange(S, T + 2 * S)
-        first, last = S + 1, S + T - 1  # first and last possible step of the marker
-        markers = last - first + 1 - ((first <= t) & (t <= last))
-        answers = np.minimum(t - 1, last) - np.maximum(t - S, first) + 1
-        q = np.clip(answers, 0, None) / np.maximum(markers, 1)
-        return markers / (T - 1), q
+
+@lru_cache(maxsize=256)
+def _count_markers(S: int, T: int, split: Split, size: int) -> tuple[int, ...]:
+    """Return how many sequences of a split have their marker at each of its T - 1 places."""
+    numbers = draw(f"variable_copying/{split}", range(size), S + 1)
+    return tuple(np.bincount(below(numbers[:, S], T - 1), minlength=T - 1).tolist())
+
+
+def _count_blanks(
+    markers: NDArray[np.float64], S: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return for each step t >= S how many blanks stand there, and answers below them.
+
+    `markers` counts the markers at steps S + 1 to S + T - 1.
+    """
+    steps = np.zeros(len(markers) + 1 + S)  # from S to T + 2S - 1
+    steps[1 : 1 + len(markers)] = markers
+    before = np.concatenate(([0.0], steps.cumsum()))
+    t = np.arange(len(steps))
+    return markers.sum() - steps, before[t] - before[np.maximum(t - S, 0)]
+
+
+def _log(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the logarithm, 0 where nothing can happen."""
+    return np.log(np.where(p > 0, p, 1.0))
 
 
 class VariableCopying(Recall):
@@ -95,10 +126,3 @@ class VariableCopying(Recall):
         x[marker, each] = K + 1
         y[marker + 1 + np.arange(S)[:, None], each] = string
         return x, y
-
-
-def _entropy(q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the entropy, in nats, of a choice between two, made with probability q."""
-    sure = (q == 0) | (q == 1)
-    q = np.where(sure, 0.5, q)
-    return np.where(sure, 0.0, -q * np.log(q) - (1 - q) * np.log(1 - q))

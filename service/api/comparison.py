@@ -5,9 +5,10 @@ Runs in the service's process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import inf
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -15,6 +16,7 @@ from pydantic import ConfigDict, Field
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.labels import format_share
 from eigensweep.search_spaces.parameters import Scalar
+from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.service.api.examples import COMPARISON
 from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
 from eigensweep.service.record.errors import ConflictError, NotFoundError
@@ -22,7 +24,7 @@ from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
-from eigensweep.workers.shared.sequential import look
+from eigensweep.workers.shared.sequential import VerdictSoFar, look
 from eigensweep.workers.shared.states import RANKED
 from eigensweep.workers.shared.statistics import (
     TEST,
@@ -31,6 +33,7 @@ from eigensweep.workers.shared.statistics import (
     compare_paired,
     correct,
     find_domain,
+    judge_alike,
     summarize,
 )
 
@@ -67,6 +70,26 @@ class Side(Answer):
     test: SummaryNow | None = Field(description="On test data, at the same step")
 
 
+class LookNow(Answer):
+    """What the first so many seeds say."""
+
+    seeds: int
+    mean: float
+    low: float | None
+    high: float | None
+    e_value: float
+
+
+class PlanNow(Answer):
+    """What it takes to decide a difference of a given size, by the spread so far."""
+
+    difference: float
+    seeds: int | None = Field(description="Seeds of each side, about; null beyond 1,000")
+    core_hours: float | None = Field(
+        description="Of the seeds that are missing, on both sides; null where nobody knows"
+    )
+
+
 class SoFarNow(Answer):
     """What the seeds say so far, where more may be added and looked at, one after another."""
 
@@ -75,6 +98,11 @@ class SoFarNow(Answer):
         "compared; by chance it ever gets there in at most 5% of cases, however often one looks"
     )
     decided: bool
+    verdict: VerdictSoFar = Field(
+        description="Of the first side; `equivalent` where it is shown to differ by no more than "
+        "`smallest`"
+    )
+    wanted: float = Field(description="The e-value that decides")
     low: float | None = Field(
         description="Lower end of an interval of the mean that holds at every look together; null "
         "where so few seeds exclude nothing"
@@ -83,6 +111,10 @@ class SoFarNow(Answer):
     seeds: int | None = Field(
         description="Seeds at which a difference of this size and spread is decided, about; null "
         "beyond 1,000"
+    )
+    looks: list[LookNow] = Field(description="The same after each seed, from the second one on")
+    plan: PlanNow | None = Field(
+        description="What it takes to decide a difference of `smallest`; null without one"
     )
 
 
@@ -100,6 +132,10 @@ class DifferenceNow(Answer):
     high: float | None = Field(description="Upper end of the same")
     p: float | None = Field(description="p-value of this comparison alone")
     corrected_p: float | None = Field(description="p-value corrected for all pairs, after Holm")
+    alike_p: float | None = Field(
+        description="p-value of two one-sided tests that they differ by no more than `smallest`, "
+        "corrected for all pairs; null without one"
+    )
     effect: float | None = Field(description="`mean` as a ratio to the task's baseline")
     so_far: SoFarNow | None = Field(
         description="For a decision while seeds are added; null for fewer than two"
@@ -122,6 +158,7 @@ class Comparison(Answer):
 
     method: str = Field(description="The test that was used")
     comparisons: dict[Split, int] = Field(description="Pairs over which p-values are corrected")
+    smallest: float | None = Field(description="The smallest difference of interest, if one came")
     version: str = Field(description="Version of Eigensweep that compared")
     sides: list[Side]
     pairs: list[Pair]
@@ -135,14 +172,22 @@ class _Found:
     trial: Trial
     task: Mapping[str, Any]
     values: dict[Split, dict[int, float]]
+    core_hours: float | None
+    """Of a seed; None where it is not known."""
 
 
-def compare(record: Queries, names: Sequence[str], metric: str | None, version: str) -> Comparison:
+def compare(
+    record: Queries,
+    names: Sequence[str],
+    metric: str | None,
+    version: str,
+    smallest: float | None = None,
+) -> Comparison:
     """Return the comparison of every pair of what is named.
 
     A name is EXPERIMENT/NUMBER for a trial, EXPERIMENT/ARM for the arm's best trial by validation,
     or EXPERIMENT for that of all arms. `metric` is the one that is compared, by default what each
-    experiment ranks by.
+    experiment ranks by. Sides that are shown to differ by no more than `smallest` are equivalent.
 
     Raises:
         NotFoundError: if there is no such experiment, trial or arm.
@@ -151,7 +196,7 @@ def compare(record: Queries, names: Sequence[str], metric: str | None, version: 
     """
     found = [_find(record, name, metric) for name in names]
     pairs = list(combinations(found, 2))
-    by_split = {split: _compare_all(pairs, split) for split in SPLITS}
+    by_split = {split: _compare_all(pairs, split, smallest) for split in SPLITS}
     counts = {
         split: sum(each.p is not None for each in differences)
         for split, differences in by_split.items()
@@ -159,14 +204,15 @@ def compare(record: Queries, names: Sequence[str], metric: str | None, version: 
     return Comparison(
         method=TEST,
         comparisons=counts,
+        smallest=smallest,
         version=version,
         sides=[each.side for each in found],
         pairs=[
             Pair(
                 first=a.side.name,
                 second=b.side.name,
-                valid=_describe(a.side, b.side, "valid", valid, counts["valid"]),
-                test=_describe(a.side, b.side, "test", test, counts["test"]),
+                valid=_describe(a, b, "valid", valid, counts["valid"], smallest),
+                test=_describe(a, b, "test", test, counts["test"], smallest),
             )
             for (a, b), valid, test in zip(pairs, *by_split.values(), strict=True)
         ],
@@ -241,7 +287,9 @@ def _describe_side(
         valid=_summarize(values["valid"], measured.name),
         test=_summarize(values["test"], measured.name),
     )
-    return _Found(side, trial, task, values)
+    cpus = float(experiment.spec.get("resources", {}).get("cpus", 1.0))
+    hours = result.seconds * cpus / 3600 / result.replicates if result.seconds else None
+    return _Found(side, trial, task, values, hours)
 
 
 def find_metric(
@@ -282,7 +330,9 @@ def _summarize(values: Mapping[int, float], metric: str) -> SummaryNow | None:
     return SummaryNow(**summarize(list(values.values()), find_domain(metric)).to_dict())
 
 
-def _compare_all(pairs: Sequence[tuple[_Found, _Found]], split: Split) -> list[Difference]:
+def _compare_all(
+    pairs: Sequence[tuple[_Found, _Found]], split: Split, smallest: float | None
+) -> list[Difference]:
     """Return the difference of each pair on one split, corrected for all of them."""
     differences = []
     for a, b in pairs:
@@ -295,7 +345,8 @@ def _compare_all(pairs: Sequence[tuple[_Found, _Found]], split: Split) -> list[D
         else:
             found = Difference(seeds=(), verdict="not comparable", reason=reason)
         differences.append(found)
-    return correct(differences)
+    corrected = correct(differences)
+    return corrected if smallest is None else judge_alike(corrected, smallest)
 
 
 def _find_obstacle(a: _Found, b: _Found, split: Split) -> str | None:
@@ -327,17 +378,50 @@ def list_differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return [f"{f} ({a.get(f)} and {b.get(f)})" for f in fields if a.get(f) != b.get(f)]
 
 
-def _describe(a: Side, b: Side, split: Split, found: Difference, count: int) -> DifferenceNow:
+def _describe(
+    a: _Found, b: _Found, split: Split, found: Difference, count: int, smallest: float | None
+) -> DifferenceNow:
     numbers = found.to_dict()
     del numbers["better"]
-    seen = look(found, max(1, count))
-    so_far = None if seen is None else SoFarNow.model_validate(seen.to_dict())
-    return DifferenceNow(**numbers, words=_say(a, b, split, found, count), so_far=so_far)
+    seen, so_far = look(found, max(1, count), within=smallest), None
+    if seen is not None:
+        looks = _look_back(a.values[split], b.values[split], found.seeds, max(1, count))
+        plan = None if smallest is None else _make_plan(a, b, found, smallest, 1 / seen.wanted)
+        so_far = SoFarNow(**seen.to_dict(), looks=list(looks), plan=plan)
+    words = _say(a.side, b.side, split, found, count, smallest)
+    return DifferenceNow(**numbers, words=words, so_far=so_far)
 
 
-def _say(a: Side, b: Side, split: Split, found: Difference, count: int) -> str:
+def _look_back(
+    a: Mapping[int, float], b: Mapping[int, float], seeds: Sequence[int], comparisons: int
+) -> Iterator[LookNow]:
+    """Yield what there was to see after each seed, from the second one on."""
+    for n in range(2, len(seeds) + 1):
+        first = compare_paired(*({seed: side[seed] for seed in seeds[:n]} for side in (a, b)))
+        seen = look(first, comparisons)
+        assert seen is not None
+        assert first.mean is not None
+        yield LookNow(seeds=n, mean=first.mean, low=seen.low, high=seen.high, e_value=seen.e_value)
+
+
+def _make_plan(a: _Found, b: _Found, found: Difference, difference: float, error: float) -> PlanNow:
+    """Return the seeds and hours at which a difference of this size would be decided."""
+    seeds = find_seeds(difference / found.sd, error) if found.sd else find_seeds(inf, error)
+    hours = None
+    if seeds is not None and a.core_hours is not None and b.core_hours is not None:
+        hours = sum(
+            each.core_hours * max(0, seeds - len(each.side.seeds))
+            for each in (a, b)
+            if each.core_hours is not None
+        )
+    return PlanNow(difference=difference, seeds=seeds, core_hours=hours)
+
+
+def _say(
+    a: Side, b: Side, split: Split, found: Difference, count: int, smallest: float | None
+) -> str:
     """Return a difference as a sentence that can be cited."""
-    joint = {"better": "than", "worse": "than", "not distinguishable": "from"}
+    joint = {"better": "than", "worse": "than", "not distinguishable": "from", "equivalent": "to"}
     joined = joint.get(found.verdict, "with")
     words = f"{a.name} is {found.verdict} {joined} {b.name} on {SPLITS[split]}"
     if found.mean is None:
@@ -349,6 +433,9 @@ def _say(a: Side, b: Side, split: Split, found: Difference, count: int) -> str:
     if found.low is None:
         return f"{words}, because {found.reason}: {by} ({seeds})"
     corrected = f", corrected for {count} comparisons" if count > 1 else ""
+    if found.verdict == "equivalent":
+        by += f", by no more than {smallest:.4g}"
+        corrected += f"; two one-sided tests: p = {found.alike_p:.2g}"
     return (
         f"{words}: {by} (95% interval {found.low:.4g} to {found.high:.4g}; "
         f"p = {found.corrected_p:.2g}{corrected}; n = {found.n}, {seeds})"

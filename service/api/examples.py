@@ -259,6 +259,7 @@ REPRODUCTION: Final[Json] = {
 COMPARISON: Final[Json] = {
     "method": "two-sided paired t-test over shared seeds, p-values corrected after Holm",
     "comparisons": {"valid": 1, "test": 1},
+    "smallest": None,
     "version": "0.2.0",
     "sides": [
         {
@@ -314,13 +315,26 @@ COMPARISON: Final[Json] = {
                     "high": -0.1643,
                     "p": 1.2e-05,
                     "corrected_p": 1.2e-05,
+                    "alike_p": None,
                     "effect": -0.962,
                     "so_far": {
                         "e_value": 4.0,
+                        "wanted": 20.0,
+                        "verdict": "not distinguishable",
                         "decided": False,
                         "low": None,
                         "high": None,
                         "seeds": 5,
+                        "looks": [
+                            {
+                                "seeds": 3,
+                                "mean": -0.1668,
+                                "low": None,
+                                "high": None,
+                                "e_value": 4.0,
+                            }
+                        ],
+                        "plan": None,
                     },
                 }
                 for split, words in (("valid", "validation data"), ("test", "test data"))

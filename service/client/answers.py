@@ -117,16 +117,23 @@ def format_comparison(comparison: JsonObject) -> str:
 
 def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
     """Say of each pair on test data what the seeds say so far, where one looks as they come."""
-    wanted = 20 * max(1, comparison["comparisons"]["test"])
     for pair in comparison["pairs"]:
         seen = pair["test"]["so_far"]
         if seen is None:
             continue
-        seeds = f"about {seen['seeds']}" if seen["seeds"] else "more than 1,000"
-        words = f"{wanted} would decide, which takes {seeds} seeds like these"
+        words = f"decided, {seen['verdict']}"
+        if not seen["decided"]:
+            words = (
+                f"{seen['wanted']:.4g} would decide, which takes {_say_seeds(seen['seeds'])} like "
+                "these"
+            )
+        plan = seen["plan"]
+        if plan is not None:
+            hours = plan["core_hours"]
+            words += f"; a difference of {plan['difference']:.4g} takes {_say_seeds(plan['seeds'])}"
+            words += "" if hours is None else f", about {hours:.2g} core-hours more"
         yield (
-            f"{pair['first']} and {pair['second']}, at any look: e = {seen['e_value']:.3g}; "
-            f"{'decided' if seen['decided'] else words}"
+            f"{pair['first']} and {pair['second']}, at any look: e = {seen['e_value']:.3g}; {words}"
         )
 
 
@@ -158,6 +165,10 @@ def format_effort(effort: JsonObject) -> str:
     """Return the best of so many trials of each search, and how they compare."""
     table = align_columns(EFFORT_HEADS, make_effort_rows(effort))
     return "\n".join([table, "", *describe_effort(effort)])
+
+
+def _say_seeds(seeds: int | None) -> str:
+    return f"about {seeds} seeds" if seeds else "more than 1,000 seeds"
 
 
 def make_share_rows(importance: JsonObject) -> list[list[str]]:
@@ -269,6 +280,10 @@ def format_preview(content: JsonObject) -> str:
     ]
     if words := search["words"] + come:
         lines += ["", *words]
+    plan = [each for each in content.get("race_plan") or () if each["core_hours"] is not None]
+    if plan:
+        costs = (f"{each['seeds']} seeds about {each['core_hours']:g} core hours" for each in plan)
+        lines.append(f"Of all that race {', '.join(costs)}")
     lines += _format_side_by_side(content.get("side_by_side") or {})
     lines += [f"warning: {words}" for words in content.get("warnings") or ()]
     return "\n".join(lines)
@@ -315,10 +330,29 @@ def format_race(content: JsonObject) -> str:
     heads = ("trial", "arm", "settings", "n", "mean", "behind by", "95% interval")
     lines = [align_columns(heads, rows), ""] if rows else []
     for played in content["rounds"]:
-        left = len(played["worse"]) + len(played["left_out"])
+        left = sum(len(played[kind]) for kind in ("worse", "equivalent", "left_out"))
         stay = 1 + len(played["rivals"])
         lines.append(f"{say_count(played['seeds'], 'seed')}: {stay} stay in the race, {left} leave")
+    lines += _describe_racers(content)
     return "\n".join([*lines, f"{content['state']}: {content['words']}"])
+
+
+def _describe_racers(content: JsonObject) -> Iterator[str]:
+    """Say what is open of each racer, and what the race has cost."""
+    for racer in content["racers"]:
+        if racer["looks"]:
+            seen = racer["looks"][-1]
+            words = racer["verdict"]
+            if words == "not distinguishable":
+                words += f", which takes {_say_seeds(racer['wanted'])} like these to decide"
+            yield (
+                f"trial {racer['number']} against the leader: e = {seen['e_value']:.3g} of "
+                f"{content['wanted_e_value']:.4g}; {words}"
+            )
+    if hours := content["core_hours"]:
+        limit = "" if hours["limit"] is None else f" of {hours['limit']:g}"
+        more = "" if hours["needed"] is None else f"; about {hours['needed']:.2g} more would decide"
+        yield f"{hours['spent']:.2g}{limit} core-hours{more}"
 
 
 def _format_goal(name: str, value: float) -> str:

@@ -174,15 +174,18 @@ class Client(Connection):
         """Yield the events of an experiment; see `Experiment.events`."""
         return Experiment(self, {"id": experiment_id}).events(after)
 
-    def compare(self, *names: str, metric: str | None = None) -> Answer:
+    def compare(
+        self, *names: str, metric: str | None = None, smallest: float | None = None
+    ) -> Answer:
         """Compare trials (`id/number`), arms (`id/arm`) or experiments (`id`) seed by seed.
 
         `compare("1m7xnz0qe2nqc/scornn", "1m7xnz0qe2nqc/lstm")["pairs"][0]["test"]["words"]`.
+        With `smallest`, the smallest difference of interest, sides may also be equivalent.
 
         Raises:
             RefusedError: if there is no such trial or metric; the message says why.
         """
-        found = self.get("/v1/compare", of=list(names), metric=metric)
+        found = self.get("/v1/compare", of=list(names), metric=metric, smallest=smallest)
         return Answer(found, format_comparison)
 
     def compare_effort(self, *names: str, metric: str | None = None) -> Answer:

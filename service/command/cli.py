@@ -408,12 +408,22 @@ def compare(
             help="Compare arms at equal tuning effort: the best of so many trials, on test data.",
         ),
     ] = False,
+    smallest: Annotated[
+        float | None,
+        typer.Option(
+            help="The smallest difference of interest: sides that differ by no more are "
+            "equivalent, and the answer says what it takes to decide it."
+        ),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare trials, arms or experiments seed by seed: difference, interval, p-value, effect."""
     with connect(url, as_json) as client:
-        found = (client.compare_effort if effort else client.compare)(*names, metric=metric)
+        if effort:
+            found = client.compare_effort(*names, metric=metric)
+        else:
+            found = client.compare(*names, metric=metric, smallest=smallest)
         if as_json:
             _print_json(found)
         elif effort:

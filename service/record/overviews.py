@@ -45,7 +45,7 @@ class PointRecord:
 
 @dataclass(frozen=True)
 class RacerRecord:
-    """A ranked trial, as a race sees it."""
+    """A trial with a result, as a race sees it."""
 
     number: int
     arm: str
@@ -166,8 +166,12 @@ def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRe
 
 
 def list_racers(queries: Queries, id: str) -> list[RacerRecord]:
-    """Return the trials that a race is about: those ranked, also while they train more seeds."""
-    chosen = select(Trial).where(Trial.experiment_id == id, Trial.rank < UNRANKED)
+    """Return the trials that a race is about: those with values, also while they train more seeds.
+
+    Those that diverged are among them, as they took time.
+    """
+    known = or_(Trial.rank < UNRANKED, Trial.state == "diverged")
+    chosen = select(Trial).where(Trial.experiment_id == id, known)
 
     def work(session: Session) -> list[RacerRecord]:
         return [

@@ -64,6 +64,17 @@ def test_more_to_do_is_told_in_words(changes, words):
     assert describe_extension(make(), make(**changes)) == words
 
 
+def test_a_race_that_has_stopped_may_go_further():
+    short, far = (
+        make(replicates=3, racing={"most": most, "core_hours": hours})
+        for most, hours in ((5, 1.0), (9, 2.0))
+    )
+    words = "racing.most from 5 to 9, racing.core_hours from 1.0 to 2.0"
+    assert describe_extension(short, far) == words
+    with pytest.raises(SpecError, match=r"racing\.alpha"):
+        describe_extension(short, make(replicates=3, racing={"most": 9, "alpha": 0.1}))
+
+
 @pytest.mark.parametrize(
     ("changes", "path", "words"),
     [

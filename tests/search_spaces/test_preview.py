@@ -146,10 +146,27 @@ def test_a_race_says_what_it_may_cost():
     found = preview(make(replicates=3, racing={"most": 9, "leaders": 4}))
     assert (plain.race, found.race) == (0, 4 * 6)
     assert found.search.words[-1] == (
-        "Every configuration trains 3 seeds. Then up to 4 leaders train on together, to 5, 7, 9 "
-        "seeds, until one is better than all others by the paired interval: at most 24 further "
-        "trainings"
+        "Every configuration trains 3 seeds. Then up to 4 leaders train on, to 4, 5, 6, 7, 8, 9 "
+        "seeds, until one is better than all others by an interval that holds at every look "
+        "together: at most 24 further trainings. A difference as large as its spread between seeds "
+        "is decided with about 19 seeds, one of twice that size with 9, one of half with 61"
     )
+    assert [(each.effect, each.seeds) for each in found.race_plan] == [(2, 9), (1, 19), (0.5, 61)]
+    hours = [each.core_hours for each in found.race_plan]
+    assert 0 < hours[0] < hours[1] < hours[2]
+    arms = make(
+        replicates=3,
+        model=None,
+        search={"space": {}},
+        arms=[{"model": {"name": name, "hidden_size": 4}} for name in ("lstm", "gru")],
+        racing={"between": "arms", "most": 9, "smallest": 0.1, "core_hours": 2},
+    )
+    words = preview(arms).search.words[-1]
+    assert "Then the best configuration of each arm trains on" in words
+    assert "or differs from them by no more than 0.1 by an interval" in words
+    assert ", or 2 core-hours are spent: at most 12 further trainings" in words
+    assert [each.seeds for each in preview(arms).race_plan] == [7, 15, 50]
+    assert plain.race_plan == []
     assert found.estimate.core_hours_low == plain.estimate.core_hours_low
     assert found.estimate.core_hours_high > plain.estimate.core_hours_high
 

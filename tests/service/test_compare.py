@@ -94,10 +94,9 @@ def test_who_adds_seeds_and_looks_after_each_is_told_what_they_say_so_far(run, c
     id = run([("lstm", GOOD), ("gru", CLOSE), ("gru", BAD)])
     found = compare(f"{id}/0", f"{id}/2")
     seen = found["pairs"][0]["test"]["so_far"]
-    assert (seen["decided"], seen["seeds"]) == (False, 5)
-    assert 10 < seen["e_value"] < 20
-    (line,) = describe_more_seeds(found)
-    assert line.endswith("; 20 would decide, which takes about 5 seeds like these")
+    assert (seen["decided"], seen["verdict"], seen["wanted"]) == (True, "better", 20)
+    assert [look["seeds"] for look in seen["looks"]] == [2, 3, 4]
+    assert seen["looks"][-1]["e_value"] == seen["e_value"]
     alike = compare(f"{id}/0", f"{id}/1")["pairs"][0]["test"]["so_far"]
     assert alike["e_value"] < 1
     decided = run([("lstm", [*GOOD, 0.11, 0.12]), ("gru", [*BAD, 0.33, 0.31])])
@@ -105,7 +104,27 @@ def test_who_adds_seeds_and_looks_after_each_is_told_what_they_say_so_far(run, c
     seen = found["pairs"][0]["test"]["so_far"]
     assert seen["decided"]
     assert seen["low"] < found["pairs"][0]["test"]["low"] < seen["high"] < 0
-    assert next(describe_more_seeds(found)).endswith("; decided")
+    assert next(describe_more_seeds(found)).endswith("; decided, better")
+    found = compare(f"{id}/0", f"{id}/1")
+    seen = found["pairs"][0]["test"]["so_far"]
+    assert next(describe_more_seeds(found)).endswith(
+        f"; 20 would decide, which takes about {seen['seeds']} seeds like these"
+    )
+
+
+def test_sides_that_differ_by_no_more_than_what_matters_are_equivalent(run, compare):
+    id = run([("lstm", GOOD), ("gru", CLOSE)])
+    open_ = compare(f"{id}/0", f"{id}/1", smallest=0.01)["pairs"][0]["test"]
+    assert (open_["verdict"], open_["so_far"]["verdict"]) == ("not distinguishable",) * 2
+    plan = open_["so_far"]["plan"]
+    assert (plan["difference"], plan["seeds"] > 4) == (0.01, True)
+    found = compare(f"{id}/0", f"{id}/1", smallest=0.2)
+    test = found["pairs"][0]["test"]
+    assert (found["smallest"], test["verdict"]) == (0.2, "equivalent")
+    assert test["alike_p"] < 0.05 < test["corrected_p"]
+    assert " is equivalent to " in test["words"]
+    assert "by no more than 0.2 (95% interval" in test["words"]
+    assert compare(f"{id}/0", f"{id}/1")["pairs"][0]["test"]["alike_p"] is None
 
 
 def test_an_experiment_is_its_best_trial_and_another_metric_has_its_own_direction(run, compare):

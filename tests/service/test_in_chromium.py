@@ -400,10 +400,19 @@ def test_a_race_is_a_table_of_who_is_behind_the_leader(browser, serve, client, r
     browser.get(f"{serve()}/experiments/{race.id}")
     table = "#race table tbody tr"
     rows = wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, table), pause=0.05)
-    assert [row.text.split()[0] for row in rows] == ["0", "1"]
+    assert [row.text.split()[0] for row in rows] == ["0", "1", "2"]
     assert "leads" in rows[0].text
     words = browser.find_element(By.ID, "race-words").text
     assert words.startswith("running: trial 0 leads with 3 seeds and is not distinguishable from")
+    assert "An e-value of 40 decides" in browser.find_element(By.ID, "race-cost").text
+    wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "#race path.js-line"), pause=0.05)
+
+
+def test_a_comparison_shows_its_differences_against_the_number_of_seeds(browser, serve, finished):
+    names = [f"of={finished.experiment_id}/{arm}" for arm in ("lstm", "scornn")]
+    browser.get(f"{serve()}/compare?{'&'.join(names)}&smallest=0.5")
+    wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "#looks path.js-line"), pause=0.05)
+    assert "to decide one of 0.5" in browser.find_element(By.TAG_NAME, "main").text
 
 
 NUMBERS = [0, 3, 5924, -5924, 0.0123456, 1 / 30000, -3.2234, 12345.6, 2e-5, 1e-10, 0.5]

@@ -77,10 +77,16 @@ def test_a_race_that_runs_says_who_trains_on_and_why(race):
     )
     (played,) = found["rounds"]
     assert (played["leader"], played["rivals"], played["worse"]) == (0, [1], [2])
-    leader, rival = found["racers"]
+    leader, rival, worse = found["racers"]
     assert (leader["number"], leader["seeds"], leader["behind"]) == (0, 4, None)
     assert rival["behind"]["mean"] == pytest.approx(0.001 + 0.002 / 3)
     assert rival["behind"]["low"] < 0 < rival["behind"]["high"]
+    verdicts = [each["verdict"] for each in found["racers"]]
+    assert verdicts == ["leads", "not distinguishable", "worse"]
+    assert found["wanted_e_value"] == pytest.approx(40)
+    assert rival["looks"][-1]["e_value"] < 40 < worse["looks"][-1]["e_value"]
+    assert rival["wanted"] > 3
+    assert found["core_hours"]["spent"] == pytest.approx(10 * 1.5 / 3600)
     page = race.client.get(f"/experiments/{race.id}").text
     assert "The race for more seeds" in page
 
@@ -108,6 +114,9 @@ def test_the_end_of_a_race_is_told_with_what_is_open(race):
     assert lines[1].split()[-1] == "leads"
     assert "3 seeds: 2 stay in the race, 1 leave" in lines
     assert lines[-1] == f"over: {found['words']}"
+    (told,) = [line for line in lines if line.startswith("trial 1 against the leader: e = ")]
+    assert f"takes about {found['racers'][1]['wanted']} seeds like these to decide" in told
+    assert [look["seeds"] for look in found["racers"][1]["looks"]] == [3, 4, 5]
     ranked = race.client.get(f"/v1/experiments/{race.id}/trials?sort=value&limit=1").json()
     following = f"/v1/experiments/{race.id}/trials?sort=value&cursor={ranked['next_cursor']}"
     order = [*ranked["items"], *race.client.get(following).json()["items"]]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from small_models import REQUIRED
+from toys import TIMES
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.group import Group
@@ -118,7 +119,7 @@ def close(found, expected, atol, path=""):
     elif isinstance(expected, dict):
         assert list(found) == list(expected), path
         for key in expected:
-            if key not in ("seconds", "timestamp_ms"):
+            if key not in TIMES:
                 close(found[key], expected[key], atol, f"{path}/{key}")
     elif isinstance(expected, list | tuple):
         assert len(found) == len(expected), path

@@ -119,7 +119,7 @@ def train(runner: Runner | Forked) -> list[Json]:
     while not reports or reports[-1]["outcome"] is None:
         report = json.loads(runner.train()[REPORT])
         for each in (report["result"], *report["result"]["by_replicate"]):
-            del each["seconds"]
+            del each["seconds"], each["step_seconds"]
         del report["place"]
         reports.append(report)
     return reports

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from file_ledger import FileLedger
-from sweeps import Bench, spec
+from scipy import stats
+from sweeps import SCORNN, Bench, spec
 
+from eigensweep.search_spaces.planning import find_seeds
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.ledger import Finished
 from eigensweep.workers.shared.messages import Order, ReplicateResult, Result, Source
-from eigensweep.workers.shared.racing import Race, run_race
+from eigensweep.workers.shared.racing import Race, find_race, run_race
 from eigensweep.workers.shared.results import cut_seeds, summarise
 
-ROUNDS = [3, 5, 7, 9, 10]
+ROUNDS = [*range(3, 11)]
 
 
 def race_through(means: list[float], chance: np.random.Generator, leaders: int) -> Race | None:
@@ -31,7 +34,8 @@ def race_through(means: list[float], chance: np.random.Generator, leaders: int) 
             number: dict(enumerate(trainings[number, :count].tolist()))
             for number, count in enumerate(seeds)
         }
-        race = run_race(values, ROUNDS, first_seed=0, leaders=leaders, better="lower")
+        error = 0.05 / (len(means) - 1)
+        race = run_race(values, ROUNDS, first_seed=0, leaders=leaders, better="lower", error=error)
         if race.wanted is None:
             return race
         for number in race.lacking:
@@ -68,7 +72,129 @@ class TestSimulation:
             found += race.rounds[-1].leader == 0
             trainings += count_trainings(race, len(means))
         assert found >= 19
-        assert trainings < 0.6 * 20 * len(means) * ROUNDS[-1]
+        assert trainings < 0.65 * 20 * len(means) * ROUNDS[-1]
+
+
+class Played(NamedTuple):
+    """A trial as a race sees it."""
+
+    number: int
+    arm: str
+    result: Result
+    state: str = "completed"
+    error: str | None = None
+
+
+def race_arms(draw: Callable[[int, int], float], arms: int, most: int, **racing: Any) -> Race:
+    """Play a race between arms to its end: each has a configuration, and `draw` its values."""
+    models = [{"name": "gru", "hidden_size": size} for size in range(2, 2 + arms)]
+    content = spec(
+        {"space": {}},
+        arms=[{"name": f"a{n}", "model": model} for n, model in enumerate(models)],
+        replicates=2,
+        racing={"between": "arms", "most": most, **racing},
+    )
+    read = ExperimentSpec.model_validate(content)
+    values = [[draw(arm, seed) for seed in range(most)] for arm in range(arms)]
+    seeds = [2] * arms
+    while True:
+        trials = [Played(n, f"a{n}", result_of(values[n][: seeds[n]])) for n in range(arms)]
+        race = find_race(read, trials)
+        assert race is not None
+        if race.is_over:
+            return race
+        for number in race.lacking:
+            seeds[number] = race.wanted or 0
+
+
+def result_of(values: Sequence[float], seconds: float = 1.0) -> Result:
+    return summarise(
+        [
+            ReplicateResult(seed=seed, value=v, step=9, outcome="completed", seconds=seconds)
+            for seed, v in enumerate(values)
+        ]
+    )
+
+
+class TestArms:
+    """A race between arms: one may look after every seed, and errs as seldom as was asked for."""
+
+    RACES, MOST = 150, 20
+
+    @pytest.mark.parametrize("alpha", [0.05, 0.2])
+    def test_equal_arms_are_called_different_as_seldom_as_was_asked_for(self, alpha):
+        chance, wrong = np.random.default_rng(5), 0
+        for _ in range(self.RACES):
+            race = race_arms(lambda *_: chance.normal(), 3, self.MOST, alpha=alpha)
+            wrong += any(each.worse for each in race.rounds)
+        assert stats.binom.sf(wrong - 1, self.RACES, alpha) > 1e-3, wrong / self.RACES
+
+    def test_arms_that_just_differ_in_what_matters_are_seldom_called_equivalent(self):
+        chance, wrong = np.random.default_rng(6), 0
+        for _ in range(self.RACES):
+            race = race_arms(lambda arm, _: arm + chance.normal(), 2, self.MOST, smallest=1.0)
+            wrong += any(each.equivalent for each in race.rounds)
+        assert stats.binom.sf(wrong - 1, self.RACES, 0.05) > 1e-3, wrong / self.RACES
+
+    def test_a_difference_of_twice_its_spread_is_decided_with_few_seeds(self):
+        chance, seeds = np.random.default_rng(7), []
+        for _ in range(30):
+            race = race_arms(lambda arm, _: 2.8 * arm + chance.normal(), 2, self.MOST)
+            last = race.rounds[-1]
+            assert (last.leader, last.worse) == (0, (1,))
+            seeds.append(last.seeds)
+        assert np.median(seeds) == pytest.approx(find_seeds(2.8 / 2**0.5), abs=3)
+
+    def test_arms_that_differ_by_less_than_what_matters_get_no_more_seeds(self):
+        chance = np.random.default_rng(8)
+        race = race_arms(lambda arm, _: 0.01 * chance.normal(), 2, self.MOST, smallest=1.0)
+        last = race.rounds[-1]
+        assert (len(last.equivalent), last.rivals) == (1, ())
+        assert last.seeds < self.MOST
+        assert race.words.endswith(" differs from the leader by no more than 1")
+
+    def test_the_first_seeds_choose_the_configuration_of_an_arm_and_do_not_count(self):
+        content = spec(
+            {"space": {}},
+            arms=[
+                {"model": {"name": name, "hidden_size": 4}, "space": {"optimizer.lr": [0.1, 0.01]}}
+                for name in ("gru", "lstm")
+            ],
+            replicates=3,
+            racing={"between": "arms", "most": 9},
+        )
+        lucky, good, bad = [0.0, 0.1, 0.2], [0.5, 0.5, 0.5], [9.0, 9.1, 9.2]
+        known = [("gru", lucky), ("gru", bad), ("lstm", good), ("lstm", bad)]
+        trials = [Played(n, arm, result_of(values)) for n, (arm, values) in enumerate(known)]
+        race = find_race(ExperimentSpec.model_validate(content), trials)
+        assert (race.lacking, race.wanted, race.counted) == ((0, 2), 4, 3)
+        (played,) = race.rounds
+        assert (played.racers, played.worse) == ((0, 2), ())
+
+    def test_spent_core_hours_end_a_race_when_its_round_is_whole(self):
+        content = spec(
+            {"space": {"optimizer.lr": [0.1, 0.01]}},
+            replicates=2,
+            racing={"most": 9, "core_hours": 2.0},
+            resources={"cpus": 2},
+        )
+        read = ExperimentSpec.model_validate(content)
+
+        def race(*seeds: int, seconds: float) -> Race:
+            values = [[1.0, 1.2, 1.1, 1.3], [1.2, 1.0, 1.3, 1.1]]
+            trials = [
+                Played(n, "scornn", result_of(values[n][:count], seconds))
+                for n, count in enumerate(seeds)
+            ]
+            found = find_race(read, trials)
+            assert found is not None
+            return found
+
+        assert race(2, 2, seconds=899.0).lacking == (0, 1)
+        begun, whole = race(3, 2, seconds=900.0), race(3, 3, seconds=900.0)
+        assert begun.lacking == (1,)
+        assert (whole.is_over, whole.is_spent) == (True, True)
+        assert whole.words.endswith("; its core-hours are spent")
 
 
 class TestDecision:
@@ -218,6 +344,64 @@ class TestSweep:
         list(play(broken))
         assert broken.sweep.is_over
         assert [(e.state, e.result, e.config) for e in broken.ledger.load()] == whole
+
+    @pytest.mark.parametrize("at", range(9, 30, 4))
+    def test_wherever_its_driver_dies_a_race_between_arms_ends_the_same(
+        self, tmp_path, at, monkeypatch
+    ):
+        content = race_spec(
+            search={"space": {}},
+            arms=[
+                {"name": f"a{rate}", "model": SCORNN, "optimizer": {"lr": rate}}
+                for rate in (1e-2, 1e-3)
+            ],
+            replicates=2,
+            racing={"between": "arms", "most": 6, "smallest": 1e-5},
+        )
+        bench, writes = Bench(tmp_path / "whole", content), 0
+        list(play(bench))
+        whole = [(e.state, e.result, e.config) for e in bench.ledger.load()]
+        assert [e.config["replicates"] for e in bench.ledger.load()] == [6, 6]
+        change = FileLedger._change
+
+        def die(ledger: FileLedger) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes == at:
+                raise KeyboardInterrupt
+            return change(ledger)
+
+        monkeypatch.setattr(FileLedger, "_change", die)
+        broken = Bench(tmp_path / "broken", content)
+        with pytest.raises(KeyboardInterrupt):
+            list(play(broken))
+        monkeypatch.undo()
+        broken.start()
+        list(play(broken))
+        assert [(e.state, e.result, e.config) for e in broken.ledger.load()] == whole
+
+    def test_a_paused_race_goes_on_where_it_was(self, tmp_path):
+        bench = Bench(tmp_path, race_spec())
+        order = self.reach_race(bench)
+        bench.sweep.hold()
+        assert bench.next_order() is None
+        assert not bench.sweep.is_over
+        bench.sweep.take_back()
+        bench.start()
+        list(play(bench))
+        assert bench.sweep.is_over
+        assert len(self.seeds(bench)[order.number]) == 6
+
+    def test_a_race_that_ended_at_its_most_seeds_goes_on_with_more(self, tmp_path):
+        bench = Bench(tmp_path, race_spec())
+        list(play(bench))
+        assert bench.sweep.is_over
+        further = bench.spec.racing.model_copy(update={"most": 8})
+        bench.spec = bench.spec.model_copy(update={"racing": further})
+        bench.start()
+        orders = list(play(bench))
+        assert {(o.config["seed"], o.config["replicates"]) for o in orders} == {(13, 1), (14, 1)}
+        assert {len(seeds) for seeds in self.seeds(bench).values()} == {3, 8}
 
     def test_a_search_does_not_go_on_once_the_race_has_begun(self, tmp_path):
         content = race_spec(search={"method": "random", "trials": 4, "space": RANGE})

@@ -115,7 +115,9 @@ class TestOrder:
     def test_it_says_what_so_many_seeds_could_have_shown(self):
         (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}).pairs
         assert pair.detectable == pytest.approx(0.0942, abs=1e-3)
-        assert pair.seeds > 100
+        assert pair.seeds is None  # more than a thousand
+        apart = Side({seed: value + 0.05 for seed, value in NEAR.items()})
+        assert judge_order("a", Side(LOW), {"b": apart}).pairs[0].seeds > 3
         assert judge_order("a", Side(LOW), {"b": Side(HIGH)}).pairs[0].seeds is None
         (pair,) = judge_order("a", Side(LOW), {"b": Side(NEAR)}, logarithms=True).pairs
         assert pair.detectable is None
@@ -169,13 +171,55 @@ class TestAlike:
         assert judge_alike("a", a, {"b": wide}, 0.1).verdict == "not distinguishable"
         assert judge_alike("a", a, {"b": Side(missing="lost")}, 0.1).verdict == "not comparable"
 
-    def test_a_difference_that_is_shown_to_be_none_does_not_hold(self):
+    def test_sides_whose_difference_is_shown_to_be_none_are_equivalent(self):
         a = Side({k: 1 + k / 100 for k in range(6)})
         c = Side({k: v + (-1) ** k / 50 for k, v in a.values.items()})
         assert judge_order("a", a, {"c": c}).verdict == "not distinguishable"
         found = judge_order("a", a, {"c": c}, alike_within=0.2)
-        assert found.verdict == "does not hold"
+        assert found.verdict == "equivalent"
         assert "alike within 20%" in found.pairs[0].because
+        assert "differ by no more than" in judge_order("a", a, {"c": c}).pairs[0].because
+
+
+class TestAnyLook:
+    """Where seeds are added until a claim is decided, what decides holds at every look."""
+
+    def test_few_seeds_that_a_fixed_number_would_take_for_enough_decide_nothing(self):
+        a = Side({seed: 1 + 0.1 * (seed % 2) for seed in range(4)})
+        b = Side({seed: 1.2 + 0.1 * (seed % 3) for seed in range(4)})
+        assert judge_order("a", a, {"b": b}).verdict == "holds"
+        found = judge_order("a", a, {"b": b}, any_look=True)
+        assert found.verdict == "not distinguishable"
+        assert found.pairs[0].p > 0.05
+        more = [
+            Side({seed: 1 + 0.1 * (seed % 2) for seed in range(12)}),
+            Side({seed: 1.2 + 0.1 * (seed % 3) for seed in range(12)}),
+        ]
+        assert judge_order("a", more[0], {"b": more[1]}, any_look=True).verdict == "holds"
+        assert judge_order("b", more[1], {"a": more[0]}, any_look=True).verdict == "does not hold"
+        alike = judge_order("a", more[0], {"b": more[1]}, alike_within=2.0, any_look=True)
+        assert alike.verdict == "holds"
+        same = Side({seed: 1 + 0.01 * (seed % 2) for seed in range(12)})
+        near = Side({seed: 1 + 0.01 * (seed % 3) for seed in range(12)})
+        found = judge_order("a", same, {"b": near}, alike_within=0.2, any_look=True)
+        assert found.verdict == "equivalent"
+        assert judge_alike("a", same, {"b": near}, 0.2, any_look=True).verdict == "holds"
+
+    def test_first_steps_are_compared_by_who_was_first_on_each_seed(self):
+        early = Side({seed: 100.0 + seed for seed in range(8)}, last=800.0)
+        late = Side({seed: inf for seed in range(8)}, last=800.0)
+        found = judge_order("a", early, {"b": late}, any_look=True)
+        assert (found.verdict, found.pairs[0].p) == ("holds", pytest.approx(9 / 2**8))
+        seven = Side({seed: 100.0 + seed for seed in range(7)}, last=800.0)
+        assert judge_order("a", seven, {"b": late}, any_look=True).verdict == "not distinguishable"
+        assert judge_bounds(early, at_most=500, any_look=True).verdict == "holds"
+        assert judge_bounds(seven, at_most=500, any_look=True).verdict == "not distinguishable"
+
+    def test_bounds_are_judged_by_an_interval_that_is_wider(self):
+        side = Side({0: 0.10, 1: 0.14, 2: 0.12, 3: 0.13}, domain="positive")
+        assert judge_bounds(side, at_most=0.17).verdict == "holds"
+        assert judge_bounds(side, at_most=0.17, any_look=True).verdict == "not distinguishable"
+        assert judge_bounds(side, at_most=5.0, any_look=True).verdict == "holds"
 
 
 def make_order(name: str, storage: Path, **parts: Any) -> ReportOrder:
@@ -282,6 +326,7 @@ def make_experiment(
                     value=None if diverged else value,
                     step=100,
                     seconds=10.0,
+                    step_seconds=0.1,
                     test={} if diverged else {spec.objective_metric.name: value},
                     baseline=spec.baseline,
                 )
@@ -612,7 +657,7 @@ def test_times_of_a_busy_machine_are_shown_and_decide_nothing(tmp_path):
     by = Measure(metric="seconds_per_step")
     assert measured.side("lstm", by).doubt is None
     results = measured.arms["lstm"].result.by_replicate
-    busy = replace(results[0], seconds=13.0), *results[1:]
+    busy = replace(results[0], step_seconds=0.13), *results[1:]
     measured.arms["lstm"] = replace(
         measured.arms["lstm"], result=replace(measured.arms["lstm"].result, by_replicate=busy)
     )

@@ -148,7 +148,7 @@ class TestReportedTests:
             trial(task={"curve": CURVE, "test_curve": TESTS}, training={"steps": 70})
         )
         assert to_exact(with_tests.model.state_dict()) == to_exact(without.model.state_dict())
-        tests = {"best_test": None, "last_test": None, "seconds": 0.0}
+        tests = {"best_test": None, "last_test": None, "seconds": 0.0, "step_seconds": None}
         assert replace(with_tests.result(), **tests) == replace(without.result(), **tests)
 
     def test_they_go_through_a_checkpoint_and_a_longer_budget(self):

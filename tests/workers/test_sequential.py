@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from eigensweep.search_spaces.planning import find_seeds
 from eigensweep.workers.shared.sequential import (
     find_e_value,
     find_margin,
-    find_seeds,
+    find_sign_e_value,
     look,
 )
 from eigensweep.workers.shared.statistics import compare_paired
@@ -77,10 +78,12 @@ def test_a_difference_as_large_as_its_spread_is_decided_near_the_planned_seeds()
 
 
 def test_few_seeds_decide_nothing_and_say_how_many_would():
-    a, b = {0: 0.10, 1: 0.11, 2: 0.09}, {0: 0.30, 1: 0.32, 2: 0.29}
+    a, b = {0: 0.10, 1: 0.11}, {0: 0.30, 1: 0.32}
     seen = look(compare_paired(a, b))
     assert (seen.decided, seen.low, seen.high) == (False, None, None)
-    assert seen.seeds == 5
+    assert seen.seeds == 3
+    a, b = {**a, 2: 0.09}, {**b, 2: 0.29}
+    assert look(compare_paired(a, b)).verdict == "better"
     assert look(compare_paired({0: 1.0}, {0: 2.0})) is None
     same = look(compare_paired(a, a))
     assert (same.e_value < 1, same.seeds) == (True, None)
@@ -90,4 +93,22 @@ def test_several_comparisons_share_the_error():
     five = {k: 1.0 + k / 1000 for k in range(5)}
     found = compare_paired(five, {k: 2 * v for k, v in five.items()})
     assert look(found).decided
-    assert not look(found, comparisons=10).decided
+    assert not look(found, comparisons=100_000).decided
+
+
+def test_equal_sides_are_called_first_at_a_threshold_in_one_case_of_twenty_at_most():
+    first = np.random.default_rng(9).integers(0, 2, (RUNS, MOST))
+    wins = first.cumsum(1)
+    n = np.arange(1, MOST + 1)
+    wrong = sum(
+        any(find_sign_e_value(w, k - w) >= 20 for k, w in zip(n, run, strict=True)) for run in wins
+    )
+    assert stats.binom.sf(wrong - 1, RUNS, 0.05) > 1e-4, wrong / RUNS
+
+
+def test_an_interval_within_what_matters_makes_sides_equivalent():
+    a = {seed: 1 + 0.001 * (seed % 3) for seed in range(8)}
+    b = {seed: 1 + 0.001 * (seed % 2) for seed in range(8)}
+    assert look(compare_paired(a, b)).verdict == "not distinguishable"
+    assert look(compare_paired(a, b), within=0.1).verdict == "equivalent"
+    assert look(compare_paired(a, b), within=1e-6).verdict == "not distinguishable"

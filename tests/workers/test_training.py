@@ -35,6 +35,25 @@ def _toys(monkeypatch):
     monkeypatch.setitem(TASKS, "text", Text)
 
 
+def test_the_time_of_a_step_is_the_processors_and_not_that_of_a_sleep():
+    training = Training(trial(training={"steps": 20}), 0)
+    take_step = training.take_step
+
+    def sleep_and_step():
+        time.sleep(0.02)
+        take_step()
+
+    training.take_step = sleep_and_step
+    training.run()
+    found = training.result()
+    assert 0 < found.step_seconds < 0.02 < found.seconds / found.step
+    again = Training(training.config, 0)
+    again.load_state_dict(training.state_dict())
+    assert again.result().step_seconds == found.step_seconds
+    whole = Result.from_dict(summarise([found]).to_dict())
+    assert whole.step_seconds == whole.by_replicate[0].step_seconds == found.step_seconds
+
+
 MODEL_SIZES = {
     "tanh_rnn": {"hidden_size": 6},
     "lstm": {"hidden_size": 6},

@@ -184,12 +184,16 @@ def reload(training, config):
     return other
 
 
+TIMES = ("seconds", "timestamp_ms", "step_seconds", "step_times")
+"""Keys of what was measured with a clock."""
+
+
 def to_exact(tree):
-    """Return a tree with tensors as bytes and without wall-clock times, to be compared with ==."""
+    """Return a tree with tensors as bytes and without times, to be compared with ==."""
     if isinstance(tree, torch.Tensor):
         return tree.dtype, tree.shape, tree.numpy().tobytes()
     if dataclasses.is_dataclass(tree):
         return to_exact(dataclasses.asdict(tree))
     if isinstance(tree, dict):
-        return {k: to_exact(v) for k, v in tree.items() if k not in ("seconds", "timestamp_ms")}
+        return {k: to_exact(v) for k, v in tree.items() if k not in TIMES}
     return [to_exact(v) for v in tree] if isinstance(tree, list | tuple) else tree

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import ConfigJson, Result
-from eigensweep.workers.shared.racing import Race, find_race
 from eigensweep.workers.shared.results import join_seeds
 from eigensweep.workers.shared.states import Outcome
-
-
-def read_race(spec: ExperimentSpec, entries: Iterable[TrialEntry]) -> Race | None:
-    """Return how far the race over an experiment's trials has come, None without one."""
-    return find_race(spec, ((e.number, e.state, e.result, e.error) for e in entries))
 
 
 def has_begun(entries: Iterable[TrialEntry], replicates: int) -> bool:

@@ -28,10 +28,10 @@ from eigensweep.search_spaces.labels import (
 )
 from eigensweep.search_spaces.space import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.workers.driver.leaders import read_race
 from eigensweep.workers.driver.study import DIRECTIONS, make_distribution
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Json, Result
+from eigensweep.workers.shared.racing import find_race
 from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import RANKED, ExperimentEnd
 
@@ -167,7 +167,7 @@ def make_report(spec: ExperimentSpec, entries: Iterable[TrialEntry], state: Expe
             racers.append(entry)
     rows = [arm.describe() for arm in arms.values()]
     rows.sort(key=lambda row: row["rank"] or LAST)
-    race = read_race(spec, racers)
+    race = find_race(spec, racers)
     return {
         "name": spec.name,
         "state": state,

@@ -21,12 +21,7 @@ from eigensweep.search_spaces.warm_start import find_point
 from eigensweep.workers.driver.digests import Digests, digest
 from eigensweep.workers.driver.entries import Entries
 from eigensweep.workers.driver.failures import MOST_HERE, Failures
-from eigensweep.workers.driver.leaders import (
-    complete_result,
-    give_seeds,
-    has_begun,
-    read_race,
-)
+from eigensweep.workers.driver.leaders import complete_result, give_seeds, has_begun
 from eigensweep.workers.driver.population import Round
 from eigensweep.workers.driver.study import Draw, Study
 from eigensweep.workers.shared.durable_files import StorageError
@@ -40,6 +35,7 @@ from eigensweep.workers.shared.ledger import (
     TrialEntry,
 )
 from eigensweep.workers.shared.messages import LostBy, Metrics, Notice, Place, Result, Source
+from eigensweep.workers.shared.racing import find_race
 from eigensweep.workers.shared.results import rank
 from eigensweep.workers.shared.states import OPEN_TRIALS, RANKED, UNTRAINED, ExperimentEnd, Outcome
 
@@ -775,7 +771,7 @@ class Sweep:
         is_free = not (self._queue or self._rests or self._handed_out or self._is_held)
         if self.spec.racing is None or self._stopped is not None or not is_free:
             return False
-        race = read_race(self.spec, self.tried)
+        race = find_race(self.spec, self.tried)
         if race is None or race.wanted is None:
             return False
         logger.info("race: %s", race.words)

@@ -139,7 +139,7 @@ class Group:
         ticks = min(LONGEST_SEGMENT, *(t.steps_to_evaluation for t in running.values()))
         if self._seconds_a_step:
             ticks = max(1, min(ticks, int(seconds / self._seconds_a_step)))
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         factors = {
             lane: [t.schedule.factor(t.step + tick) for tick in range(ticks)]
             for lane, t in running.items()
@@ -154,6 +154,9 @@ class Group:
                 if not training.is_finished:
                     training.see_update(*numbers[lane])
         self._seconds_a_step = (time.perf_counter() - began) / ticks
+        worked = (time.process_time() - worked) / ticks / len(running)
+        for training in running.values():
+            training.add_step_times(worked, ticks)
         self._stop_finished(running)
 
     def _evaluate_due(self) -> bool:

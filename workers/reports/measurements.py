@@ -155,7 +155,10 @@ class Measured:
             if each.seed not in chosen.diverged
             and (value := score(each, measure.metric)) is not None
         }
-        side = _make_side(chosen, values, measure.metric, domain)
+        number = measure.metric
+        if number == "seconds_per_step":
+            number = "processor time of a step: an older version trained it, or a GPU"
+        side = _make_side(chosen, values, number, domain)
         if measure.metric == "seconds_per_step" and len(values) > 1:
             return replace(side, doubt=_doubt_times(list(values.values())))
         return side
@@ -248,7 +251,7 @@ def score(replicate: ReplicateResult, metric: str) -> float | None:
     if metric == "value":
         return replicate.value
     if metric == "seconds_per_step":
-        return replicate.seconds / replicate.step if replicate.step else None
+        return replicate.step_seconds
     split, _, name = metric.partition("/")
     scores: Mapping[str, Mapping[str, float] | None] = {
         "valid": replicate.valid,

@@ -56,7 +56,10 @@ MOST_POINTS = 400
 
 
 class Interval(Strict):
-    """A mean over seeds with its 95% interval by Student's t."""
+    """A mean over seeds with its 95% interval by Student's t.
+
+    It is made on the scale of logarithms for losses, and of logits for accuracies.
+    """
 
     mean: float
     n: int

@@ -4,6 +4,9 @@ A side of a comparison is a number for each seed. Both sides share seeds, so tha
 paired. A seed that diverged has no number: a side's numbers are those of the others, with the count
 beside, and a side that diverged in all seeds has lost. First steps to a threshold are censored: a
 seed that never got there is known to take longer than the budget, and ranks decide.
+
+Where seeds are added until a claim is decided, one looks again and again: then e-values and
+intervals decide that hold at every look together (`workers.shared.sequential`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,13 @@ from typing import Literal
 
 from eigensweep.direction import Better
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.workers.shared.sequential import find_seeds
+from eigensweep.search_spaces.planning import find_seeds
+from eigensweep.workers.shared.sequential import (
+    count_first,
+    find_interval,
+    find_sign_e_value,
+    look,
+)
 from eigensweep.workers.shared.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,
@@ -26,17 +35,21 @@ from eigensweep.workers.shared.statistics import (
     compare_first_steps,
     compare_paired,
     correct,
+    find_alike_margin,
     find_alike_p,
     find_detectable,
     summarize,
     t_quantile,
 )
+from eigensweep.workers.shared.statistics import Verdict as DifferenceVerdict
 
-Verdict = Literal["holds", "does not hold", "not distinguishable", "not comparable"]
+Verdict = Literal["holds", "does not hold", "equivalent", "not distinguishable", "not comparable"]
+"""`equivalent`: the paper claims a difference, and it is shown to be smaller than what matters."""
 
 VERDICTS: tuple[Verdict, ...] = (
     "holds",
     "does not hold",
+    "equivalent",
     "not distinguishable",
     "not comparable",
 )
@@ -123,12 +136,15 @@ def judge_order(
     *,
     logarithms: bool = False,
     alike_within: float | None = None,
+    any_look: bool = False,
 ) -> Judgement:
     """Return whether `side`, called `name`, is better than each of the others.
 
     With `logarithms` ratios are compared in place of differences; all values must be positive.
     First steps to a threshold are compared by ranks. `alike_within` is the difference, as a share,
-    up to which sides are the same: where two one-sided tests show that, the claim does not hold.
+    up to which sides are the same: where two one-sided tests show that, they are equivalent.
+    With `any_look` all holds however often seeds are added and looked at; first steps are then
+    compared by signs.
     """
     differences: dict[str, Difference] = {}
     decided: dict[str, Pair] = {}
@@ -145,21 +161,31 @@ def judge_order(
             a, b = ({seed: log(v) for seed, v in each.items()} for each in (a, b))
         differences[other] = compare_paired(a, b, better=better)
     corrected = dict(zip(differences, correct(list(differences.values())), strict=True))
+    if any_look:
+        error = SIGNIFICANCE / max(1, len(differences))
+        corrected = {
+            other: _judge_any_look(found, side, others[other], error)
+            for other, found in differences.items()
+        }
     pairs = tuple(
         decided[other]
         if other in decided
-        else _describe(name, side, other, others[other], corrected[other], logarithms, alike_within)
+        else _describe(
+            name, side, other, others[other], corrected[other], logarithms, alike_within, any_look
+        )
         for other in others
     )
     return Judgement(*_combine(pair.verdict for pair in pairs), pairs)
 
 
-def judge_alike(name: str, side: Side, others: Mapping[str, Side], within: float) -> Judgement:
+def judge_alike(
+    name: str, side: Side, others: Mapping[str, Side], within: float, *, any_look: bool = False
+) -> Judgement:
     """Return whether `side` is as good as each of the others, up to a share of `within`.
 
     By two one-sided tests on the paired logarithms, each at 5%: all of them must show it, so that
     several comparisons need no correction. It does not hold where the 95% interval of a ratio lies
-    outside.
+    outside. With `any_look` both are by the interval that holds at every look together.
     """
     pairs, margin = [], log(1 + within)
     for other, against in others.items():
@@ -170,8 +196,11 @@ def judge_alike(name: str, side: Side, others: Mapping[str, Side], within: float
         a, b = ({seed: log(v) for seed, v in each.values.items()} for each in (side, against))
         found = compare_paired(a, b)
         p = find_alike_p(found, margin)
+        if any_look:
+            found, p = _judge_any_look(found, side, against, SIGNIFICANCE), None
         verdict: Verdict = "not distinguishable"
-        if p is not None and p <= SIGNIFICANCE:
+        widest = _find_widest(found) if any_look else None
+        if (p is not None and p <= SIGNIFICANCE) or (widest is not None and widest <= margin):
             verdict = "holds"
         elif found.low is not None and found.high is not None:
             outside = found.low > margin or found.high < -margin
@@ -192,6 +221,7 @@ def judge_bounds(
     *,
     exact: bool = False,
     ratios: bool = False,
+    any_look: bool = False,
 ) -> Judgement:
     """Return whether a number lies within bounds, by its interval; an exact one by itself.
 
@@ -205,7 +235,7 @@ def judge_bounds(
     if side.missing is not None or side.doubt is not None:
         return Judgement("not comparable", side.missing or side.doubt or "")
     if side.last is not None:
-        return _judge_first_steps(side, at_least, at_most)
+        return _judge_first_steps(side, at_least, at_most, any_look)
     succeeds = (at_most if better == "lower" else at_least) is not None
     summary = side.summary
     if summary is None:
@@ -215,14 +245,16 @@ def judge_bounds(
     if exact:
         low = high = mean
     elif ratios and min(side.values.values()) > 0:
-        inner = summarize([log(value) for value in side.values.values()])
+        logs = [log(value) for value in side.values.values()]
+        inner = summarize(logs)
         mean = exp(inner.mean)
-        low, high = (None if end is None else exp(end) for end in (inner.low, inner.high))
+        ends = find_interval(logs, "real") if any_look else inner.interval
+        low, high = (None, None) if ends is None else map(exp, ends)
+    elif any_look:
+        low, high = find_interval(list(side.values.values()), side.domain) or (None, None)
     if low is None or high is None:
-        return Judgement(
-            "not distinguishable",
-            f"one seed gives no interval; its value is {show(mean)}",
-        )
+        few = "one seed gives" if summary.n == 1 else f"{summary.n} seeds give"
+        return Judgement("not distinguishable", f"{few} no interval; the mean is {show(mean)}")
     words = show(mean) if exact else f"{show(mean)} [{show(low)}, {show(high)}]"
     words += f", wanted {_bounds(at_least, at_most)}" + _about(side)
     above = at_least is None or low >= at_least
@@ -330,7 +362,9 @@ def _decide_early(
     return None
 
 
-def _judge_first_steps(side: Side, at_least: float | None, at_most: float | None) -> Judgement:
+def _judge_first_steps(
+    side: Side, at_least: float | None, at_most: float | None, any_look: bool
+) -> Judgement:
     """Return whether a first step is within bounds in more than half of all trainings."""
     from scipy.stats import binomtest  # type: ignore[import-untyped]
 
@@ -338,6 +372,8 @@ def _judge_first_steps(side: Side, at_least: float | None, at_most: float | None
     high = inf if at_most is None else at_most
     n, inside = len(side.values), sum(low <= each <= high for each in side.values.values())
     p = float(binomtest(inside, n).pvalue)
+    if any_look:
+        p = min(1.0, 1 / find_sign_e_value(inside, n - inside))
     words = f"{_show_steps(side)}, wanted {_bounds(at_least, at_most)}"
     words += f"; so in {inside} of {say_count(n, 'seed')}, p = {show(p)}"
     verdict: Verdict = "holds" if inside > n / 2 else "does not hold"
@@ -357,6 +393,7 @@ def _describe(
     found: Difference,
     logarithms: bool,
     alike_within: float | None,
+    any_look: bool,
 ) -> Pair:
     verdicts: dict[str, Verdict] = {"better": "holds", "worse": "does not hold"}
     because = found.reason or f"{show_side(name, side)}; {show_side(other, against)}"
@@ -381,9 +418,20 @@ def _describe(
     if alike_within is not None and theirs is not None and verdict == "not distinguishable":
         margin = log(1 + alike_within) if logarithms else alike_within * abs(theirs.mean)
         alike = find_alike_p(found, margin)
-        if alike is not None and alike <= SIGNIFICANCE:
-            verdict = "does not hold"
+        widest = _find_widest(found)
+        if any_look and widest is not None and widest <= margin:
+            verdict = "equivalent"
+            because += f"; alike within {alike_within:.0%}"
+        elif not any_look and alike is not None and alike <= SIGNIFICANCE:
+            verdict = "equivalent"
             because += f"; alike within {alike_within:.0%}, p = {show(alike)}"
+    if verdict == "not distinguishable":
+        widest = _find_widest(found) if any_look else find_alike_margin(found)
+        if widest is not None and logarithms:
+            share = show(100 * (exp(min(widest, LARGEST_EXPONENT)) - 1))
+            because += f"; they differ by no more than {share} %"
+        elif widest is not None:
+            because += f"; they differ by no more than {show(widest)}"
     return Pair(
         name,
         other,
@@ -402,6 +450,33 @@ def _describe(
         if found.mean is not None and found.sd and verdict == "not distinguishable"
         else None,
     )
+
+
+def _judge_any_look(found: Difference, side: Side, against: Side, error: float) -> Difference:
+    """Return a difference whose interval, p-value and verdict hold at every look together.
+
+    `error` is the share of cases in which it alone may be wrong.
+    """
+    if side.last is not None:
+        first, second = count_first(side.values, against.values)
+        e, low, high = find_sign_e_value(first, second), None, None
+        verdict: DifferenceVerdict = "better" if first > second else "worse"
+        if e < 1 / error:
+            verdict = "not distinguishable"
+    else:
+        seen = look(found, error=error)
+        if seen is None:
+            return found
+        e, low, high, verdict = seen.e_value, seen.low, seen.high, seen.verdict
+    p = min(1.0, SIGNIFICANCE / error / e)  # as if it were alone
+    return replace(found, low=low, high=high, p=p, corrected_p=p, verdict=verdict, reason=None)
+
+
+def _find_widest(found: Difference) -> float | None:
+    """Return the largest difference within the interval, None where there is none."""
+    if found.low is None or found.high is None:
+        return None
+    return max(abs(found.low), abs(found.high))
 
 
 def show_side(name: str, side: Side) -> str:
@@ -439,6 +514,7 @@ def _combine(verdicts: Iterable[Verdict]) -> tuple[Verdict, str]:
     reasons: dict[Verdict, str] = {
         "does not hold": "at least one comparison goes the other way",
         "not comparable": "at least one comparison cannot be made",
+        "equivalent": "at least one difference is too small to matter",
         "not distinguishable": "at least one difference may be chance",
         "holds": "all comparisons hold",
     }

@@ -236,6 +236,8 @@ class Measures:
     """Test scores at the selected point; empty before the end."""
     seconds: float = 0.0
     """Time spent in training, evaluations included."""
+    step_seconds: float | None = None
+    """Median processor time of an optimizer step; None on a GPU, whose time no processor counts."""
     parameters: ParameterCount | None = None
     baseline: float | None = None
     """What a memoryless model scores on the objective's metric."""
@@ -382,8 +384,9 @@ def _measures_to_dict(measures: Measures) -> Json:
     for name in _TESTS:
         if (scores := getattr(measures, name)) is not None:
             content[name] = dict(scores)
-    if measures.code is not None:
-        content["code"] = measures.code
+    for name in ("code", "step_seconds"):
+        if (known := getattr(measures, name)) is not None:
+            content[name] = known
     return content
 
 
@@ -402,6 +405,7 @@ def _read_measures(content: Mapping[str, Any]) -> Json:
         "baseline": content.get("baseline"),
         "constraint": _read_metrics(content.get("constraint")),
         "code": content.get("code"),
+        "step_seconds": content.get("step_seconds"),
         **{name: _read_metrics(content[name]) for name in _TESTS if name in content},
     }
 

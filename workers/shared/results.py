@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 
 from eigensweep.direction import Better, sign
 from eigensweep.workers.shared.messages import End, Metrics, ReplicateResult, Result
@@ -18,6 +18,7 @@ def summarise(replicates: Sequence[ReplicateResult]) -> Result:
     """
     kept = [each for each in replicates if each.outcome != "diverged"] or replicates
     values = [each.value for each in kept if each.value is not None]
+    times = [each.step_seconds for each in replicates if each.step_seconds is not None]
     return Result(
         outcome=_outcome(replicates),
         value=fmean(values) if values else None,
@@ -32,6 +33,7 @@ def summarise(replicates: Sequence[ReplicateResult]) -> Result:
         best_test=_means_if_known([each.best_test for each in kept]),
         last_test=_means_if_known([each.last_test for each in kept]),
         code=join_codes(each.code for each in replicates),
+        step_seconds=median(times) if times else None,
         replicates=len(replicates),
         by_replicate=tuple(replicates),
     )

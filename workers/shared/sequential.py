@@ -1,27 +1,37 @@
 """Decides while seeds are added: one may look after each of them, and errs in 5% of all cases.
 
-The e-value is the Bayes factor of the t-statistic, with an effect (mean by standard deviation) that
-is standard normal under the alternative. It is a martingale if there is no difference, whatever the
-spread is, so by Ville's inequality it ever reaches 20 in at most 5% of cases. The interval holds
-the means that were never excluded in this way.
+The e-value is the Bayes factor of the t-statistic (`search_spaces.planning`): a martingale if there
+is no difference, whatever the spread is. By Ville's inequality it ever reaches 20 in at most 5% of
+cases. The interval holds the means that were never excluded in this way.
 
-Source: Gönen et al. (2005) for the factor; Pérez-Ortiz et al., "E-statistics, group invariance and
-anytime-valid testing" (2024), for looking at any time.
+First steps to a threshold have an e-value by their signs: the seeds on which one side was first,
+against a fair coin.
+
+Source: Pérez-Ortiz et al., "E-statistics, group invariance and anytime-valid testing" (2024);
+Robbins (1970) for the mixture over coins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, log1p, sqrt
+from math import exp, fsum, inf, lgamma, log, sqrt
+from statistics import fmean
+from typing import Literal
 
+from eigensweep.direction import Better, sign
+from eigensweep.search_spaces.planning import find_log_factor, find_seeds
 from eigensweep.workers.shared.statistics import (
     LARGEST_EXPONENT,
     SIGNIFICANCE,
     Difference,
+    Domain,
+    make_interval,
 )
 
-MOST_SEEDS = 1_000
-"""Seeds up to which `find_seeds` looks."""
+VerdictSoFar = Literal["better", "worse", "equivalent", "not distinguishable"]
+"""What differences say of the first side: `equivalent` where it is shown to differ by no more than
+what is of interest."""
 
 
 @dataclass(frozen=True)
@@ -29,70 +39,113 @@ class SoFar:
     """What differences say as far as seeds have come."""
 
     e_value: float
-    """Evidence against no difference; 1 / 0.05 decides."""
+    """Evidence against no difference."""
+    wanted: float
+    """The e-value that decides: 20, times the comparisons that are made together."""
     low: float | None
     """Lower end of the mean's interval that holds at every look together; None: anything."""
     high: float | None
     """Upper end of the same."""
     seeds: int | None
     """Seeds at which a difference of this size and spread is decided, about; None: too many."""
-    decided: bool
+    verdict: VerdictSoFar
 
-    def to_dict(self) -> dict[str, float | int | bool | None]:
-        return dict(vars(self))
+    @property
+    def decided(self) -> bool:
+        return self.verdict != "not distinguishable"
+
+    def to_dict(self) -> dict[str, float | int | bool | str | None]:
+        return {**vars(self), "decided": self.decided}
 
 
-def look(difference: Difference, comparisons: int = 1) -> SoFar | None:
+def look(
+    difference: Difference,
+    comparisons: int = 1,
+    *,
+    error: float = SIGNIFICANCE,
+    within: float | None = None,
+) -> SoFar | None:
     """Return what a paired difference says so far, None for fewer than two seeds.
 
-    The error is divided among the `comparisons` that are made together.
+    The error is divided among the `comparisons` that are made together. Sides are equivalent where
+    the interval lies within ± `within`.
     """
     mean, sd, n = difference.mean, difference.sd, difference.n
     if mean is None or sd is None:
         return None
-    e = find_e_value(mean, sd, n)
-    margin = find_margin(sd, n, SIGNIFICANCE / comparisons)
-    effect = abs(mean) / sd if sd else (inf if mean else 0.0)
+    error /= comparisons
+    margin = find_margin(sd, n, error)
     return SoFar(
-        e_value=e,
+        e_value=find_e_value(mean, sd, n),
+        wanted=1 / error,
         low=None if margin is None else mean - margin,
         high=None if margin is None else mean + margin,
-        seeds=find_seeds(effect, SIGNIFICANCE / comparisons),
-        decided=e >= comparisons / SIGNIFICANCE,
+        seeds=find_seeds(_effect(mean, sd), error),
+        verdict=judge(mean, sd, n, difference.better, error, within),
     )
 
 
-def find_e_value(mean: float, sd: float, n: int) -> float:
-    """Return the e-value of n differences with this mean and standard deviation.
+def judge(
+    mean: float, sd: float, n: int, better: Better, error: float, within: float | None = None
+) -> VerdictSoFar:
+    """Return what n differences, first minus second, say of the first side."""
+    margin = None if within is None else find_margin(sd, n, error)
+    if within is not None and margin is not None and abs(mean) + margin <= within:
+        return "equivalent"
+    if find_e_value(mean, sd, n) < 1 / error:
+        return "not distinguishable"
+    return "better" if sign(better) * mean < 0 else "worse"
 
-    >>> round(find_e_value(1.0, 1.0, 4), 2), round(find_e_value(1.0, 1.0, 20), 1)
-    (1.52, 177.7)
-    """
-    effect = abs(mean) / sd if sd else (inf if mean else 0.0)
-    return exp(min(_log_factor(effect, n), LARGEST_EXPONENT))
+
+def find_e_value(mean: float, sd: float, n: int) -> float:
+    """Return the e-value of n differences with this mean and standard deviation."""
+    return exp(min(find_log_factor(_effect(mean, sd), n), LARGEST_EXPONENT))
 
 
 def find_margin(sd: float, n: int, error: float = SIGNIFICANCE) -> float | None:
     """Return the half width of the mean's interval at n seeds, None where nothing is excluded."""
-    width, wanted = 1 + n, exp(2 / n * (log(1 / error) + log(1 + n) / 2))
-    if wanted >= width:
+    wanted, low, high = log(1 / error), 0.0, 1.0
+    if find_log_factor(inf, n) <= wanted:
         return None
-    return sd * sqrt((wanted - 1) / (1 - wanted / width) * (n - 1) / n)
+    while find_log_factor(high, n) < wanted:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if find_log_factor(middle, n) >= wanted else (middle, high)
+    return high * sd
 
 
-def find_seeds(effect: float, error: float = SIGNIFICANCE) -> int | None:
-    """Return the seeds at which an effect is decided that is always this large; None: too many.
+def find_interval(
+    values: Sequence[float], domain: Domain, error: float = SIGNIFICANCE
+) -> tuple[float, float] | None:
+    """Return the interval of a mean that holds at every look together; None: anything."""
+    mean, n = fmean(values), len(values)
+    if n < 2:
+        return None
+    sd = sqrt(fsum((value - mean) ** 2 for value in values) / (n - 1))
+    margin = find_margin(sd, n, error)
+    return None if margin is None else make_interval(values, mean, margin, domain)
 
-    >>> find_seeds(0.5), find_seeds(1.0), find_seeds(5.0), find_seeds(0.0)
-    (45, 14, 5, None)
+
+def count_first(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[int, int]:
+    """Return on how many shared seeds each side was first at a threshold; ties count for none.
+
+    >>> count_first({0: 10, 1: 20, 2: inf}, {0: 30, 1: 20, 2: inf})
+    (1, 0)
     """
-    wanted = log(1 / error)
-    found = (n for n in range(2, MOST_SEEDS + 1) if _log_factor(effect, n) >= wanted)
-    return next(found, None)
+    shared = a.keys() & b.keys()
+    return sum(a[seed] < b[seed] for seed in shared), sum(a[seed] > b[seed] for seed in shared)
 
 
-def _log_factor(effect: float, n: int) -> float:
-    """Return the logarithm of the Bayes factor at n seeds of an effect, the mean by the sd."""
-    x = n * effect**2 / (n - 1)  # T² by its degrees of freedom
-    grown = log1p(n) if x == inf else log1p(x) - log1p(x / (1 + n))
-    return n / 2 * grown - log1p(n) / 2
+def find_sign_e_value(wins: int, losses: int) -> float:
+    """Return the e-value of a coin's sides against a fair one, by any other coin in equal parts.
+
+    >>> round(find_sign_e_value(8, 0), 1), round(find_sign_e_value(9, 1), 1)
+    (28.4, 9.3)
+    """
+    n = wins + losses
+    return exp(n * log(2) + lgamma(wins + 1) + lgamma(losses + 1) - lgamma(n + 2))
+
+
+def _effect(mean: float, sd: float) -> float:
+    return abs(mean) / sd if sd else (inf if mean else 0.0)

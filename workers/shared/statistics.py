@@ -36,8 +36,9 @@ LARGEST_EXPONENT = 500.0
 TEST = "two-sided paired t-test over shared seeds, p-values corrected after Holm"
 """The test behind each `Difference`, in words."""
 
-Verdict = Literal["better", "worse", "not distinguishable", "not comparable"]
-"""What a difference says of its first side against the second."""
+Verdict = Literal["better", "worse", "equivalent", "not distinguishable", "not comparable"]
+"""What a difference says of its first side against the second. `equivalent` needs a smallest
+difference of interest, which the sides are then shown not to exceed."""
 
 
 Domain = Literal["real", "positive", "fraction"]
@@ -113,6 +114,9 @@ class Difference:
     """p-value of this comparison alone."""
     corrected_p: float | None = None
     """p-value corrected for all comparisons that were made together; equal to `p` for one."""
+    alike_p: float | None = None
+    """p-value of two one-sided tests that the sides differ by no more than what is of interest;
+    None where nobody said what that is."""
     effect: float | None = None
     """`mean` as a ratio to the task's baseline; None where that is unknown."""
     verdict: Verdict
@@ -157,11 +161,11 @@ def summarize(values: Sequence[float], domain: Domain = "real") -> Summary:
         return Summary(mean, n, None, None, None)
     sd = sqrt(fsum((value - mean) ** 2 for value in values) / (n - 1))
     return Summary(
-        mean, n, sd, *_make_interval(values, mean, t_quantile(n - 1) * sd / sqrt(n), domain)
+        mean, n, sd, *make_interval(values, mean, t_quantile(n - 1) * sd / sqrt(n), domain)
     )
 
 
-def _make_interval(
+def make_interval(
     values: Sequence[float], mean: float, margin: float, domain: Domain
 ) -> tuple[float, float]:
     """Return both ends of a mean's interval, from half its width on the scale of the values.
@@ -277,6 +281,36 @@ def find_alike_p(difference: Difference, margin: float) -> float | None:
     if error == 0:
         return 0.0 if nearest > 0 else 1.0
     return float(stdtr(freedom, -nearest / error))
+
+
+def find_alike_margin(difference: Difference) -> float | None:
+    """Return the margin up to which two one-sided tests show likeness, each at 5%.
+
+    None where there is no spread of differences to tell by.
+    """
+    from scipy.special import stdtrit
+
+    if difference.mean is None or difference.sd is None:
+        return None
+    quantile = float(stdtrit(difference.n - 1, 1 - SIGNIFICANCE))
+    return abs(difference.mean) + quantile * difference.sd / sqrt(difference.n)
+
+
+def judge_alike(differences: Sequence[Difference], margin: float) -> list[Difference]:
+    """Return comparisons made together, `equivalent` where likeness within ± `margin` is shown.
+
+    The p-values of the two one-sided tests are corrected after Holm.
+    """
+    p_values = [find_alike_p(each, margin) for each in differences]
+    corrected = iter(holm([p for p in p_values if p is not None]))
+    judged = []
+    for each, p in zip(differences, p_values, strict=True):
+        if p is not None:
+            p = next(corrected)
+            verdict: Verdict = "equivalent" if p <= SIGNIFICANCE else each.verdict
+            each = replace(each, alike_p=p, verdict=verdict)
+        judged.append(each)
+    return judged
 
 
 def find_detectable(sd: float, n: int) -> float:

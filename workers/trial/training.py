@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -41,6 +43,9 @@ from eigensweep.workers.trial.schedules import Schedule
 from eigensweep.workers.trial.selection import ReportedTests, Selection, Weights
 
 logger = logging.getLogger(__name__)
+
+MOST_TIMES = 301
+"""Steps whose processor times are kept."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,8 @@ class Training:
         self._started: float | None = None
         self._known: ReplicateResult | None = None
         """The result of another training, where it stands for this one; None: it is trained."""
+        self._step_times: deque[float] = deque(maxlen=MOST_TIMES)
+        """Processor seconds of the last steps; empty on a GPU."""
 
     @property
     def is_finished(self) -> bool:
@@ -211,6 +218,7 @@ class Training:
             best_test=tests.best if tests else None,
             last_test=tests.last if tests else None,
             code=self.code,
+            step_seconds=median(self._step_times) if self._step_times else None,
         )
 
     def take_result(self, known: ReplicateResult) -> None:
@@ -250,6 +258,7 @@ class Training:
                 "points": [asdict(p) for p in self._points],
                 "last_point": self._last_point,
                 "seconds": self.seconds,
+                "step_times": list(self._step_times),
                 "code": self.code,
             }
         )
@@ -289,6 +298,7 @@ class Training:
         self._constraint, self._test = state["constraint"], state["test"]
         self._points = [CurvePoint(**p) for p in state["points"]]
         self._last_point, self._seconds = state["last_point"], state["seconds"]
+        self._step_times.extend(state.get("step_times", ()))
         self._evaluated = self._tested = self.step if self._last_point >= 0 else -1
         budget_is_longer = self.outcome == "completed" and self.step < self.steps
         if budget_is_longer and not self.selection.is_out_of_patience:
@@ -308,9 +318,16 @@ class Training:
         """Count the part of a group's time that is this training's."""
         self._seconds += seconds
 
+    def add_step_times(self, seconds: float, steps: int = 1) -> None:
+        """Keep the processor time of some steps, all equal; a GPU's steps have none."""
+        if self.device == "cpu":
+            self._step_times.extend([seconds] * steps)
+
     def _advance(self) -> bool:
         """Take a step and what is due after it; return whether a checkpoint is worth having now."""
+        began = time.process_time()
         self.take_step()
+        self.add_step_times(time.process_time() - began)
         scheduled = self.is_scheduled
         if self.evaluation_due:
             self.see_evaluation(self._evaluate())

@@ -371,6 +371,7 @@ class ComparePageQuery(BaseModel):
 
     of: list[str] = Field([], max_length=1000)  # empty ones among them; the API counts names
     metric: str = Field("", max_length=120)
+    smallest: str = Field("", max_length=40)
 
 
 @router.get("/compare")
@@ -384,11 +385,19 @@ def show_comparison(
     names = [name.strip() for name in query.of if name.strip()]
     found = effort = None
     if len(names) > 1:
-        asked = validate(ComparisonQuery, of=names, metric=query.metric or None)
+        asked = validate(
+            ComparisonQuery, of=names, metric=query.metric or None, smallest=query.smallest or None
+        )
         found = comparisons.compare_subjects(request, service, asked)
         effort = comparisons.compare_effort(request, service, asked)
     return render(
-        caller, "compare.html", names=names, metric=query.metric, found=found, effort=effort
+        caller,
+        "compare.html",
+        names=names,
+        metric=query.metric,
+        smallest=query.smallest,
+        found=found,
+        effort=effort,
     )
 
 

@@ -41,7 +41,7 @@ Subject = Annotated[
 ]
 
 
-class ComparisonQuery(BaseModel):
+class EffortQuery(BaseModel):
     """Names what is compared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,6 +58,18 @@ class ComparisonQuery(BaseModel):
     )
 
 
+class ComparisonQuery(EffortQuery):
+    """The same, and what difference matters."""
+
+    smallest: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Smallest difference of interest, in the metric's unit: sides that are shown "
+        "to differ by no more are `equivalent`, and `plan` says what it takes to decide it",
+    )
+
+
 @router.get(
     "/compare",
     summary="Compare trials, arms or experiments",
@@ -71,7 +83,8 @@ def compare_subjects(
     p-values are corrected after Holm over all pairs that could be tested, for validation and for
     test data each. What cannot be compared says why.
     """
-    return compare(service.record, query.of, query.metric, request.app.version)
+    version = request.app.version
+    return compare(service.record, query.of, query.metric, version, query.smallest)
 
 
 @router.get(
@@ -80,7 +93,7 @@ def compare_subjects(
     responses=describe_errors(401, 404, 422, 503),
 )
 def compare_effort(
-    request: Request, service: TheService, query: Annotated[ComparisonQuery, Query()]
+    request: Request, service: TheService, query: Annotated[EffortQuery, Query()]
 ) -> Effort:
     """Return what the best of k trials comes to on test data, against k and against core hours.
 
@@ -97,7 +110,7 @@ def compare_effort(
     responses={200: {"content": {"text/csv": {}}}, **describe_errors(401, 404, 422, 503)},
 )
 def export_effort(
-    request: Request, service: TheService, query: Annotated[ComparisonQuery, Query()]
+    request: Request, service: TheService, query: Annotated[EffortQuery, Query()]
 ) -> Response:
     """Return the same curves as a table, a row for each number of trials of each name."""
     found = measure_effort(service.record, query.of, query.metric, request.app.version)

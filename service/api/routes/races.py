@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from fastapi import APIRouter
@@ -14,13 +15,26 @@ from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, SummaryNow
 from eigensweep.service.record.overviews import RacerRecord, list_racers
-from eigensweep.workers.shared.racing import Race, Round, find_race, read_values
+from eigensweep.workers.shared.racing import (
+    Race,
+    Round,
+    Values,
+    count_core_hours,
+    find_race,
+    read_values,
+)
+from eigensweep.workers.shared.sequential import look
 from eigensweep.workers.shared.states import ENDED
 from eigensweep.workers.shared.statistics import compare_paired, find_domain, summarize
 
 router = APIRouter(tags=["trials"])
 
 RaceState = Literal["none", "waiting", "running", "over", "stopped"]
+RaceVerdict = Literal["leads", "not distinguishable", "equivalent", "worse"]
+
+
+MOST_RACERS = 20
+"""Trials of the newest round that are shown."""
 
 
 class RaceRound(Answer):
@@ -30,22 +44,58 @@ class RaceRound(Answer):
     leader: int = Field(description="The trial with the best mean")
     rivals: list[int] = Field(description="Trials that cannot be told apart from the leader")
     worse: list[int] = Field(description="Trials that are worse, and left the race")
+    equivalent: list[int] = Field(
+        description="Trials that differ from the leader by no more than `racing.smallest`; they "
+        "left the race, too"
+    )
     left_out: list[int] = Field(
         description="Trials that cannot be told apart, and come after the largest number of leaders"
     )
 
 
+class RaceLook(Answer):
+    """What so many seeds said of a trial against the leader of now."""
+
+    seeds: int = Field(description="Seeds that the comparison counts")
+    mean: float = Field(description="Mean of the trial minus the leader, seed by seed")
+    low: float | None = Field(
+        description="Lower end of the interval of that mean that holds at every look together; "
+        "null where so few seeds exclude nothing"
+    )
+    high: float | None = Field(description="Upper end of the same")
+    e_value: float = Field(description="Evidence against no difference")
+
+
 class RacerNow(Answer):
-    """A trial that is still in the race, or was at its end."""
+    """A trial of the newest round."""
 
     number: int
     arm: str
     params: dict[str, Scalar] = Field(description="What the search chose, by dotted path")
     seeds: int = Field(description="Seeds that it has trained")
+    verdict: RaceVerdict = Field(description="What the newest round said of it")
     value: SummaryNow = Field(description="Over the seeds of the newest round")
     behind: SummaryNow | None = Field(
         description="What it has more than the leader, seed by seed over the same ones, with the "
         "interval of this comparison alone; null for the leader"
+    )
+    looks: list[RaceLook] = Field(
+        description="The comparison with the leader of now after each round; empty for the leader"
+    )
+    wanted: int | None = Field(
+        description="Seeds at which a difference of this size and spread is decided, about; null "
+        "beyond 1,000, and for who is decided"
+    )
+
+
+class RaceHours(Answer):
+    """Core-hours of a race, with the search before it."""
+
+    spent: float
+    limit: float | None = Field(description="`racing.core_hours`")
+    needed: float | None = Field(
+        description="More core-hours that it takes, about, until the seeds in `wanted` of each "
+        "racer are there; null where nothing is open, or nobody can tell"
     )
 
 
@@ -59,7 +109,14 @@ class RaceNow(Answer):
     words: str = Field(description="Where it is, as a sentence")
     seeds: list[int] = Field(description="How many seeds a trial has at each decision")
     rounds: list[RaceRound]
-    racers: list[RacerNow] = Field(description="Trials of the newest round, the leader first")
+    racers: list[RacerNow] = Field(
+        description=f"Trials of the newest round, the leader first, {MOST_RACERS} at most"
+    )
+    wanted_e_value: float | None = Field(
+        None, description="The e-value that decides a comparison: comparisons by `racing.alpha`"
+    )
+    smallest: float | None = Field(None, description="`racing.smallest`")
+    core_hours: RaceHours | None = None
 
 
 @router.get(
@@ -75,7 +132,7 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
         words = "every trial has the same number of seeds, as the spec has no 'racing'"
         return RaceNow(state="none", words=words, seeds=[], rounds=[], racers=[])
     trials = list_racers(service.record, id)
-    race = find_race(spec, ((t.number, t.state, t.result, t.error) for t in trials))
+    race = find_race(spec, trials)
     assert race is not None
     has_begun = any(trial.replicates > spec.replicates for trial in trials)
     state: RaceState = "over"
@@ -87,12 +144,20 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
         words = "the race begins when the search is over"
         return RaceNow(state=state, words=words, seeds=_seeds(spec), rounds=[], racers=[])
     stopped = "the experiment ended before the race was over; " if state == "stopped" else ""
+    racers = _make_racers(spec, race, {trial.number: trial for trial in trials}, row.metric)
     return RaceNow(
         state=state,
         words=stopped + race.words,
         seeds=_seeds(spec),
         rounds=[_make_round(each) for each in race.rounds],
-        racers=_make_racers(spec, race, {trial.number: trial for trial in trials}, row.metric),
+        racers=racers,
+        wanted_e_value=1 / race.error,
+        smallest=race.within,
+        core_hours=RaceHours(
+            spent=count_core_hours(spec, trials),
+            limit=spec.racing.core_hours,
+            needed=_guess_hours(spec, race, racers, trials),
+        ),
     )
 
 
@@ -106,6 +171,7 @@ def _make_round(found: Round) -> RaceRound:
         leader=found.leader,
         rivals=list(found.rivals),
         worse=list(found.worse),
+        equivalent=list(found.equivalent),
         left_out=list(found.left_out),
     )
 
@@ -116,28 +182,75 @@ def _make_racers(
     if not race.rounds:
         return []
     last = race.rounds[-1]
-    seeds = range(spec.seed, spec.seed + last.seeds)
-    values = {
-        number: {seed: read_values(trials[number].result)[seed] for seed in seeds}
-        for number in last.racers
+    kinds: dict[RaceVerdict, tuple[int, ...]] = {
+        "leads": (last.leader,),
+        "not distinguishable": last.rivals,
+        "equivalent": last.equivalent,
+        "worse": last.worse,
     }
+    judged = [(number, kind) for kind, numbers in kinds.items() for number in numbers]
+    seeds = range(spec.seed, spec.seed + last.seeds)
+    leads = read_values(trials[last.leader].result)
     racers = []
-    for number, known in values.items():
-        trial, behind = trials[number], None
+    for number, verdict in judged[:MOST_RACERS]:
+        trial = trials[number]
+        known = read_values(trial.result)
+        now = [known[seed] for seed in seeds]
+        behind, wanted = None, None
+        looks = [] if number == last.leader else list(_look_back(spec, race, known, leads))
         if number != last.leader:
-            found = compare_paired(known, values[last.leader])
+            found = compare_paired(*({seed: v[seed] for seed in seeds} for v in (known, leads)))
             assert found.mean is not None
             behind = SummaryNow(
                 mean=found.mean, n=found.n, sd=found.sd, low=found.low, high=found.high
             )
+            if verdict == "not distinguishable" and (seen := look(found, error=race.error)):
+                wanted = seen.seeds and seen.seeds + race.counted
         racers.append(
             RacerNow(
                 number=number,
                 arm=trial.arm,
                 params=trial.params,
-                seeds=len(read_values(trial.result)),
-                value=SummaryNow(**summarize(list(known.values()), find_domain(metric)).to_dict()),
+                seeds=len(known),
+                verdict=verdict,
+                value=SummaryNow(**summarize(now, find_domain(metric)).to_dict()),
                 behind=behind,
+                looks=looks,
+                wanted=wanted,
             )
         )
     return racers
+
+
+def _look_back(
+    spec: ExperimentSpec, race: Race, known: Values, leads: Values
+) -> Iterator[RaceLook]:
+    """Yield what each round's seeds say of a trial against the leader of now."""
+    for played in race.rounds:
+        counted = range(spec.seed + race.counted, spec.seed + played.seeds)
+        if len(counted) > 1:
+            found = compare_paired(*({seed: v[seed] for seed in counted} for v in (known, leads)))
+            seen = look(found, error=race.error)
+            assert seen is not None
+            assert found.mean is not None
+            yield RaceLook(
+                seeds=found.n,
+                mean=found.mean,
+                low=seen.low,
+                high=seen.high,
+                e_value=seen.e_value,
+            )
+
+
+def _guess_hours(
+    spec: ExperimentSpec, race: Race, racers: list[RacerNow], trials: list[RacerRecord]
+) -> float | None:
+    """Return the core-hours until the seeds that racers want are there, None if nobody knows."""
+    open_ones = [each for each in racers if each.verdict == "not distinguishable"]
+    wanted = [each.wanted for each in open_ones if each.wanted is not None]
+    trainings = sum(len(read_values(trial.result)) for trial in trials)
+    if not trainings or not wanted or len(wanted) < len(open_ones):
+        return None
+    more = sum(max(0, max(wanted) - each.seeds) for each in racers if each.wanted is not None)
+    more += max(0, max(wanted) - racers[0].seeds)  # the leader trains as many
+    return count_core_hours(spec, trials) / trainings * more

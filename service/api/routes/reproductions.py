@@ -138,8 +138,8 @@ class ReproductionNow(Answer):
     experiments: list[ReproductionExperiment]
     analyses: list[ReproductionAnalysis]
     verdict: str | None = Field(
-        description="On the whole table or figure: `holds`, `does not hold`, `not "
-        "distinguishable` or `not comparable`; null before the report"
+        description="On the whole table or figure: `holds`, `does not hold`, "
+        "`equivalent`, `not distinguishable` or `not comparable`; null before the report"
     )
     words: str | None = Field(description="How many claims have which verdict")
     error: str | None = Field(description="Why its report could not be made")

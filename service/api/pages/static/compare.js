@@ -1,6 +1,24 @@
-// The best test value of so many trials, against trials and against hours.
+// The pictures of a comparison: its differences against the number of seeds, and the best test value
+// of so many trials, against trials and against hours.
 
-import { axis, colour, draw, floorOf, isWide, plain, scaleOf, words } from "./plots.js";
+import { call } from "./page.js";
+import { axis, colour, draw, drawLooks, floorOf, isWide, plain, scaleOf, words } from "./plots.js";
+
+const figure = document.getElementById("looks");
+
+async function show() {
+  const asked = new URLSearchParams(location.search);
+  for (const [name, value] of [...asked]) if (!value.trim()) asked.delete(name, value);
+  const { pairs, sides, smallest } = await call(`/v1/compare?${asked}`);
+  const data = pairs.some((pair) => pair.test.so_far) ? "test" : "valid";
+  const series = pairs
+    .filter((pair) => pair[data].so_far)
+    .map((pair) => ({ name: `${pair.first} − ${pair.second}`, looks: pair[data].so_far.looks }));
+  const { name, unit } = sides[0].metric;
+  drawLooks(figure.querySelector(".drawing"), series, `${data}: ${words(name)}${unit ? ` (${unit})` : ""}`, smallest);
+}
+
+if (figure) show();
 
 function drawEffort(element, sides, metric, hours) {
   const values = sides.flatMap((side) => side.points.map((point) => point.mean));

@@ -1,7 +1,7 @@
 // The plots of one experiment: learning curves, parallel coordinates, slices.
 
 import { call } from "./page.js";
-import { axis, colour, digits, draw, fill, floorOf, isWide, plain, scaleOf, settings } from "./plots.js";
+import { axis, colour, digits, draw, drawLooks, fill, floorOf, isWide, plain, scaleOf, settings } from "./plots.js";
 
 const { id, metric, unit, better, state } = document.getElementById("experiment").dataset;
 const place = `/v1/experiments/${id}`;
@@ -304,22 +304,31 @@ async function showFront() {
 async function showRace() {
   const section = document.getElementById("race");
   if (!section) return; // the spec has none
-  const { state: now, words, racers } = await call(`${place}/race`);
+  const { state: now, words, racers, smallest, wanted_e_value: wanted, core_hours: hours } = await call(`${place}/race`);
   section.hidden = false;
   document.getElementById("race-words").textContent = `${now}: ${words}.`;
   fill(
     section.querySelector(".scroll"),
-    ["trial", "arm", "seeds", "mean", "behind the leader by", "95 % interval", "settings"],
+    ["trial", "arm", "seeds", "mean", "behind the leader by", "interval at any look", "e-value", "verdict", "seeds to decide", "settings"],
     racers.map((each) => [
       String(each.number),
       each.arm,
       each.value.n,
       each.value.mean,
       each.behind ? each.behind.mean : "leads",
-      each.behind ? `${digits(each.behind.low)} to ${digits(each.behind.high)}` : "",
+      each.looks.length && each.looks.at(-1).low !== null ? `${digits(each.looks.at(-1).low)} to ${digits(each.looks.at(-1).high)}` : "–",
+      each.looks.length ? each.looks.at(-1).e_value : "–",
+      each.verdict,
+      each.verdict === "not distinguishable" ? (each.wanted ?? "more than 1,000") : "–",
       settings(each.params),
     ]),
   );
+  const cost = hours && [`${digits(hours.spent)}${hours.limit === null ? "" : ` of ${digits(hours.limit)}`} core-hours`, hours.needed === null ? "" : `about ${digits(hours.needed)} more would decide`].filter(Boolean).join("; ");
+  document.getElementById("race-cost").textContent = cost ? `An e-value of ${digits(wanted)} decides. ${cost}.` : "";
+  const series = racers.filter((each) => each.looks.length).map((each) => ({ name: `trial ${each.number}`, looks: each.looks }));
+  const picture = section.querySelector("figure");
+  picture.hidden = !series.length;
+  if (series.length) drawLooks(picture.querySelector(".drawing"), series, `${named}, behind the leader`, smallest);
 }
 
 // The counts of trials by state: while they stay the same, no trial has begun or ended.

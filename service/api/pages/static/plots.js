@@ -121,5 +121,44 @@ export function fill(element, heads, rows) {
   element.replaceChildren(table);
 }
 
+// Draw intervals that hold at every look against the number of seeds, one line for each of `series`:
+// its name, and its looks with seeds, mean, low and high. `within` is the smallest difference of
+// interest. Where nothing is excluded yet there is a mean and no band.
+export function drawLooks(element, series, named, within) {
+  draw(element, () => {
+    const traces = series.flatMap(({ name, looks }, at) => {
+      const known = looks.filter((look) => look.low !== null);
+      const line = { color: colour(at), width: 1 };
+      const edge = { mode: "lines", line, hoverinfo: "skip", showlegend: false, x: known.map((look) => look.seeds) };
+      return [
+        { ...edge, y: known.map((look) => look.low) },
+        { ...edge, y: known.map((look) => look.high), fill: "tonexty", fillcolor: `${colour(at)}33` },
+        {
+          name: plain(name),
+          x: looks.map((look) => look.seeds),
+          y: looks.map((look) => look.mean),
+          mode: "lines+markers",
+          line: { ...line, width: 2 },
+          customdata: looks.map((look) => look.e_value),
+          hovertemplate: "%{x} seeds: %{y:.4g}, e = %{customdata:.3g}<extra>%{fullData.name}</extra>",
+        },
+      ];
+    });
+    const level = (y, dash) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: style("--quiet"), width: 1, dash } });
+    const levels = [level(0, "solid"), ...(within ? [level(within, "dot"), level(-within, "dot")] : [])];
+    return {
+      traces,
+      layout: {
+        shapes: levels,
+        height: 320,
+        xaxis: axis("seeds", { tickformat: "d" }),
+        yaxis: axis(plain(named)),
+        legend: { orientation: "h", y: -0.25 },
+        showlegend: true,
+      },
+    };
+  });
+}
+
 // Text that plotly shows as it is: it reads a few tags.
 export const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
