@@ -73,7 +73,8 @@ METHODS: Final = (
     "baseline is what always answering the same scores on the data that is scored. Seeds that "
     "diverged are named, and the numbers are those of the others. *Not comparable* means that a "
     "number is missing, or that the budget does not reach what the claim is about; *not "
-    "distinguishable*, that so many seeds do not decide. The share of the paper's budget counts "
+    "distinguishable*, that so many seeds do not decide; *equivalent*, that the paper claims a "
+    "difference, and it is shown to be too small to matter. The share of the paper's budget counts "
     "training sequences: optimizer steps times the batch."
 )
 
