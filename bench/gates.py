@@ -1,4 +1,4 @@
-"""Plain loops over time for networks with gates."""
+"""Plain loops over time for networks with gates, and for those that follow an ODE."""
 
 from __future__ import annotations
 
@@ -57,4 +57,39 @@ class GORULoop(Loop):
             candidate = modrelu(linear(x_t, U_c) + r * linear(h, W), b_c)
             h = z * h + (1 - z) * candidate
             states.append(h)
+        return self.read_out(states)
+
+
+class CoRNNLoop(Loop):
+    """Positions and velocities of coupled oscillators, with one product a step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        model = self.model
+        dt, gamma, epsilon = model.config.dt, model.config.gamma, model.config.epsilon
+        of_y, of_z = self.matrix().chunk(2)
+        weight = torch.cat((model.input_matrix(), of_z, of_y), 1)
+        y, z, states = model.initial_state(x), model.initial_state(x), []
+        for x_t in x:
+            force = torch.tanh(linear(torch.cat((x_t, z, y), 1), weight, model.b))
+            z = z + dt * (force - gamma * y - epsilon * z)
+            y = y + dt * z
+            states.append(y)
+        return self.read_out(states)
+
+
+class LEMLoop(Loop):
+    """Both states of LEM, with one product of the input and two of states a step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        model = self.model
+        U, b, dt, n = model.input_matrix(), model.b, model.config.dt, model.hidden_size
+        of_y, of_z = self.matrix()[: 3 * n], self.matrix()[3 * n :]
+        y, z, states = model.initial_state(x), model.initial_state(x), []
+        for x_t in x:
+            u_slow, u_quick, u_z, u_y = linear(x_t, U, b).chunk(4, dim=1)
+            slow, quick, driven = linear(y, of_y).chunk(3, dim=1)
+            slow, quick = dt * torch.sigmoid(u_slow + slow), dt * torch.sigmoid(u_quick + quick)
+            z = (1 - slow) * z + slow * torch.tanh(u_z + driven)
+            y = (1 - quick) * y + quick * torch.tanh(linear(z, of_z) + u_y)
+            states.append(y)
         return self.read_out(states)

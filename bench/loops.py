@@ -17,6 +17,8 @@ LOOPS: dict[str, type[Loop]] = {
     "lstm": gates.LSTMLoop,
     "gru": gates.GRULoop,
     "goru": gates.GORULoop,
+    "cornn": gates.CoRNNLoop,
+    "lem": gates.LEMLoop,
     "urnn": unitary.ComplexLoop,
     "full_urnn": unitary.ComplexLoop,
     "eurnn": unitary.EURNNLoop,

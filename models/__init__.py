@@ -12,6 +12,7 @@ from __future__ import annotations
 from eigensweep.models.asrnn import AsRNN
 from eigensweep.models.base import Model, ModelConfig
 from eigensweep.models.constructed import ConstructedAdding, ConstructedCopying
+from eigensweep.models.cornn import CoRNN
 from eigensweep.models.enrnn import ENRNN
 from eigensweep.models.eurnn import EURNN
 from eigensweep.models.exprnn import ExpRNN
@@ -19,6 +20,7 @@ from eigensweep.models.full_urnn import FullURNN
 from eigensweep.models.goru import GORU
 from eigensweep.models.gru import GRU
 from eigensweep.models.irnn import IRNN
+from eigensweep.models.lem import LEM
 from eigensweep.models.lru import LRU
 from eigensweep.models.lstm import LSTM
 from eigensweep.models.lt_rnn import LTRNN
@@ -62,6 +64,8 @@ MODELS: Registry[Model] = Registry(
         "lru": LRU,
         "mingru": MinGRU,
         "minlstm": MinLSTM,
+        "cornn": CoRNN,
+        "lem": LEM,
     },
 )
 

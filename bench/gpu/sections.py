@@ -27,8 +27,8 @@ Result = TypeVar("Result")
 STDERR = 2
 """File descriptor of the standard error output, whatever `sys.stderr` is."""
 
-GATED = ("lstm", "gru", "goru")
-"""Models whose kernel is that of gated networks."""
+GATED = ("lstm", "gru", "goru", "cornn", "lem")
+"""Models whose kernel is that of gated networks, or of ODEs."""
 
 DEAD_DEVICE = 3
 """Exit status of a section after an error that leaves its process no use of the device."""

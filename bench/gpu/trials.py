@@ -20,7 +20,13 @@ from eigensweep.workers.trial.training import Training
 NEVER = 10**9
 """Steps of a trial that does not end, and until its first evaluation after the beginning."""
 
-CELLS = {"lstm": Cell.LSTM, "gru": Cell.GRU, "goru": Cell.GORU}
+CELLS = {
+    "lstm": Cell.LSTM,
+    "gru": Cell.GRU,
+    "goru": Cell.GORU,
+    "cornn": Cell.CORNN,
+    "lem": Cell.LEM,
+}
 """The kernels' cells of gated networks."""
 
 SYNTHETIC = ("pixel_mnist", "ptb_chars")

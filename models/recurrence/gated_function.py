@@ -181,8 +181,9 @@ class _GatedGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
-            "the fast recurrence has first derivatives only; take second ones through "
-            "eigensweep.models.recurrence.gated_reference, as Model.states does"
+            "the fast recurrence has first derivatives only; take second ones through the readable "
+            "one, as Model.states does: eigensweep.models.recurrence.gated_reference, "
+            "goru_reference and ode_reference"
         )
 
     @staticmethod

@@ -56,7 +56,8 @@ class TestLimit:
         assert self.count("exprnn", "pixel_mnist") == (forward + back, forward)
 
     @pytest.mark.parametrize(
-        ("name", "products"), [("lstm", 4), ("gru", 3), ("goru", 3), ("urnn", 4)]
+        ("name", "products"),
+        [("lstm", 4), ("gru", 3), ("goru", 3), ("urnn", 4), ("cornn", 2), ("lem", 4)],
     )
     def test_of_more_products_a_step(self, name, products):
         rows, n = self.B * self.T, self.n

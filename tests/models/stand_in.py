@@ -67,7 +67,7 @@ DRIVER = ctypes.CDLL(str(build_driver(FOLDER)), mode=ctypes.RTLD_GLOBAL)
 DRIVER.stand_in_told.restype = ctypes.c_char_p
 
 SIZE = 19
-CELLS = ("lstm", "lstm diagonal", "lstm full", "gru", "gru cho", "goru")
+CELLS = ("lstm", "lstm diagonal", "lstm full", "gru", "gru cho", "goru", "cornn", "lem")
 
 
 def load_cubin(cache, source, definitions, architecture):
@@ -263,7 +263,7 @@ def compile_ahead() -> None:
             jobs.append((scan.SOURCE, shape.definitions))
         for cell, rows in cells:
             gate = gated.GatedShape(cell, SIZE, rows, 1, is_backward)
-            jobs.append((gated.SOURCE, gate.definitions(227 << 10)))
+            jobs.append((gate.source, gate.definitions(227 << 10)))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: load_cubin(None, job[0], dict(job[1]), "sm_90"), jobs))
 

@@ -110,6 +110,10 @@ COUNTS = [
         + 3 * (64 * 5 + 64 * 65 + 64 + 3 * 384 * 65 + 64 * 385 + 64 + 256 * 65 + 64 * 257)
         + (64 + 64 * 15),
     ),
+    ("cornn", MNIST, {"hidden_size": 256}, 134_154),
+    ("cornn", ADDING, {"hidden_size": 128}, 2 * 128**2 + 128 * 2 + 128 + 128 + 1),
+    ("lem", MNIST, {"hidden_size": 128}, 67_850),
+    ("lem", CHARS, {"hidden_size": 64, **WIDE}, 49 * 200 + 4 * 64 * (64 + 200 + 1) + 65 * 49),
 ]
 PUBLISHED_SHARES = [
     ("scornn", {"hidden_size": 170, "negative_fraction": 0.7}, {"negative_ones": 119}),
@@ -160,6 +164,10 @@ VARIANTS = [
     ("mingru", {"layers": 2, "kernel_size": 3}),
     ("mingru", {"width": 4, "feed_forward": 2, "encoder": "embedding"}),
     ("minlstm", {}),
+    ("cornn", {}),
+    ("cornn", {"encoder": "embedding", "embedding_size": 4}),
+    ("lem", {}),
+    ("lem", {"encoder": "embedding"}),
 ]
 
 

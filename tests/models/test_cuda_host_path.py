@@ -12,7 +12,7 @@ import pytest
 from compilers import need_compiler
 
 HERE = Path(__file__).parent
-CELLS = ("lstm", "lstm diagonal", "lstm full", "gru", "gru cho", "goru")
+CELLS = ("lstm", "lstm diagonal", "lstm full", "gru", "gru cho", "goru", "cornn", "lem")
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,9 @@ CASES = {
     "lstm full peephole": {"name": "lstm", "peephole": "output_full"},
     "gru": {"name": "gru"},
     "gru of cho": {"name": "gru", "variant": "cho"},
+    "cornn": {"name": "cornn", "dt": 0.3, "gamma": 1.2, "epsilon": 0.7},
+    "cornn undamped": {"name": "cornn", "dt": 1.0, "gamma": 0.0, "epsilon": 0.0},
+    "lem": {"name": "lem", "dt": 0.4},
 }
 ACTIVATIONS = {
     "tanh_rnn": "tanh",
@@ -181,20 +184,49 @@ def lstm_step(p, config, U, x, h, c):
     return sigmoid(a["o"]) * np.tanh(c), c
 
 
+def cornn_step(p, config, U, x, y, z):
+    n, drive = len(y), U @ x + p["b"]
+    W, of_z = p["R"][:n], p["R"][n:]
+    accelerations = np.array(
+        [
+            np.tanh(drive[i] + sum(W[i, k] * y[k] + of_z[i, k] * z[k] for k in range(n)))
+            - config.gamma * y[i]
+            - config.epsilon * z[i]
+            for i in range(n)
+        ]
+    )
+    z = z + config.dt * accelerations
+    return y + config.dt * z, z
+
+
+def lem_step(p, config, U, x, y, z):
+    names = ("slow", "quick", "z", "y")
+    V, W, b = (dict(zip(names, np.split(p_, 4), strict=True)) for p_ in (U, p["R"], p["b"]))
+    slow, quick = (config.dt * sigmoid(W[k] @ y + V[k] @ x + b[k]) for k in ("slow", "quick"))
+    z = (1 - slow) * z + slow * np.tanh(W["z"] @ y + V["z"] @ x + b["z"])
+    y = (1 - quick) * y + quick * np.tanh(W["y"] @ z + V["y"] @ x + b["y"])
+    return y, z
+
+
+PAIRED_STEPS = {"lstm": lstm_step, "cornn": cornn_step, "lem": lem_step}
+"""Steps of models with two states, the first of which is the state that `states` returns."""
+
+
 def run(p, config, shapes, x):
     """Return (logits, states) of parameters p, by loops over sequences and steps."""
     n, (steps, batch) = config.hidden_size, x.shape[:2]
     states, logits = np.zeros((steps, batch, n)), np.zeros((steps, batch, shapes.output_size))
     U = p.get("U", np.eye(n))
-    step = None if config.name == "lstm" else simple_cell(p, config, matrix_of(p, config), U)
+    paired = PAIRED_STEPS.get(config.name)
+    step = None if paired else simple_cell(p, config, matrix_of(p, config), U)
     for j in range(batch):
         h, c = p.get("h0", np.zeros(n)), np.zeros(n)
         for t in range(steps):
             x_t = encode(p, shapes, x[t, j])
             seen = None
-            if config.name == "lstm":
-                h, c = lstm_step(p, config, U, x_t, h, c)
-                seen = c if config.readout_from == "cell" else h
+            if paired:
+                h, c = paired(p, config, U, x_t, h, c)
+                seen = c if getattr(config, "readout_from", "state") == "cell" else h
             else:
                 seen = h = step(x_t, h)
             states[t, j] = h

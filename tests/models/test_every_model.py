@@ -203,3 +203,12 @@ def test_biases_start_at_zero_but_for_the_forget_bias_of_an_lstm(nets):
     expected[1] = -2
     assert torch.equal(model.b.detach(), expected.flatten())
     assert not nets.build("gru").b.any()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("cornn", 1 / 65**0.5), ("lem", 1 / 30**0.5)])
+def test_an_ode_starts_uniform_as_the_authors_programs(nets, name, limit):
+    model = nets.build(name, nets.shapes(input_kind="values"), hidden_size=30)
+    for tensor in (model.U, model.R, model.b):
+        assert 0.8 * limit < tensor.abs().max() <= limit
+    deviation = (1 / 90 if name == "cornn" else 2 / 30) ** 0.5
+    assert model.V.std().item() == pytest.approx(deviation, rel=0.2)

@@ -1,4 +1,4 @@
-"""The fast LSTM and GRU against the readable ones and PyTorch's own, on each backend."""
+"""The fast gated recurrences and ODEs against the readable ones and PyTorch's own, by backend."""
 
 import agreement
 import pytest
@@ -16,6 +16,8 @@ from torch.nn.functional import linear
 from eigensweep.models.recurrence.gated import gru, lstm
 from eigensweep.models.recurrence.gated_reference import Peephole, gru_states, lstm_states
 from eigensweep.models.recurrence.native.gated import SOURCE
+from eigensweep.models.recurrence.ode import cornn, lem
+from eigensweep.models.recurrence.ode_reference import cornn_states, lem_states
 
 CELLS = {
     "lstm": ("lstm", "none", "state"),
@@ -26,8 +28,22 @@ CELLS = {
     "lstm full reads the cell": ("lstm", "output_full", "cell"),
     "gru": ("gru", "pytorch", None),
     "gru cho": ("gru", "cho", None),
+    "cornn": ("cornn", None, None),
+    "lem": ("lem", None, None),
 }
-DISTINCT = [CELLS[name] for name in ("lstm", "lstm diagonal", "lstm full", "gru", "gru cho")]
+DISTINCT = [cell for name, cell in CELLS.items() if "reads" not in name]
+PARTS = {"lstm": (4, 4), "gru": (3, 3), "goru": (3, 3), "cornn": (1, 2), "lem": (4, 4)}
+"""Rows of U and of R, as multiples of n."""
+ODES = {
+    "cornn": (cornn, cornn_states, {"dt": 0.3, "gamma": 1.2, "epsilon": 0.7}),
+    "lem": (lem, lem_states, {"dt": 0.6}),
+}
+
+
+def name_of(cell):
+    return " ".join(filter(None, cell[:2]))
+
+
 SIZES = {
     **agreement.SIZES,  # τ, B, n, m, p
     "one step": (1, 6, 8, 3, 2),
@@ -42,7 +58,7 @@ def backend(request):
 
 
 def draw(cell, sizes, inputs="symbols", dtype=torch.float64, lanes=()):
-    """Return x and the leaves U, R, b, V, c, h0, and for LSTM c0 and the peepholes."""
+    """Return x and the leaves U, R, b, V, c, h0, a second first state, and an LSTM's peepholes."""
     steps, batch, n, m, p = sizes
     kind, option, _ = cell
     torch.manual_seed(sum(sizes))
@@ -50,10 +66,11 @@ def draw(cell, sizes, inputs="symbols", dtype=torch.float64, lanes=()):
         x = torch.randint(0, m, (*lanes, steps, batch))
     else:
         x = torch.randn(*lanes, steps, batch, m, dtype=dtype)
-    gates = 4 if kind == "lstm" else 3
-    shapes = [(gates * n, m), (gates * n, n), (gates * n,), (p, n), (p,), (batch, n)]
-    if kind == "lstm":
+    rows, products = PARTS[kind]
+    shapes = [(rows * n, m), (products * n, n), (rows * n,), (p, n), (p,), (batch, n)]
+    if kind not in ("gru", "goru"):
         shapes.append((batch, n))
+    if kind == "lstm":
         shapes += {"none": [], "diagonal": [(2 * n,), (n,)], "output_full": [(n, n)]}[option]
     leaves = [torch.randn(*lanes, *shape, dtype=dtype) for shape in shapes]
     leaves[1] /= n**0.5
@@ -71,6 +88,10 @@ def fast(cell, x, leaves, **options):
     *parameters, h0 = leaves[:6]
     if kind == "gru":
         return gru(x, *parameters, h0=h0, variant=option, **options)
+    if kind in ODES:
+        run, _, numbers = ODES[kind]
+        logits, states = run(x, *parameters, y0=h0, z0=leaves[6], **numbers, **options)
+        return (logits, *states)
     c0, *weights = leaves[6:]
     logits, states = lstm(
         x,
@@ -89,6 +110,9 @@ def readable(cell, x, leaves, readout="all"):
     U, R, b, V, c, h0 = leaves[:6]
     if kind == "gru":
         histories = (gru_states(x, U, R, b, h0=h0, variant=option),)
+    elif kind in ODES:
+        _, run, numbers = ODES[kind]
+        histories = run(x, U, R, b, y0=h0, z0=leaves[6], **numbers)
     else:
         c0, *weights = leaves[6:]
         histories = lstm_states(x, U, R, b, h0=h0, c0=c0, peephole=peephole_of(weights))
@@ -204,7 +228,7 @@ class TestEachCell:
             torch.autograd.grad(dR.sum(), leaves[1])
 
 
-@pytest.mark.parametrize("cell", DISTINCT, ids=lambda cell: " ".join(cell[:2]))
+@pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
 @pytest.mark.parametrize("inputs", ["symbols", "values"])
 @pytest.mark.parametrize("shared", [True, False], ids=["one input", "own inputs"])
 class TestLanes:
@@ -273,7 +297,7 @@ class TestBadInput:
             with pytest.raises(IndexError, match="symbols are 0 to 3; x has 0 to 4"):
                 fast(cell, x, leaves, backend=backend)
 
-    @pytest.mark.parametrize("cell", DISTINCT, ids=lambda cell: " ".join(cell[:2]))
+    @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
     def test_a_wrong_shape_or_dtype_is_refused_with_what_is_asked_for(self, cell):
         x, leaves = draw(cell, SIZES["odd"])
         for position, leaf in enumerate(leaves):
@@ -282,7 +306,7 @@ class TestBadInput:
                 with pytest.raises(ValueError, match=r"is torch.*R of \d+ hidden units"):
                     fast(cell, x, spoilt)
 
-    @pytest.mark.parametrize("cell", DISTINCT, ids=lambda cell: " ".join(cell[:2]))
+    @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
     def test_tensors_on_two_devices_are_refused_before_compiled_steps_see_them(self, cell):
         x, leaves = draw(cell, SIZES["odd"])
         with pytest.raises(ValueError, match=r"x is on meta and R on cpu.*the same device"):

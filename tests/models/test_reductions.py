@@ -241,3 +241,33 @@ def test_modrelu_is_zero_at_zero_and_jumps_by_its_threshold(nets):
     h.sum().backward()
     assert z.grad.tolist() == [1, 0, 1, 1, 0]
     assert b.grad.tolist() == [-1, 0, 1, -1, 0]
+
+
+def test_a_cornn_without_weights_is_a_damped_oscillator(nets):
+    """With small steps y solves y'' + epsilon y' + gamma y = 0."""
+    model = nets.generic("cornn", hidden_size=1, dt=1e-3, gamma=1.0, epsilon=0.2)
+    with torch.no_grad():
+        for parameter in (model.U, model.R, model.b):
+            parameter.zero_()
+    start = torch.tensor([[1.0]], dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    times = np.arange(1, 6_001) * 1e-3
+    turn = np.sqrt(1 - 0.1**2)
+    exact = np.exp(-0.1 * times) * (np.cos(turn * times) + 0.1 / turn * np.sin(turn * times))
+    found = model.states(torch.zeros(6_000, 1, dtype=torch.int64), start).detach()[:, 0, 0]
+    np.testing.assert_allclose(found, exact, atol=2e-3)
+
+
+def test_a_lem_whose_steps_are_one_forgets_its_states(nets):
+    """With both time steps at 1, z is a layer of y, and y a layer of z."""
+    model = nets.generic("lem", dt=1.0)
+    n = model.hidden_size
+    with torch.no_grad():
+        model.U[: 2 * n], model.R[: 2 * n], model.b[: 2 * n] = 0, 0, 100.0
+    x = nets.input(model.shapes)
+    y, Y = torch.zeros(3, n, dtype=torch.float64), []
+    for symbols in x:
+        met = model.U.mT[symbols] + model.b
+        z = torch.tanh(met[:, 2 * n : 3 * n] + y @ model.R[2 * n : 3 * n].mT)
+        y = torch.tanh(met[:, 3 * n :] + z @ model.R[3 * n :].mT)
+        Y.append(y)
+    torch.testing.assert_close(model.states(x), torch.stack(Y), atol=1e-12, rtol=0)

@@ -124,6 +124,8 @@ SCALARS = [
     ("spectral_rnn", {}, ({"margin": 0.3}, {"margin": 0.05})),
     ("lt_rnn", {"activation_clip": 1.0}, ({"activation_clip": 0.5}, {})),
     ("lt_rnn", {"orthogonality_penalty": 1.0}, ({"orthogonality_penalty": 0.5}, {})),
+    ("cornn", {}, ({"dt": 0.3, "gamma": 1.0}, {"dt": 0.1, "epsilon": 0.5})),
+    ("lem", {}, ({"dt": 0.3}, {"dt": 1.5})),
     ("lstm", {}, ({"forget_bias": 0.0}, {"forget_bias": 3.0})),
     ("scornn", {}, ({"negative_ones": 1}, {"negative_ones": 9})),
 ]
@@ -163,7 +165,10 @@ class TestLanesOfDifferentNumbers:
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("enrnn", "eps"), ("asrnn", "eps"), ("nnrnn", "gamma_weight"), ("spectral_rnn", "margin")],
+    [
+        *(("enrnn", "eps"), ("asrnn", "eps"), ("nnrnn", "gamma_weight")),
+        *(("spectral_rnn", "margin"), ("cornn", "epsilon"), ("lem", "dt")),
+    ],
 )
 def test_a_number_and_a_tensor_of_it_give_the_same_bits(nets, name, number):
     network = nets.build(name, **{number: 0.123})

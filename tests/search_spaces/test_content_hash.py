@@ -51,6 +51,17 @@ LAYERED = {
     "pooling": "last",
 }
 MINIMAL = {**LAYERED, "kernel_size": None, "feed_forward": None}
+
+ODE_DEFAULTS = {
+    "hidden_size": None,
+    "parameters": None,
+    "encoder": "direct",
+    "embedding_size": None,
+    "embedding_init": "glorot_uniform",
+    "readout_init": "fan_in_uniform",
+    "readout_bias_init": "fan_in_uniform",
+}
+
 LATER_DEFAULTS = {
     "optimizer": (
         1,
@@ -98,6 +109,8 @@ LATER_DEFAULTS = {
             "test_size": 1000,
         },
     ),
+    "model.cornn": (1, {**ODE_DEFAULTS, "dt": 0.042, "gamma": 2.7, "epsilon": 4.7}),
+    "model.lem": (1, {**ODE_DEFAULTS, "readout_init": "kaiming_normal", "dt": 1.0}),
 }
 """For each class of the project with later fields: its result version, and their defaults."""
 

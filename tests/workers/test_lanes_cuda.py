@@ -72,7 +72,7 @@ def test_every_optimizer_is_captured_and_trains_as_alone(name):
     compare(configs_of("scornn", {"name": name, "momentum": 0.5, "name_orth": "rmsprop"}), 1e-9)
 
 
-@pytest.mark.parametrize("name", ["exprnn", "urnn", "lstm", "gru", "goru", "asrnn"])
+@pytest.mark.parametrize("name", ["exprnn", "urnn", "lstm", "gru", "goru", "asrnn", "cornn", "lem"])
 def test_float32_with_kernels_trains_as_alone_for_some_steps(name):
     captured, alone = (build_all(configs_of(name), precise=False) for _ in range(2))
     group = Group(captured[0], 3)

@@ -18,7 +18,7 @@
 // Given when it is compiled: N, ROWS, CLUSTER, BACKWARD (0 or 1), CELL (a Cell of gated.py) and
 // SHARED_BYTES, what a block can have. Never compile with --use_fast_math: NaN passes through.
 
-#include "blocks.h"
+#include "products.h"
 
 #define LSTM 0
 #define LSTM_DIAGONAL 1
@@ -38,17 +38,6 @@ constexpr int KEPT = CELL == GRU_CHO ? 3 : 4;    // parts of A, and of G
 constexpr int BUFFERS = HAS_LATE ? 1 : 2;        // with two barriers a step, one copy is enough
 static_assert(ROWS * OWN <= THREADS, "each thread finishes one unit of one row at most");
 
-__device__ constexpr int up(int number, int step) { return (number + step - 1) / step; }
-__device__ constexpr int held(int outputs, int inputs, int slices) {
-    return up(outputs, THREADS / slices) * up(inputs, 4 * slices) * 4;
-}
-__device__ constexpr int best_slices(int outputs, int inputs) {
-    int best = 8;
-    for (int slices = 16; slices <= 32; slices *= 2)
-        if (held(outputs, inputs, slices) < held(outputs, inputs, best)) best = slices;
-    return best;
-}
-
 // Matrix entries that a thread keeps in registers: more where that makes shared memory needless.
 constexpr int MAIN_OUTPUTS = BACKWARD ? OWN : GATES * OWN, MAIN_INPUTS = BACKWARD ? GATES * N : N;
 constexpr int ENTRIES = held(MAIN_OUTPUTS, MAIN_INPUTS, best_slices(MAIN_OUTPUTS, MAIN_INPUTS)) +
@@ -57,90 +46,6 @@ constexpr int FITTING_REGISTERS = HAS_LATE ? 64 : 72;
 constexpr int REGISTERS = ENTRIES <= FITTING_REGISTERS                ? FITTING_REGISTERS
                           : HAS_LATE || (ROWS == 4 && !BACKWARD) ? 56
                                                                  : 64;
-
-// A block's part of a matrix, and its product with a vector for each row.
-template <int OUTPUTS, int INPUTS, int FREE> struct Product {
-    static constexpr int SLICES = best_slices(OUTPUTS, INPUTS);  // threads that share an output
-    static constexpr int GROUPS = THREADS / SLICES;
-    static constexpr int SIDE = SLICES < 32 ? 2 : 1;  // neighbours that read the same inputs
-    static constexpr int EACH = up(OUTPUTS, GROUPS);             // outputs of a thread
-    static constexpr int PIECES = up(INPUTS, 4 * SLICES);        // of four inputs, of a thread
-    static constexpr int DEPTH = PIECES * 4 * SLICES;            // inputs, padded by zeros
-    static constexpr int FITTING = FREE / (4 * EACH);
-    static constexpr int IN_REGISTERS = PIECES < FITTING ? PIECES : FITTING;  // pieces kept there
-    static constexpr int IN_SHARED = PIECES - IN_REGISTERS;
-    static constexpr int LEFT_FREE = FREE - 4 * EACH * IN_REGISTERS;
-    typedef float4 Rest[IN_SHARED > 0 ? IN_SHARED : 1][EACH][THREADS];
-
-    float4 kept[IN_REGISTERS > 0 ? IN_REGISTERS : 1][EACH];
-
-    static __device__ int slice_of(int thread) { return thread / SIDE % SLICES; }
-    static __device__ int group_of(int thread) {
-        return thread / (SIDE * SLICES) * SIDE + thread % SIDE;
-    }
-
-    // entry(output, input) is an entry of the matrix.
-    template <class Entry> __device__ void load(int thread, Rest& rest, Entry entry) {
-        const int slice = slice_of(thread), group = group_of(thread);
-#pragma unroll
-        for (int p = 0; p < PIECES; ++p)
-#pragma unroll
-            for (int u = 0; u < EACH; ++u) {
-                const int output = u * GROUPS + group, k = 4 * (slice + SLICES * p);
-                float four[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    four[i] = output < OUTPUTS && k + i < INPUTS ? entry(output, k + i) : 0.0f;
-                const float4 made = {four[0], four[1], four[2], four[3]};
-                if (p < IN_REGISTERS)
-                    kept[p][u] = made;
-                else
-                    rest[p - IN_REGISTERS][u][thread] = made;
-            }
-    }
-
-    // Write matrix times vector of each row. The block meets before `to` can be read.
-    __device__ void multiply(int thread, const Rest& rest, const float (&of)[ROWS][DEPTH],
-                             float (&to)[ROWS][OUTPUTS]) const {
-        constexpr int SUMS = ROWS * EACH;
-        const int slice = slice_of(thread), group = group_of(thread);
-        float sums[SUMS];
-#pragma unroll
-        for (int s = 0; s < SUMS; ++s) sums[s] = 0.0f;
-        const auto add = [&](int piece, const auto& entries) {
-            float4 v[ROWS];
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                v[r] = *reinterpret_cast<const float4*>(&of[r][4 * (slice + SLICES * piece)]);
-#pragma unroll
-            for (int u = 0; u < EACH; ++u) {
-                const float4 m = entries(u);
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    float& sum = sums[r * EACH + u];
-                    sum = fmaf(m.x, v[r].x, sum);
-                    sum = fmaf(m.y, v[r].y, sum);
-                    sum = fmaf(m.z, v[r].z, sum);
-                    sum = fmaf(m.w, v[r].w, sum);
-                }
-            }
-        };
-#pragma unroll
-        for (int p = 0; p < IN_REGISTERS; ++p) add(p, [&](int u) { return kept[p][u]; });
-#pragma unroll 1  // more at once would take registers from the matrix
-        for (int p = 0; p < IN_SHARED; ++p)
-            add(IN_REGISTERS + p, [&](int u) { return rest[p][u][thread]; });
-        typedef Sharing<SUMS, SLICES / 2, 0, SIDE> Shares;
-        int first = 0, left = SUMS, copy = 0;
-        Shares::find(slice, first, left, copy);
-        Shares::run(sums, slice);
-#pragma unroll
-        for (int i = 0; i < Shares::LEFT; ++i) {
-            const int sum = first + i, output = sum % EACH * GROUPS + group;
-            if (i < left && !copy && output < OUTPUTS) to[sum / EACH][output] = sums[i];
-        }
-    }
-};
 
 typedef Product<MAIN_OUTPUTS, MAIN_INPUTS, REGISTERS> Main;
 typedef Product<OWN, N, Main::LEFT_FREE> Late;
@@ -156,8 +61,6 @@ struct Shared {
     alignas(16) Main::Rest rest;
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the matrices do not fit into shared memory");
-
-__device__ inline float sigmoid(float z) { return 1.0f / (1.0f + expf(-z)); }
 
 #if CELL == GORU
 __device__ inline float squash(float z, float threshold) {

@@ -1,4 +1,4 @@
-"""The steps of LSTM, GRU and GORU on an NVIDIA GPU: one launch runs all time steps of a chunk.
+"""The steps of gated networks and ODEs on an NVIDIA GPU: one launch runs the steps of a chunk.
 
 Projections and sums over all steps are library products, as in the PyTorch form. Where the kernel
 cannot be used, one line of log says so and the loop runs in PyTorch.
@@ -26,10 +26,13 @@ from eigensweep.models.recurrence.gated_steps import (
     LSTMSteps,
 )
 from eigensweep.models.recurrence.native.gated import Cell
+from eigensweep.models.recurrence.ode_steps import CoRNNSteps, LEMSteps
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("gated.cu")
+ODE_SOURCE = Path(__file__).with_name("ode.cu")
+"""The kernel of coRNN and LEM, with the arguments of the other one."""
 
 CLUSTERS: dict[Cell, tuple[tuple[int, int], ...]] = {
     Cell.LSTM: ((96, 1), (128, 2), (192, 4), (384, 8)),
@@ -38,6 +41,8 @@ CLUSTERS: dict[Cell, tuple[tuple[int, int], ...]] = {
     Cell.GRU: ((96, 1), (128, 2), (208, 4), (416, 8)),
     Cell.GRU_CHO: ((96, 1), (128, 2), (208, 4), (416, 8)),
     Cell.GORU: ((96, 1), (128, 2), (208, 4), (416, 8)),
+    Cell.CORNN: ((128, 1), (176, 2), (256, 4), (512, 8)),
+    Cell.LEM: ((96, 1), (128, 2), (192, 4), (352, 8)),
 }
 """Up to so many units, so many blocks share the matrices. What exceeds the registers of these
 blocks is in their shared memory; the last size is the largest that fits."""
@@ -58,8 +63,13 @@ class GatedShape:
     """Blocks of a cluster."""
     is_backward: bool
 
+    @property
+    def source(self) -> Path:
+        """The file of the cell's kernel."""
+        return source_of(self.cell)
+
     def definitions(self, shared_bytes: int) -> kernels.Definitions:
-        """Return the macros that `gated.cu` is compiled with, for blocks with so much memory."""
+        """Return the macros that the source is compiled with, for blocks with so much memory."""
         return (
             ("N", self.units),
             ("ROWS", self.rows),
@@ -68,6 +78,11 @@ class GatedShape:
             ("CELL", int(self.cell)),
             ("SHARED_BYTES", shared_bytes),
         )
+
+
+def source_of(cell: Cell) -> Path:
+    """Return the file of a cell's kernel."""
+    return ODE_SOURCE if cell in (Cell.CORNN, Cell.LEM) else SOURCE
 
 
 def count_blocks(cell: Cell, units: int) -> int:
@@ -161,6 +176,18 @@ class CudaGORUSteps(CudaGatedSteps, GORUSteps):
     CELL = Cell.GORU
 
 
+class CudaCoRNNSteps(CudaGatedSteps, CoRNNSteps):
+    """coRNN; the other weights are Δt, γ and ε."""
+
+    CELL = Cell.CORNN
+
+
+class CudaLEMSteps(CudaGatedSteps, LEMSteps):
+    """LEM; the other weight is Δt."""
+
+    CELL = Cell.LEM
+
+
 PEEPHOLES = {1: Cell.LSTM, 2: Cell.LSTM_FULL, 3: Cell.LSTM_DIAGONAL}
 """The cell of an LSTM with so many weights, peepholes included."""
 
@@ -169,6 +196,8 @@ CUDA: dict[type[GatedSteps], type[CudaGatedSteps]] = {
     GRUSteps: CudaGRUSteps,
     ChoGRUSteps: CudaChoGRUSteps,
     GORUSteps: CudaGORUSteps,
+    CoRNNSteps: CudaCoRNNSteps,
+    LEMSteps: CudaLEMSteps,
 }
 
 
@@ -240,7 +269,7 @@ def _is_loaded(cell: Cell, units: int, device: int) -> bool:
             for rows in kernels.ROWS
             for is_backward in (False, True)
         ]
-        kernels.load_together(SOURCE, lambda shape: load_kernel(shape, device), shapes)
+        kernels.load_together(source_of(cell), lambda shape: load_kernel(shape, device), shapes)
     except (ImportError, CompileError, ValueError) as error:
         name = cell.name.lower()
         logger.warning("the %s of %d units runs step by step: %s", name, units, error)
@@ -251,4 +280,4 @@ def _is_loaded(cell: Cell, units: int, device: int) -> bool:
 def load_kernel(shape: GatedShape, device: int) -> Any:
     """Return the kernel of a shape; errors are those of `kernels.load_kernel`."""
     shared_bytes = kernels.count_shared_bytes(device)
-    return kernels.load_kernel(SOURCE, shape.definitions(shared_bytes), device, shared_bytes)
+    return kernels.load_kernel(shape.source, shape.definitions(shared_bytes), device, shared_bytes)

@@ -1,4 +1,4 @@
-// The steps of LSTM, GRU and GORU and their adjoints, in float and double.
+// The steps of LSTM, GRU, GORU, coRNN and LEM and their adjoints, in float and double.
 //
 // A job owns some rows of one lane's batch and runs all time steps for them, so jobs never wait for
 // one another. Forward, R^T comes packed panel by panel of hidden units, in each the panels of all
@@ -8,8 +8,10 @@
 // padding of G is zero: products over G run over whole rows, and 0 times NaN would reach the units.
 // Never compile with -ffast-math: NaN and infinity must pass through.
 
+#include "cornn.h"
 #include "gated_kernels.h"
 #include "gru.h"
+#include "lem.h"
 #include "lstm.h"
 
 namespace {
@@ -27,6 +29,8 @@ template <class T> int step(const Call<T>& call) {
         case GRU: (back ? gru_backward<T, GRU> : gru_forward<T, GRU>)(call); return 0;
         case GRU_CHO: (back ? gru_backward<T, GRU_CHO> : gru_forward<T, GRU_CHO>)(call); return 0;
         case GORU: (back ? gru_backward<T, GORU> : gru_forward<T, GORU>)(call); return 0;
+        case CORNN: (back ? cornn_backward<T> : cornn_forward<T>)(call); return 0;
+        case LEM: (back ? lem_backward<T> : lem_forward<T>)(call); return 0;
         default: return 1;
     }
 }

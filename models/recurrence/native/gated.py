@@ -1,4 +1,4 @@
-"""The compiled steps of LSTM, GRU and GORU."""
+"""The compiled steps of LSTM, GRU, GORU, coRNN and LEM."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from eigensweep.models.recurrence.native.calls import (
     pointers,
     row_length,
 )
+from eigensweep.models.recurrence.ode_steps import CoRNNSteps, LEMSteps
 
 SOURCE = Path(__file__).with_name("gated.cpp")
 
@@ -39,6 +40,8 @@ class Cell(IntEnum):
     GRU = 3
     GRU_CHO = 4
     GORU = 5
+    CORNN = 6
+    LEM = 7
 
 
 class Call(ctypes.Structure):
@@ -193,9 +196,39 @@ class NativeGORUSteps(NativeGatedSteps, GORUSteps):
         return super().pack_forward()[0], self.spread(self.weights[1], 1).contiguous()
 
 
+class NativeCoRNNSteps(NativeGatedSteps, CoRNNSteps):
+    """coRNN; the other weights are Δt, γ and ε."""
+
+    cell = Cell.CORNN
+
+    def pack_forward(self) -> tuple[Tensor, Tensor | None]:
+        side_by_side = torch.cat(torch.split(self.weights[0], self.n, 1), 2)
+        return pack_rows(side_by_side, self.compiled.panel), self.weights[1]
+
+    def pack_backward(self) -> tuple[Tensor, Tensor | None]:
+        each = torch.split(self.weights[0], self.n, 1)
+        return torch.stack([self._spread_and_pack(R) for R in each], 1), self.weights[1]
+
+
+class NativeLEMSteps(NativeGatedSteps, LEMSteps):
+    """LEM; R has the matrices of y and then that of z, and the other weight is Δt."""
+
+    cell = Cell.LEM
+
+    def pack_forward(self) -> tuple[Tensor, Tensor | None]:
+        parts = torch.split(self.weights[0], [3 * self.n, self.n], 1)
+        return torch.cat([self._interleave(R).flatten(1) for R in parts], 1), self.weights[1]
+
+    def pack_backward(self) -> tuple[Tensor, Tensor | None]:
+        parts = torch.split(self.weights[0], [3 * self.n, self.n], 1)
+        return torch.cat([self._spread_and_pack(R).flatten(1) for R in parts], 1), self.weights[1]
+
+
 NATIVE: dict[type[GatedSteps], type[GatedSteps]] = {
     LSTMSteps: NativeLSTMSteps,
     GRUSteps: NativeGRUSteps,
     ChoGRUSteps: NativeChoGRUSteps,
     GORUSteps: NativeGORUSteps,
+    CoRNNSteps: NativeCoRNNSteps,
+    LEMSteps: NativeLEMSteps,
 }

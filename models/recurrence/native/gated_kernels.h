@@ -9,7 +9,7 @@
 
 namespace {
 
-enum Cell { LSTM, LSTM_DIAGONAL, LSTM_FULL, GRU, GRU_CHO, GORU };
+enum Cell { LSTM, LSTM_DIAGONAL, LSTM_FULL, GRU, GRU_CHO, GORU, CORNN, LEM };
 
 // What one call works on, shapes as in gated_steps.py. Lanes are `lane_*` entries apart, the second
 // state `state` entries from the first. Symbols name rows of the table; without them A comes with
