@@ -67,7 +67,7 @@ def test_where_a_service_has_ended_another_is_started(home, monkeypatch):
         yield f"the service of {home}"
 
     monkeypatch.setattr(reproduce, "running_service", play)
-    with reproduce.service_of_our_own(Console()) as client:
+    with reproduce.service_of_our_own(Console(), None) as client:
         assert client == f"the service of {home}"
 
 

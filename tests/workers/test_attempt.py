@@ -58,7 +58,8 @@ def to_the_end(attempt: Attempt) -> list[Report]:
 
 
 def drop_time(report: Report) -> Report:
-    return replace(report, result=replace(report.result, seconds=0.0, by_replicate=()))
+    timeless = replace(report.result, seconds=0.0, step_seconds=None, by_replicate=())
+    return replace(report, result=timeless)
 
 
 def write_package(site: Path, package: str, version: str = "1.0", name: str = "own") -> Path:

@@ -8,6 +8,7 @@ import pytest
 
 from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.cluster.ray_cluster import RayCluster
+from eigensweep.workers.shared.deaths import Death
 
 
 class Question:
@@ -63,8 +64,8 @@ def test_all_experiments_of_a_shared_process_are_found_and_the_end_of_one_leaves
     first, second = cluster.find("a"), cluster.find("b")
     assert (first.process, second.process) == ("p", "p")
     assert cluster.find("a") is first
-    process.states.update(a=("ended", None), b=("died", "no room"))
-    assert (first.state(), second.state(), second.error) == ("ended", "died", "no room")
+    process.states.update(a=("ended", None), b=("died", Death("no room")))
+    assert (first.state(), second.state(), second.death) == ("ended", "died", Death("no room"))
     assert cluster.find("a") is None
     assert cluster.find("c").state() == "running", "nobody had found it, and it goes on"
     assert outer.killed == []
@@ -75,7 +76,7 @@ def test_a_process_that_was_never_told_to_begin_counts_as_dead(outer):
     outer.processes["p"] = Process(other="running")
     outer.notes["a"] = "p"
     handle = RayCluster(None)._find_in_cluster("a")
-    assert (handle.state(), handle.error) == ("died", ray_cluster.NEVER_TOLD)
+    assert (handle.state(), handle.death) == ("died", Death(ray_cluster.NEVER_TOLD))
     assert outer.killed == [], "the other one goes on"
     assert RayCluster(None).find("a") is None
     assert outer.notes == {}
