@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import log10
 from pathlib import Path
@@ -29,6 +31,19 @@ from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateR
 if TYPE_CHECKING:
     from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.states import ExperimentEnd
+
+
+def check_lines(filename: str | None = None, check: Any = linecache.checkcache) -> None:
+    """Look whether cached lines of files are out of date, as doctests begin.
+
+    Before Python 3.13 that fails if garbage collection removes a line's owner at this moment, such
+    as a class that SQLAlchemy has made for one of Optuna's migrations.
+    """
+    with suppress(KeyError):
+        check(filename)
+
+
+linecache.checkcache = check_lines
 
 
 def pytest_collection_finish() -> None:
