@@ -129,7 +129,9 @@ export function drawLooks(element, series, named, within) {
     const traces = series.flatMap(({ name, looks }, at) => {
       const known = looks.filter((look) => look.low !== null);
       const line = { color: colour(at), width: 1 };
-      const edge = { mode: "lines", line, hoverinfo: "skip", showlegend: false, x: known.map((look) => look.seeds) };
+      const marker = { symbol: "line-ew-open", size: 12, color: line.color };
+      const mode = known.length > 1 ? "lines" : "markers"; // one alone makes no line
+      const edge = { mode, line, marker, hoverinfo: "skip", showlegend: false, x: known.map((look) => look.seeds) };
       return [
         { ...edge, y: known.map((look) => look.low) },
         { ...edge, y: known.map((look) => look.high), fill: "tonexty", fillcolor: `${colour(at)}33` },
@@ -144,6 +146,7 @@ export function drawLooks(element, series, named, within) {
         },
       ];
     });
+    const most = Math.max(...series.flatMap(({ looks }) => looks.map((look) => look.seeds)));
     const level = (y, dash) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: style("--quiet"), width: 1, dash } });
     const levels = [level(0, "solid"), ...(within ? [level(within, "dot"), level(-within, "dot")] : [])];
     return {
@@ -151,7 +154,7 @@ export function drawLooks(element, series, named, within) {
       layout: {
         shapes: levels,
         height: 320,
-        xaxis: axis("seeds", { tickformat: "d" }),
+        xaxis: axis("seeds", { tickformat: "d", ...(most <= 20 && { dtick: 1 }) }),
         yaxis: axis(plain(named)),
         legend: { orientation: "h", y: -0.25 },
         showlegend: true,
