@@ -198,7 +198,8 @@ def compare(before: dict[str, float], after: dict[str, float]) -> dict[str, floa
     """Return the costs of a trial between two looks."""
     names = ("ended", "driver_seconds", "mb", "wall_seconds")
     ended, seconds, mb, wall_seconds = (after[name] - before[name] for name in names)
-    ended = ended or math.nan  # a run of few trials may be over before the second look
+    # A run of few trials may be over before the second look, or have one look only.
+    ended, wall_seconds = ended or math.nan, wall_seconds or math.nan
     return {
         "ended": after["ended"],
         "ms_a_trial": 1e3 * seconds / ended,
