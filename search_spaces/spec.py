@@ -146,9 +146,9 @@ class ExperimentSpec(Strict):
     )
     racing: RacingConfig | None = Field(
         None,
-        description="More seeds for the leaders, when every configuration has its `replicates`: in "
-        "rounds, those train on that the paired interval over shared seeds cannot tell from the "
-        "best one. Default: no configuration gets more than `replicates`",
+        description="More seeds, when every configuration has its `replicates`: the leaders, or "
+        "all arms, train on one seed after another until it is decided which is better. Default: "
+        "no configuration gets more than `replicates`",
     )
     seed: int = Field(
         0, ge=0, lt=2**30, description="Seed of the first replicate; each further replicate adds 1"

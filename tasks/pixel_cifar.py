@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from math import log
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from eigensweep.tasks import cifar
-from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
+from eigensweep.tasks.base import Batch, Shapes, Split, TaskConfig
 from eigensweep.tasks.cifar import CLASSES, COLOURS, PIXELS
-from eigensweep.tasks.cross_entropy import cross_entropy
+from eigensweep.tasks.images import ImageClasses, ImagesConfig
 from eigensweep.tasks.mnist import Images
 from eigensweep.tasks.streams import chunks, epoch_order
 
@@ -41,7 +39,7 @@ DEVIATION = np.array([0.247, 0.243, 0.261], np.float32)
 GREY_MEAN, GREY_DEVIATION = np.array([[122.6], [61]], np.float32) / np.float32(255)
 
 
-class CifarConfig(TaskConfig):
+class CifarConfig(ImagesConfig):
     """The settings that the tasks on CIFAR-10 have in common."""
 
     batch_size: int = Field(
@@ -56,47 +54,16 @@ class CifarConfig(TaskConfig):
         "training images, where these programs draw as many; `none`: the test images",
     )
 
-    def check(self) -> None:
-        super().check()
-        if self.batch_size > self.train_size:
-            raise ValueError(
-                f"{self.name} with split '{self.split}' needs 'batch_size' of at most "
-                f"{self.train_size}, its number of training images; it is {self.batch_size}"
-            )
-
     @property
     def train_size(self) -> int:
-        """Number of images to train on."""
         return cifar.NUMBERS["train"] - HELD_OUT[self.split]
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (Metric("cross_entropy", "nats"), Metric("accuracy", "fraction", "higher"))
 
     @property
     def corpus_bytes(self) -> int:
         return 2 * sum(cifar.NUMBERS.values()) * cifar.VALUES  # the files are whole while read
 
-    @property
-    def has_unequal_batches(self) -> bool:
-        """Whether the last batch of an epoch has fewer images."""
-        return self.train_size % self.batch_size != 0
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.train_size // self.batch_size)
-
-    @property
-    def default_evaluate_every(self) -> int:
-        return self.steps_per_epoch
-
-    @property
-    def baselines(self) -> dict[str, float]:
-        """The scores of guessing among ten equally likely classes."""
-        return {"cross_entropy": log(CLASSES), "accuracy": 1 / CLASSES}
-
-
-class Cifar(Task):
+class Cifar(ImageClasses):
     """Name what an image shows. A subclass says how it becomes a sequence.
 
     The seed draws the order of the images in each epoch. Images are kept as bytes until their batch
@@ -130,15 +97,6 @@ class Cifar(Task):
         rows = np.arange(held_out if part == "train" else cifar.NUMBERS["test"])
         for chunk in chunks(len(rows), self.config.sequence_length):
             yield self._batch(self._images(part), rows[chunk])
-
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return cross_entropy(logits, batch.y, batch.mask)
-
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
-        return {
-            "cross_entropy": (cross_entropy(logits, batch.y, reduction="sum"), len(batch.y)),
-            "accuracy": ((logits.argmax(-1) == batch.y).sum(), len(batch.y)),
-        }
 
     def _images(self, part: str) -> Images:
         return cifar.read_images(self.data_root)[part]

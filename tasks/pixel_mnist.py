@@ -8,7 +8,6 @@ Kerg et al., NeurIPS 2019 (1234, `nnrnn`, fixed order).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +16,10 @@ import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from eigensweep.tasks import mnist
-from eigensweep.tasks.base import Batch, Metric, Shapes, Split, Task, TaskConfig
-from eigensweep.tasks.cross_entropy import cross_entropy
+from eigensweep.tasks.base import Batch, Shapes, Split, TaskConfig
+from eigensweep.tasks.images import ImageClasses, ImagesConfig
 from eigensweep.tasks.mnist import CLASSES, PIXELS, Images
 from eigensweep.tasks.streams import chunks, epoch_order
 
@@ -31,7 +29,7 @@ HELD_OUT: dict[SplitRule, int] = {"heldout_5000": 5_000, "none": 0, "nnrnn": 10_
 """Number of training images that are set apart for validation."""
 
 
-class PixelMnistConfig(TaskConfig):
+class PixelMnistConfig(ImagesConfig):
     """The settings of pixel MNIST."""
 
     name: Literal["pixel_mnist"] = "pixel_mnist"
@@ -57,26 +55,13 @@ class PixelMnistConfig(TaskConfig):
         description="Order of the training images: drawn anew in every epoch, or always the same",
     )
 
-    def check(self) -> None:
-        super().check()
-        if self.batch_size > self.train_size:
-            raise ValueError(
-                f"pixel_mnist with split '{self.split}' needs 'batch_size' of at most "
-                f"{self.train_size}, its number of training images; it is {self.batch_size}"
-            )
-
     @property
     def train_size(self) -> int:
-        """Number of images to train on."""
         return mnist.NUMBERS["train"] - HELD_OUT[self.split]
 
     @property
     def shapes(self) -> Shapes:
         return Shapes(input_size=1, input_kind="values", output_size=CLASSES, readout="last")
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (Metric("cross_entropy", "nats"), Metric("accuracy", "fraction", "higher"))
 
     @property
     def sequence_length(self) -> int:
@@ -86,26 +71,8 @@ class PixelMnistConfig(TaskConfig):
     def corpus_bytes(self) -> int:
         return sum(mnist.NUMBERS.values()) * (PIXELS + 1)
 
-    @property
-    def has_unequal_batches(self) -> bool:
-        """Whether the last batch of an epoch has fewer images."""
-        return self.train_size % self.batch_size != 0
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.train_size // self.batch_size)
-
-    @property
-    def default_evaluate_every(self) -> int:
-        return self.steps_per_epoch
-
-    @property
-    def baselines(self) -> dict[str, float]:
-        """The scores of guessing among ten equally likely classes."""
-        return {"cross_entropy": log(CLASSES), "accuracy": 1 / CLASSES}
-
-
-class PixelMnist(Task):
+class PixelMnist(ImageClasses):
     """Name the digit of an image after seeing its 784 pixels, one at each step.
 
     Step i shows pixel `order[i]` of the image, between 0 and 1. The permutation is that of a paper
@@ -157,15 +124,6 @@ class PixelMnist(Task):
             images, rows = self._images("test"), np.arange(mnist.NUMBERS["test"])
         for chunk in chunks(len(rows), PIXELS):
             yield self._batch(images, rows[chunk])
-
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return cross_entropy(logits, batch.y, batch.mask)
-
-    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
-        return {
-            "cross_entropy": (cross_entropy(logits, batch.y, reduction="sum"), len(batch.y)),
-            "accuracy": ((logits.argmax(-1) == batch.y).sum(), len(batch.y)),
-        }
 
     def picture(self, image: NDArray[np.uint8]) -> str:
         """Return an image, (28, 28), drawn beside its sequence in rows of 28."""
