@@ -268,7 +268,7 @@ class Reproducer:
         )
 
     def _describe(self, found: ReproductionRecord, asked: Asked) -> MadeAnalysis:
-        """Return an analysis at its end; one that needs weights maybe from another machine."""
+        """Return an analysis at its end, or its kept numbers where the weights are elsewhere."""
         made = self._describe_own(asked)
         if made.folder is None:
             kept = self.reproductions.find_results(found.name, found.budget)

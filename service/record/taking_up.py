@@ -1,6 +1,6 @@
 """Takes up the results of a reproduction that another machine has kept in a file.
 
-Each of its experiments becomes one that is over when it comes, with the trials and curves of the
+Each of its experiments is recorded as ended, with the trials and curves of the
 file and without weights. From then on they are found as any results are: by the hash of their
 configuration, so that nothing of them is trained again. Runs in the service's process.
 """
@@ -31,7 +31,7 @@ TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
 
 
 def take_up(url: str, results: Results, storage: str) -> None:
-    """Record the experiments of a file of results; one that was taken up before is left as it is.
+    """Record the experiments of a file of results, but for those taken up before.
 
     Raises:
         StorageError: if the curves cannot be written to the store.

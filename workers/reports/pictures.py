@@ -98,7 +98,7 @@ def _limit(panel: Axes, curves: Curves) -> float | None:
 
 
 def _draw_points(panel: Axes, points: Sequence[ReadOff], colours: Mapping[str, Any]) -> None:
-    """Draw the paper's points; one that the axis has no place for as an arrow at its edge.
+    """Draw the paper's points; an arrow at the edge stands for a point outside the axis.
 
     They stretch neither axis, so later steps than those of our curves have no place.
     """
@@ -166,7 +166,7 @@ def _draw_sizes(content: ReportContent) -> Figure:
 
 
 def _count(arm: ArmFound | None, words: str) -> float | None:
-    """Return the parameters of an arm; of one that was not trained those that its name says."""
+    """Return the parameters of an arm; where it was not trained, those in its name."""
     if arm is not None and arm.parameters is not None:
         return float(arm.parameters)
     return 1000.0 * float(words[:-1]) if words[:-1].isdigit() and words.endswith("k") else None

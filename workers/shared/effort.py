@@ -9,7 +9,7 @@ uniform numbers. With such quantiles drawn at random, the band lets all values b
 as good as the better one, or as bad as the worse one, and those beyond the best trial as good as a
 value can be. So it is wide where k is near n: nobody knows then what a luckier search would find.
 A trial's test value is taken to be its own or that of a neighbour in the order of validation
-values, as one that is drawn anew may be as lucky as they were. Simulated, 95% are held for all k;
+values, since a new trial may be as lucky as they were. Simulated, 95% are held for all k;
 only where validation data tells nothing of test data, they are 92% at k = n.
 
 Source: Dodge et al., "Show your work", EMNLP 2019; Tang et al., ACL 2020, for the estimate without
@@ -54,7 +54,7 @@ class Search:
     """The trials of a search; lower values are better, so negate those of which higher ones are."""
 
     valid: Sequence[float]
-    """What a trial is chosen by; infinite for one that is chosen last."""
+    """What a trial is chosen by; infinite for the last choice."""
     test: Sequence[float]
     """What then counts."""
     best: float

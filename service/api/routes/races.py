@@ -84,7 +84,7 @@ class RacerNow(Answer):
     )
     wanted: int | None = Field(
         description="Seeds at which a difference of this size and spread is decided, about; null "
-        "beyond 1,000, and for who is decided"
+        "beyond 1,000, and for a trial that is decided"
     )
 
 
