@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
 from file_ledger import FileLedger
 
 from eigensweep.search_spaces.spec import ExperimentSpec
+from eigensweep.workers.driver.cordons import NOWHERE, Cordons
 from eigensweep.workers.driver.experiment import make_order
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
 from eigensweep.workers.driver.study import Study, open_storage
@@ -50,8 +52,18 @@ def at(node: str, host: str | None = None) -> Place:
 class Bench:
     """A driver's memory: one ledger, one journal, and a new sweep whenever it starts anew."""
 
-    def __init__(self, folder: Path, content: dict[str, Any], retries: int = 3, **how: Any) -> None:
-        """`how` is what each new sweep is given beside its memory."""
+    def __init__(
+        self,
+        folder: Path,
+        content: dict[str, Any],
+        retries: int = 3,
+        find_nodes: Callable[[], Set[str]] = lambda: frozenset((NOWHERE,)),
+        find_silent_nodes: Callable[[], Set[str]] = frozenset,
+        clock: Callable[[], float] = time.monotonic,
+        **how: Any,
+    ) -> None:
+        """`how` is what each new sweep is given beside its memory, its nodes and its clock."""
+        self.find_nodes, self.find_silent_nodes, self.clock = find_nodes, find_silent_nodes, clock
         self.folder, self.retries, self.storage, self.how = folder, retries, str(folder), how
         self.spec = ExperimentSpec.model_validate(content)
         self.share = share_of(self.spec.resources, self.spec.replicates, None)
@@ -62,7 +74,17 @@ class Bench:
         """Forget everything but the files, as a new driver does."""
         self.study = self.optuna()
         how = {"standing": self.ledger.standing(), **self.how}
-        self.sweep = Sweep(self.spec, self.ledger, self.study, retries=self.retries, **how)
+        self.sweep = Sweep(
+            self.spec,
+            self.ledger,
+            self.study,
+            retries=self.retries,
+            cordons=Cordons(
+                lambda: self.find_nodes(), lambda: self.find_silent_nodes(), lambda: self.clock()
+            ),
+            clock=lambda: self.clock(),
+            **how,
+        )
         LIVE["e1"] = self
         self.search = ExperimentSearch("e1")
 

@@ -64,7 +64,7 @@ def test_no_trial_goes_to_it_and_leaving_it_counts_no_retry(tmp_path):
     b = Bench(tmp_path, spec({"space": {"optimizer.lr": [1e-1]}}), retries=0)
     job = b.sweep.next_job()
     b.sweep.begin(0, job.attempt, at("n1"))
-    b.sweep.draining = {"n1": 1.5e9}
+    b.sweep.cordons.draining = {"n1": 1.5e9}
     for _ in range(3):
         b.sweep.lose(0, job.attempt, "paused on request", by="pause", place=at("n1"))
         job = b.sweep.next_job()

@@ -157,7 +157,7 @@ class TestTheDriver:
 
     def test_does_not_record_an_end_that_it_cannot_see(self, tmp_path, monkeypatch):
         b = Bench(tmp_path, spec({"space": {"optimizer.lr": [1e-1]}}), retries=0)
-        b.sweep._find_nodes = lambda: {str(os.getpid()), "another"}
+        b.find_nodes = lambda: {str(os.getpid()), "another"}
         monkeypatch.setattr(b, "find_lack", lambda order, report: find_lack(store, order, report))
         store, there = Store(tmp_path / "store"), tmp_path / "elsewhere"
         for storage, state in ((there, "waiting"), (tmp_path / "store", "completed")):

@@ -20,10 +20,12 @@ from eigensweep.models import MODELS
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver import places
+from eigensweep.workers.driver.cordons import SILENT_SECONDS
+from eigensweep.workers.driver.losses import MOST_SHORTAGES
 from eigensweep.workers.driver.memory_shortages import MemoryShortageError
 from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.driver.study import open_storage
-from eigensweep.workers.driver.sweep import MOST_SHORTAGES, SILENT_SECONDS, Job
+from eigensweep.workers.driver.sweep import Job
 from eigensweep.workers.shared.ledger import Finished, StaleWriteError
 from eigensweep.workers.shared.messages import Order, ReplicateResult, Report, Result, Source
 from eigensweep.workers.shared.results import summarise
@@ -328,7 +330,7 @@ class TestALostEngine:
 class TestADiskThatFails:
     def test_its_trials_wait_longer_and_longer_and_none_is_to_blame(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock = lambda: now[0]
+        b.clock = lambda: now[0]
         pauses = []
         for turn in range(1, 9):
             job = b.sweep.next_job()
@@ -348,12 +350,12 @@ class TestADiskThatFails:
 
     def test_that_it_was_the_disk_is_no_sign_that_the_trial_comes_on(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock = lambda: now[0]
+        b.clock = lambda: now[0]
         pauses = []
         for _ in range(4):
             tell(b, Report(0, lost="no space left", lost_by="disk"))
-            pauses.append(b.sweep._rests[0] - now[0])
-            now[0] = b.sweep._rests[0]
+            pauses.append(b.sweep._losses.rests[0] - now[0])
+            now[0] = b.sweep._losses.rests[0]
         assert pauses == [2.0, 4.0, 8.0, 16.0]
 
     def test_cancelling_ends_one_that_waits(self, tmp_path):
@@ -373,7 +375,7 @@ class TestANodeWithoutMemory:
         b.sweep.begin(0, job.attempt)
         b.sweep.lose(0, job.attempt, "no memory left", by="memory")
         began = now[0]
-        while b.sweep._rests and b.sweep.next_job() is None:
+        while b.sweep._losses.rests and b.sweep.next_job() is None:
             now[0] += 1.0
         b.sweep._handed_out.discard(0)
         b.sweep._queue.append(0)
@@ -381,7 +383,7 @@ class TestANodeWithoutMemory:
 
     def bench(self, tmp_path: Path) -> tuple[Bench, list[float]]:
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock = lambda: now[0]
+        b.clock = lambda: now[0]
         return b, now
 
     def test_its_trials_wait_longer_and_longer_and_it_is_said(self, tmp_path):
@@ -413,13 +415,13 @@ class TestANodeWithoutMemory:
         b.sweep.begin(0, job.attempt)
         b.sweep.report(0, 1, {}, None)
         b.sweep.lose(0, job.attempt, "no memory left", by="memory")
-        assert b.sweep._rests[0] == now[0] + 2.0
+        assert b.sweep._losses.rests[0] == now[0] + 2.0
 
 
 class TestANodeThatIsNotFit:
     def test_its_trials_go_elsewhere_and_it_is_tried_again_later_and_later(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"bad", "good"}
+        b.clock, b.find_nodes = lambda: now[0], lambda: {"bad", "good"}
         job = b.sweep.next_job()
         for leave in (15.0, 30.0, 60.0):
             b.sweep.begin(0, job.attempt)
@@ -440,7 +442,7 @@ class TestANodeThatIsNotFit:
     def test_without_an_elsewhere_or_after_a_few_nodes_everything_waits(self, tmp_path, nodes, bad):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1, 1e-2]}}, retries=0), [0.0]
         there = {f"n{number}" for number in range(1, nodes + 1)}
-        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: there
+        b.clock, b.find_nodes = lambda: now[0], lambda: there
         for turn in range(1, bad + 1):
             job = b.sweep.next_job()
             assert len(job.avoid) == turn - 1
@@ -454,7 +456,7 @@ class TestANodeThatIsNotFit:
 
     def test_a_node_whose_store_fails_is_left_out_and_named_where_there_is_another(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"n1", "n2"}
+        b.clock, b.find_nodes = lambda: now[0], lambda: {"n1", "n2"}
         job, words = b.sweep.next_job(), "node node7: cannot read the store"
         b.sweep.begin(0, job.attempt)
         b.sweep.lose(0, job.attempt, words, by="disk", place=at("n1", "node7"))
@@ -470,7 +472,7 @@ class TestANodeThatIsNotFit:
     def test_one_bad_node_that_answers_first_eats_no_trial(self, tmp_path, by):
         rates = [10.0**-k for k in range(24)]
         b, now = bench(tmp_path, {"space": {"optimizer.lr": rates}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"bad", "good"}
+        b.clock, b.find_nodes = lambda: now[0], lambda: {"bad", "good"}
         eaten = 0
         while job := b.sweep.next_job():
             now[0] += 1.0
@@ -487,7 +489,7 @@ class TestANodeThatIsNotFit:
     def test_nobody_waits_for_a_node_that_was_left_out_and_is_gone(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
         there = {"bad", "good"}
-        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: there
+        b.clock, b.find_nodes = lambda: now[0], lambda: there
         job = b.sweep.next_job()
         b.sweep.begin(0, job.attempt)
         b.sweep.lose(0, job.attempt, "other code", by="node", place=at("bad", "node7"))
@@ -521,7 +523,7 @@ class TestANodeThatIsNotFit:
 
     def test_one_node_that_is_left_out_is_one(self, tmp_path):
         b = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0)
-        b.sweep._find_nodes = lambda: {"n1"}
+        b.find_nodes = lambda: {"n1"}
         b.sweep.begin(0, b.sweep.next_job().attempt)
         b.sweep.lose(0, 1, "its store is away", by="node", place=at("n1", "node1"))
         assert b.sweep.next_job() is None
@@ -529,7 +531,7 @@ class TestANodeThatIsNotFit:
 
     def test_when_everything_waits_for_nodes_that_is_said(self, tmp_path):
         b, now = bench(tmp_path, {"space": {"optimizer.lr": [1e-1]}}, retries=0), [0.0]
-        b.sweep._clock, b.sweep._find_nodes = lambda: now[0], lambda: {"n1", "n2"}
+        b.clock, b.find_nodes = lambda: now[0], lambda: {"n1", "n2"}
         for turn in (1, 2):
             job = b.sweep.next_job()
             b.sweep.begin(0, job.attempt)
@@ -684,7 +686,7 @@ class TestANewDriver:
         b = bench(tmp_path, {"method": "tpe", "trials": 4, "space": {"optimizer.lr": LR}})
         b.run()
         b.start()
-        assert not b.sweep.has_work()
+        assert not b.sweep.prepare_next()
         assert b.sweep.close() == ("completed", None)
 
 

@@ -33,6 +33,7 @@ from eigensweep.workers.driver.capacity import (
     find_parts,
     find_silent_nodes,
 )
+from eigensweep.workers.driver.cordons import Cordons
 from eigensweep.workers.driver.corpora import SharedCorpora
 from eigensweep.workers.driver.cpu_nodes import CPU_NODES
 from eigensweep.workers.driver.demand import Bundle, bundles_of, wish
@@ -133,8 +134,7 @@ class ExperimentDriver:
             study,
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
-            find_nodes=lambda: find_nodes(self.share),
-            find_silent_nodes=find_silent_nodes,
+            cordons=Cordons(lambda: find_nodes(self.share), find_silent_nodes),
             take_over=partial(take_over, store, experiment),
             standing=standing,
         )
@@ -213,7 +213,7 @@ class ExperimentDriver:
     def is_full(self) -> bool:
         """Return whether no trial may begin until one ends, here or in another experiment."""
         limit = self._concurrency()
-        self._is_crowded_out = not (limit or self.sweep.running) and self.sweep.has_work()
+        self._is_crowded_out = not (limit or self.sweep.running) and self.sweep.prepare_next()
         return self._is_crowded_out or 0 < self.sweep.running >= limit
 
     def should_leave(self, node: str) -> bool:
@@ -222,7 +222,7 @@ class ExperimentDriver:
         The node drains, or others wait for processors beside its GPUs.
         """
         is_wanted = self._fair.leaves_gpus and CPU_NODES.has_gpus(node)
-        return is_wanted or node in self.sweep.draining
+        return is_wanted or node in self.sweep.cordons.draining
 
     def end_stalled(self) -> Set[int]:
         """Record the trials that make no progress as stalled; return their numbers.
@@ -254,14 +254,14 @@ class ExperimentDriver:
 
     def _train(self) -> None:
         """Run the trials with Ray Tune; cancel them if there is no room or a reason to stop."""
-        if self.why_stop() is None and self.sweep.has_work():
+        if self.why_stop() is None and self.sweep.prepare_next():
             self._wait_for_store()
             self._wait_for_room()
         if self.must_stop():
             return
-        if self.sweep.has_work() and not count_slots(self.share):
+        if self.sweep.prepare_next() and not count_slots(self.share):
             self.sweep.cancel(f"resources: {explain_no_slot(self.share)}", "failed")
-        elif self.sweep.has_work():
+        elif self.sweep.prepare_next():
             self._choose_lanes()
             LIVE[self.experiment] = self
             try:
@@ -298,7 +298,7 @@ class ExperimentDriver:
         """Let the ledger know why the experiment comes on slowly, if that has changed."""
         low, crowded, away = self._disks.notice(), self._fair.notice(), self._watch.notice
         self._draining.look(lambda: self.sweep.training)
-        self.sweep.draining = self._draining.nodes
+        self.sweep.cordons.draining = self._draining.nodes
         notices = [*filter(None, (low, crowded, away)), *self.sweep.notices()]
         notices += self._draining.notices()
         if notices != self._told:
