@@ -14,7 +14,7 @@ from fastapi import Depends, FastAPI, Request, Security
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eigensweep.service.record.accounts import SCOPES, ScopeName, includes
 from eigensweep.service.record.audit import Audit
@@ -202,11 +202,23 @@ def _list_scopes(route: Any) -> Iterator[ScopeName]:
 
 
 class AsOperator:
-    """Sends every request in the name of who runs the service: for an application in a terminal."""
+    """Sends every request in the name of who runs the service: for an application in a terminal.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    `enter` takes what a request did, in words, for the audit log.
+    """
+
+    def __init__(self, app: ASGIApp, enter: Callable[[str], None] | None = None) -> None:
+        self._app, self._enter = app, enter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["caller"] = Caller(OPERATOR, "admin", None, None)
-        await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        state["caller"] = Caller(OPERATOR, "admin", None, None)
+        statuses = list[int]()
+
+        async def watch(message: Message) -> None:
+            statuses.append(message.get("status", 0))
+            await send(message)
+
+        await self._app(scope, receive, watch)
+        if self._enter and "told" in state and statuses[0] < 400:
+            self._enter(state["told"])

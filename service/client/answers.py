@@ -1,29 +1,49 @@
-"""The service's answers as text, on a terminal and at a Python prompt."""
+"""The service's answers as text and tables: on a terminal, at a Python prompt, in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from html import escape
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, Final
+
+import yaml
+from rich.console import Console
 
 from eigensweep.search_spaces.labels import format_share, format_value, say_count
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.client.tables import align_columns, format_cell
+from eigensweep.service.client.tables import Table, align_columns, describe_rows, format_cell
+from eigensweep.workers.shared.states import OUTCOMES
+
+Part = str | Table
+"""A line of an answer, or a table."""
 
 
 class Answer(JsonObject):
-    """The service's JSON on something, a dict, which shows itself as text."""
+    """The service's JSON on something, a dict, which shows itself as text and tables."""
 
-    def __init__(self, content: JsonObject, to_text: Callable[[JsonObject], str]) -> None:
+    def __init__(
+        self, content: JsonObject, describe: Callable[[JsonObject], Iterable[Part]]
+    ) -> None:
         super().__init__(content)
-        self._to_text = to_text
+        self._describe = describe
 
     def __repr__(self) -> str:
-        return self._to_text(self)
+        return "\n".join(map(str, self._describe(self)))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         return f"<pre>{escape(repr(self))}</pre>"
+
+    def show(self, screen: Console) -> None:
+        """Print it; tables are drawn on a terminal."""
+        for part in self._describe(self):
+            if isinstance(part, Table):
+                part.show(screen)
+            else:
+                screen.print(part, markup=False, soft_wrap=True)
 
 
 def format_duration(seconds: float) -> str:
@@ -51,68 +71,41 @@ def count_trials(progress: JsonObject) -> str:
     return f"{head}: {', '.join(states)}" if states else head
 
 
-SIDE_HEADS = ("name", "trial", "settings", "n", "value", "interval", "test", "test_interval")
-PAIR_HEADS = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
-EFFORT_HEADS = ("name", "trials", "core hours", "test", "band")
-SHARE_HEADS = ("arm", "parameter", "share", "trials")
-
-
-def make_side_rows(comparison: JsonObject) -> list[list[str]]:
-    """Return a row for each side of a comparison."""
+def describe_comparison(comparison: JsonObject) -> Iterator[Part]:
+    """Say what the sides of a comparison are, how its pairs differ, and how they were tested."""
     rows = []
     for side in comparison["sides"]:
         valid, test = side["valid"] or {}, side["test"] or {}
         rows.append(
             [
-                side["name"],
-                f"{side['experiment']}/{side['trial']}",
-                format_cell("settings", side["params"]),
-                str(len(side["seeds"])),
-                format_cell("value", valid.get("mean")),
-                format_interval(valid),
-                format_cell("test", test.get("mean")),
-                format_interval(test),
+                *(side["name"], f"{side['experiment']}/{side['trial']}"),
+                *(format_cell("settings", side["params"]), len(side["seeds"])),
+                *(format_cell("value", valid.get("mean")), format_interval(valid)),
+                *(format_cell("test", test.get("mean")), format_interval(test)),
             ]
         )
-    return rows
-
-
-def make_pair_rows(comparison: JsonObject) -> list[list[str]]:
-    """Return a row for each pair of a comparison, on validation and on test data."""
-    return [
-        _make_pair_row(pair, split, name)
-        for pair in comparison["pairs"]
-        for split, name in (("valid", "validation"), ("test", "test"))
-    ]
+    heads = ("name", "trial", "settings", "n", "value", "interval", "test", "test_interval")
+    yield Table(heads, rows)
+    yield ""
+    heads = ("first", "second", "data", "difference", "interval", "p", "effect", "verdict")
+    splits = (("valid", "validation"), ("test", "test"))
+    yield Table(
+        heads, (_make_pair_row(pair, *split) for pair in comparison["pairs"] for split in splits)
+    )
+    yield f"\n{comparison['method']}; eigensweep {comparison['version']}"
+    yield from describe_more_seeds(comparison)
 
 
 def _make_pair_row(pair: JsonObject, split: str, name: str) -> list[str]:
     found = pair[split]
     because = f" because {found['reason']}" if found["reason"] else ""
-    p = found["corrected_p"]
+    p, effect = found["corrected_p"], found["effect"]
     return [
-        pair["first"],
-        pair["second"],
-        name,
-        format_cell("difference", found["mean"]),
-        format_interval(found),
-        "-" if p is None else f"{p:.2g}",
-        "-" if found["effect"] is None else format_share(found["effect"]),
+        *(pair["first"], pair["second"], name),
+        *(format_cell("difference", found["mean"]), format_interval(found)),
+        *("-" if p is None else f"{p:.2g}", "-" if effect is None else format_share(effect)),
         f"{found['verdict']}{because}",
     ]
-
-
-def format_comparison(comparison: JsonObject) -> str:
-    """Return the sides of a comparison, its pairs, and how they were tested."""
-    return "\n".join(
-        [
-            align_columns(SIDE_HEADS, make_side_rows(comparison)),
-            "",
-            align_columns(PAIR_HEADS, make_pair_rows(comparison)),
-            f"\n{comparison['method']}; eigensweep {comparison['version']}",
-            *describe_more_seeds(comparison),
-        ]
-    )
 
 
 def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
@@ -137,23 +130,18 @@ def describe_more_seeds(comparison: JsonObject) -> Iterator[str]:
         )
 
 
-def make_effort_rows(effort: JsonObject) -> list[list[str]]:
-    """Return a row for each number of trials of each search."""
-    return [
+def describe_effort(effort: JsonObject) -> Iterator[Part]:
+    """Say what the best of so many trials is, and how two searches compare at equal effort."""
+    rows = (
         [
-            side["name"],
-            str(point["trials"]),
-            format_value(point["core_hours"]),
-            format_value(point["mean"]),
-            format_interval(point),
+            *(side["name"], point["trials"], format_value(point["core_hours"])),
+            *(format_value(point["mean"]), format_interval(point)),
         ]
         for side in effort["sides"]
         for point in side["points"]
-    ]
-
-
-def describe_effort(effort: JsonObject) -> Iterator[str]:
-    """Say what was counted, and how two searches compare at equal effort."""
+    )
+    yield Table(("name", "trials", "core hours", "test", "band"), rows)
+    yield ""
     yield from (side["words"] for side in effort["sides"])
     if effort["reason"]:
         yield f"not comparable: {effort['reason']}"
@@ -161,33 +149,22 @@ def describe_effort(effort: JsonObject) -> Iterator[str]:
     yield f"{effort['method']}; eigensweep {effort['version']}"
 
 
-def format_effort(effort: JsonObject) -> str:
-    """Return the best of so many trials of each search, and how they compare."""
-    table = align_columns(EFFORT_HEADS, make_effort_rows(effort))
-    return "\n".join([table, "", *describe_effort(effort)])
-
-
 def _say_seeds(seeds: int | None) -> str:
     return f"about {seeds} seeds" if seeds else "more than 1,000 seeds"
 
 
-def make_share_rows(importance: JsonObject) -> list[list[str]]:
-    """Return a row for each parameter of each arm."""
-    return [
+def describe_importance(importance: JsonObject) -> Iterator[Part]:
+    """Say what the share of each parameter is, arm by arm."""
+    rows = (
         [
-            arm["arm"],
-            each["path"],
+            *(arm["arm"], each["path"]),
             f"{each['share']:.3f}" if each["share"] is not None else each["problem"],
-            str(each["trials"]),
+            each["trials"],
         ]
         for arm in importance["arms"]
         for each in arm["parameters"]
-    ]
-
-
-def format_importance(importance: JsonObject) -> str:
-    """Return the share of each parameter, arm by arm."""
-    return align_columns(SHARE_HEADS, make_share_rows(importance))
+    )
+    yield Table(("arm", "parameter", "share", "trials"), rows)
 
 
 def format_interval(ends: Mapping[str, float | None]) -> str:
@@ -200,8 +177,8 @@ def format_interval(ends: Mapping[str, float | None]) -> str:
     return format_cell("interval", None if low is None or high is None else (low, high))
 
 
-def format_trial(trial: JsonObject) -> str:
-    """Return a trial in a few lines: state, settings, scores, attempts, and why it failed."""
+def describe_trial(trial: JsonObject) -> Iterator[Part]:
+    """Say of a trial in a few lines: state, settings, scores, attempts, and why it failed."""
     steps = f"step {trial['step']} of {trial['steps']}"
     rows = [
         ("trial", f"{trial['number']} of arm {trial['arm']}"),
@@ -226,52 +203,46 @@ def format_trial(trial: JsonObject) -> str:
         rows.append((f"attempt {each['attempt']}", f"{each['started_at'][:19]} {where}{ended}"))
     if link := trial["links"]["mlflow"]:
         rows.append(("MLflow", link))
-    width = max(len(head) for head, _ in rows) + 2
-    lines = [f"{head:<{width}}{words}" for head, words in rows]
+    yield describe_rows(rows)
     if trial["error"]:
-        lines += ["", str(trial["error"]).strip()]
-    return "\n".join(lines)
+        yield f"\n{str(trial['error']).strip()}"
 
 
-def format_preview(content: JsonObject) -> str:
-    """Return a preview: how many trials of which sizes, the first ones, an estimate of the cost."""
+def describe_preview(content: JsonObject) -> Iterator[Part]:
+    """Say how many trials of which sizes there will be, what comes first, and what it costs."""
     replicates = f", {content['replicates']} replicates each" if content["replicates"] > 1 else ""
     unlimited = content["trials"] is None
     trials = "any number of trials" if unlimited else say_count(content["trials"], "trial")
     points = "" if content["points"] is None else f" over {say_count(content['points'], 'point')}"
     baseline = format_cell("baseline", content["baseline"])
-    lines = [
-        f"{content['name']}: {trials}{points}{replicates}",
-        f"{content['task']}, ranked by {content['metric']}; the baseline is {baseline}",
-        "",
-    ]
-    arms = [
+    yield f"{content['name']}: {trials}{points}{replicates}"
+    yield f"{content['task']}, ranked by {content['metric']}; the baseline is {baseline}\n"
+    arms = (
         (a["name"], format_cell("parameters", a["points"]), _format_sizes(a), _format_axes(a))
         for a in content["arms"]
-    ]
-    lines.append(align_columns(("arm", "points", "parameters", "varies"), arms))
-    first = [
+    )
+    yield Table(("arm", "points", "parameters", "varies"), arms)
+    yield ""
+    first = (
         (
-            str(trial["number"]),
-            trial["arm"],
-            format_cell("parameters", trial["parameters"]),
+            *(trial["number"], trial["arm"], format_cell("parameters", trial["parameters"])),
             f"invalid: {trial['error']}"
             if trial["error"]
             else format_cell("settings", trial["params"]),
         )
         for trial in content["first"]
-    ]
-    lines += ["", align_columns(("trial", "arm", "parameters", "settings"), first)]
+    )
+    yield Table(("trial", "arm", "parameters", "settings"), first)
     if cost := content["estimate"]:
         low, high = cost["seconds_a_trial_low"], cost["seconds_a_trial_high"]
-        lines += [
-            "",
-            f"{low:g} to {high:g} seconds a trial, {cost['core_hours_low']:g} to "
-            f"{cost['core_hours_high']:g} core hours in all",
-            cost["words"],
-        ]
+        yield (
+            f"\n{low:g} to {high:g} seconds a trial, {cost['core_hours_low']:g} to "
+            f"{cost['core_hours_high']:g} core hours in all"
+        )
+        yield cost["words"]
     if memory := content.get("memory"):
-        lines += ["", *(_format_memory(arm, each) for arm, each in memory.items())]
+        yield ""
+        yield from (_format_memory(arm, each) for arm, each in memory.items())
     search = content["search"]
     come = [
         f"{say_count(count, 'trial')} of experiment {id} {'tells' if count == 1 else 'tell'} the "
@@ -279,48 +250,42 @@ def format_preview(content: JsonObject) -> str:
         for id, count in (search.get("warm_start") or {}).items()
     ]
     if words := search["words"] + come:
-        lines += ["", *words]
+        yield ""
+        yield from words
     plan = [each for each in content.get("race_plan") or () if each["core_hours"] is not None]
     if plan:
         costs = (f"{each['seeds']} seeds about {each['core_hours']:g} core hours" for each in plan)
-        lines.append(f"Of all that race {', '.join(costs)}")
-    lines += _format_side_by_side(content.get("side_by_side") or {})
-    lines += [f"warning: {words}" for words in content.get("warnings") or ()]
-    return "\n".join(lines)
+        yield f"Of all that race {', '.join(costs)}"
+    yield from _format_side_by_side(content.get("side_by_side") or {})
+    yield from (f"warning: {words}" for words in content.get("warnings") or ())
 
 
-def format_pareto(content: JsonObject) -> str:
-    """Return the trials that no other one beats, the best by the first objective first."""
+def describe_pareto(content: JsonObject) -> Iterator[Part]:
+    """Say which trials no other one beats, the best by the first objective first."""
     names = [objective["name"] for objective in content["objectives"]]
     rows = [
         (
-            str(trial["number"]),
-            trial["arm"],
-            format_cell("settings", trial["params"]),
+            *(trial["number"], trial["arm"], format_cell("settings", trial["params"])),
             *(_format_goal(name, trial["values"][name]) for name in names),
         )
         for trial in content["front"]
     ]
-    lines = [align_columns(("trial", "arm", "settings", *names), rows)] if rows else []
     if rows:
+        yield Table(("trial", "arm", "settings", *names), rows)
         others = say_count(content["beaten"], "other trial")
-        lines.append(f"{others} beaten by one of these: worse in something, and better in nothing")
+        yield f"{others} beaten by one of these: worse in something, and better in nothing"
     elif not content["unknown"]:
-        lines.append("no trial has finished")
+        yield "no trial has finished"
     if content["unknown"]:
-        lines.append(f"{say_count(content['unknown'], 'trial')} without a value of some objective")
-    return "\n".join(lines)
+        yield f"{say_count(content['unknown'], 'trial')} without a value of some objective"
 
 
-def format_race(content: JsonObject) -> str:
-    """Return the trials of a race's newest round, the leader first, and where the race is."""
+def describe_race(content: JsonObject) -> Iterator[Part]:
+    """Say which trials the newest round of a race has, the leader first, and where the race is."""
     rows = [
         (
-            str(racer["number"]),
-            racer["arm"],
-            format_cell("settings", racer["params"]),
-            str(racer["value"]["n"]),
-            format_value(racer["value"]["mean"]),
+            *(racer["number"], racer["arm"], format_cell("settings", racer["params"])),
+            *(racer["value"]["n"], format_value(racer["value"]["mean"])),
             "leads" if behind is None else format_value(behind["mean"]),
             "" if behind is None else format_interval(behind),
         )
@@ -328,13 +293,15 @@ def format_race(content: JsonObject) -> str:
         for behind in [racer["behind"]]
     ]
     heads = ("trial", "arm", "settings", "n", "mean", "behind by", "95% interval")
-    lines = [align_columns(heads, rows), ""] if rows else []
+    if rows:
+        yield Table(heads, rows)
+        yield ""
     for played in content["rounds"]:
         left = sum(len(played[kind]) for kind in ("worse", "equivalent", "left_out"))
         stay = 1 + len(played["rivals"])
-        lines.append(f"{say_count(played['seeds'], 'seed')}: {stay} stay in the race, {left} leave")
-    lines += _describe_racers(content)
-    return "\n".join([*lines, f"{content['state']}: {content['words']}"])
+        yield f"{say_count(played['seeds'], 'seed')}: {stay} stay in the race, {left} leave"
+    yield from _describe_racers(content)
+    yield f"{content['state']}: {content['words']}"
 
 
 def _describe_racers(content: JsonObject) -> Iterator[str]:
@@ -387,3 +354,138 @@ def _format_sizes(arm: JsonObject) -> str:
 
 def _format_axes(arm: JsonObject) -> str:
     return "; ".join(f"{axis['path']}: {axis['values']}" for axis in arm["axes"]) or "nothing"
+
+
+def format_yaml(content: Any) -> str:
+    """Return JSON as YAML, which is easy to read and which `submit` takes."""
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)).rstrip()
+
+
+def format_experiment(experiment: JsonObject, address: str) -> str:
+    """Return an experiment in a few lines; `address` is the service's."""
+    metric = experiment.get("metric") or {}
+    best, baseline = experiment.get("best"), experiment.get("baseline")
+    rows = [
+        ("experiment", f"{experiment['id']} {experiment['name']}"),
+        ("project", experiment["project"]),
+        *([("owner", experiment["owner"])] if experiment.get("owner") else []),
+        ("state", f"{experiment['state']}{_place_in_queue(experiment)}"),
+        ("progress", count_trials(experiment["progress"])),
+    ]
+    if sources := experiment.get("reused_from"):
+        words = f"from {', '.join(sources)}, same code; `reuse: false` trains anew"
+        rows.append(("reused", f"{experiment['progress']['reused']} {words}"))
+    if experiment.get("eta_seconds"):
+        rows.append(("time left", format_duration(experiment["eta_seconds"])))
+    if baseline is not None:
+        unit = f" ({metric['unit']})" if metric.get("unit") else ""
+        rows.append(("baseline", f"{format_value(baseline)} {metric.get('name', '')}{unit}"))
+    if best is not None:
+        value = format_value(best["value"])
+        ratio = f", {format_share(best['value'] / baseline)} of the baseline" if baseline else ""
+        settings = format_cell("settings", best.get("params"))
+        rows.append(("best", f"{value}{ratio}: trial {best['number']}, {best['arm']} {settings}"))
+    if usage := experiment.get("usage"):
+        gpus = usage["gpu_hours"]
+        of_gpus = f", {format_duration(3600 * gpus)} of one GPU" if gpus else ""
+        words = f"{format_duration(3600 * usage['cpu_hours'])} of one CPU core{of_gpus}"
+        rows.append(("used", words))
+    rows += [("notice", notice["words"]) for notice in experiment.get("notices", ())]
+    if experiment.get("error"):
+        rows.append(("error", str(experiment["error"]).strip().splitlines()[-1]))
+    links = experiment.get("links") or {}
+    if path := links.get("page"):
+        rows.append(("page", f"{address.rstrip('/')}{path}"))
+    if link := links.get("mlflow"):
+        rows.append(("MLflow", link))
+    return describe_rows(rows, width=12)
+
+
+def format_queue(experiment: JsonObject) -> str:
+    """Return an experiment's priority and its place in the queue as a sentence."""
+    place = _place_in_queue(experiment)
+    state = experiment["state"].replace("_", " ")
+    return f"{experiment['id']} has priority {experiment['priority']} and is {state}{place}"
+
+
+def _place_in_queue(experiment: JsonObject) -> str:
+    place = experiment.get("queue_place")
+    return "" if place is None else f", number {place} in the queue"
+
+
+LIST_HEADS: Final = ("id", "name", "project", "owner", "state", "trials", "best", "created")
+
+
+def make_list_row(experiment: JsonObject) -> Sequence[Any]:
+    """Return an experiment's row below `LIST_HEADS`."""
+    progress, best = experiment["progress"], experiment.get("best")
+    ended = sum(progress.get(state) or 0 for state in OUTCOMES)
+    return (
+        *(experiment["id"], experiment["name"], experiment["project"], experiment.get("owner")),
+        f"{experiment['state']}{_place_in_queue(experiment)}",
+        f"{ended}/{'?' if progress.get('total') is None else progress['total']}",
+        None if best is None else format_value(best["value"]),
+        str(experiment["created_at"])[:16].replace("T", " "),
+    )
+
+
+def make_catalogue_table(kind: str, items: Sequence[JsonObject]) -> Table:
+    """Return the list of models, tasks, presets or kinds of analyses."""
+    if kind == "presets":
+        return Table(("name", "what it is"), [(each["name"], _first_words(each)) for each in items])
+    if kind == "models":
+        rows = [
+            (each["name"], each["summary"], (each["source"] or "").partition(";")[0])
+            for each in items
+        ]
+        return Table(("name", "what it computes", "source"), rows)
+    return Table(("name", "what it is"), [(each["name"], each["summary"]) for each in items])
+
+
+def _first_words(item: JsonObject, most: int = 100) -> str:
+    """Return the first sentence of a summary, cut after so many letters."""
+    return shorten(str(item["summary"]).partition(". ")[0].rstrip("."), most, placeholder=" ...")
+
+
+def format_catalogue_entry(kind: str, content: JsonObject) -> str:
+    """Return one model, task or preset in full; a preset as the YAML that `submit` takes."""
+    if kind == "presets":
+        return format_yaml(content["spec"])
+    heads = ("field", "type", "default", "what it sets")
+    properties = content["schema"].get("properties", {})
+    rows = [describe_field(name, schema) for name, schema in properties.items() if name != "name"]
+    about = [str(content[key]) for key in ("name", "summary", "source") if content.get(key)]
+    return "\n".join([*about, "", align_columns(heads, rows)])
+
+
+def describe_field(name: str, schema: JsonObject) -> tuple[str, str, str, str]:
+    """Return a field's row: name, type with its range, default, description.
+
+    >>> schema = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None}
+    >>> describe_field("hidden_size", schema)
+    ('hidden_size', 'integer >= 1', '-', '')
+    """
+    inner = next((s for s in schema.get("anyOf", []) if s.get("type") != "null"), schema)
+    kind = " | ".join(map(str, inner["enum"])) if "enum" in inner else str(inner.get("type", ""))
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {inner[key]:g}" for key, sign in signs.items() if key in inner]
+    default = schema.get("default")
+    text = "-" if default is None else str(default)
+    return name, " ".join([kind, ", ".join(bounds)]).strip(), text, schema.get("description", "")
+
+
+def format_analysis(analysis: JsonObject, paths: Sequence[Path]) -> str:
+    """Return how an analysis ended, the places of its files, and the link of its run."""
+    subject = [
+        str(analysis[part]) for part in ("experiment", "trial") if analysis[part] is not None
+    ]
+    words = [analysis["name"], "/".join(subject), analysis["state"], analysis["id"]]
+    lines = [" ".join(word for word in words if word)]
+    if analysis["error"]:
+        lines.append(f"  {str(analysis['error']).strip()}")
+    lines += [f"  {path}" for path in paths or analysis["links"]["files"].values()]
+    if analysis["links"]["mlflow"]:
+        lines.append(f"  MLflow {analysis['links']['mlflow']}")
+    if analysis["mlflow_problem"]:
+        lines.append(f"  not in MLflow: {analysis['mlflow_problem']}")
+    return "\n".join(lines)

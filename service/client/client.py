@@ -15,9 +15,9 @@ from urllib.parse import quote, urlencode
 from eigensweep.service.client.analyses import Analysis
 from eigensweep.service.client.answers import (
     Answer,
-    format_comparison,
-    format_effort,
-    format_preview,
+    describe_comparison,
+    describe_effort,
+    describe_preview,
 )
 from eigensweep.service.client.connection import Connection, JsonObject, RefusedError
 from eigensweep.service.client.events import Event
@@ -63,7 +63,7 @@ class Client(Connection):
     def preview(self, source: SpecSource, **settings: Any) -> Answer:
         """Return what `submit` would do with the same arguments, without posting it."""
         spec = self.read_spec(source, settings)
-        return Answer(self.post(f"{Experiment.listing_path}/preview", spec), format_preview)
+        return Answer(self.post(f"{Experiment.listing_path}/preview", spec), describe_preview)
 
     def read_spec(self, source: SpecSource, settings: Mapping[str, Any]) -> JsonObject:
         """Return the spec that `source` names, with the fields in `settings` replaced."""
@@ -186,7 +186,7 @@ class Client(Connection):
             RefusedError: if there is no such trial or metric; the message says why.
         """
         found = self.get("/v1/compare", of=list(names), metric=metric, smallest=smallest)
-        return Answer(found, format_comparison)
+        return Answer(found, describe_comparison)
 
     def compare_effort(self, *names: str, metric: str | None = None) -> Answer:
         """Compare arms (`id/arm`) or experiments (`id`) at equal tuning effort.
@@ -198,7 +198,7 @@ class Client(Connection):
             RefusedError: if there is no such arm or metric; the message says why.
         """
         found = self.get("/v1/compare/effort", of=list(names), metric=metric)
-        return Answer(found, format_effort)
+        return Answer(found, describe_effort)
 
     def analyse(
         self,

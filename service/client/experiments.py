@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from eigensweep.search_spaces.labels import format_value
 from eigensweep.service.client.answers import (
     Answer,
-    format_importance,
-    format_pareto,
-    format_race,
+    describe_importance,
+    describe_pareto,
+    describe_race,
 )
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.events import Event, read_events
@@ -168,21 +168,21 @@ class Experiment(Remote):
         what the spec says, else against `parameters`.
         """
         found = self.connection.get(f"{self.path}/pareto", against=list(against) or None)
-        return Answer(found, format_pareto)
+        return Answer(found, describe_pareto)
 
     def race(self) -> Answer:
         """Return which trials got more seeds than others, what each round decided, and who leads.
 
         `race()["words"]` says it as a sentence.
         """
-        return Answer(self.connection.get(f"{self.path}/race"), format_race)
+        return Answer(self.connection.get(f"{self.path}/race"), describe_race)
 
     def importance(self) -> Answer:
         """Return how much each searched parameter matters, arm by arm.
 
         `importance()["arms"][0]["parameters"][0]` is the first arm's most important one.
         """
-        return Answer(self.connection.get(f"{self.path}/importance"), format_importance)
+        return Answer(self.connection.get(f"{self.path}/importance"), describe_importance)
 
     def export(self, path: Path | str) -> Path:
         """Write its trials to a file and return its path: CSV, Parquet or LaTeX by its name.
@@ -221,28 +221,23 @@ class Experiment(Remote):
 
     def cancel(self) -> Self:
         """Ask the service to cancel it: running trials stop at their next step."""
-        self.connection.post(f"{self.path}/cancel")
-        return self.refresh()
+        return self._act("cancel")
 
     def pause(self) -> Self:
         """Ask the service to pause it: running trials commit and give their places back."""
-        self.connection.post(f"{self.path}/pause")
-        return self.refresh()
+        return self._act("pause")
 
     def resume(self) -> Self:
         """Queue it again after a pause: its trials go on from their commits."""
-        self.connection.post(f"{self.path}/resume")
-        return self.refresh()
+        return self._act("resume")
 
     def prioritize(self, priority: int) -> Self:
         """Give it another priority: higher ones start first, and have places first."""
-        self.connection.post(f"{self.path}/prioritize", {"priority": priority})
-        return self.refresh()
+        return self._act("prioritize", {"priority": priority})
 
     def retry(self) -> Self:
         """Try its failed trials again, once it is over: they go on from their last commits."""
-        self.connection.post(f"{self.path}/retry")
-        return self.refresh()
+        return self._act("retry")
 
     def extend(self, **settings: Any) -> Self:
         """Give it more to do, once it is over: `settings` replace fields of its spec.
@@ -254,19 +249,15 @@ class Experiment(Remote):
             InputError: if there is no such path.
             RefusedError: if it would be another experiment; the message says why.
         """
-        spec = with_settings(self.refresh().content["spec"], settings)
-        self.connection.post(f"{self.path}/extend", spec)
-        return self.refresh()
+        return self._act("extend", with_settings(self.refresh().content["spec"], settings))
 
     def archive(self) -> Self:
         """Leave it out of lists, once it is over."""
-        self.connection.post(f"{self.path}/archive")
-        return self.refresh()
+        return self._act("archive")
 
     def unarchive(self) -> Self:
         """Show it in lists again."""
-        self.connection.post(f"{self.path}/unarchive")
-        return self.refresh()
+        return self._act("unarchive")
 
     def delete(self, *, confirm: bool) -> None:
         """Remove it for good, once it is over: runs, checkpoints, study and record.
@@ -274,6 +265,10 @@ class Experiment(Remote):
         The service does that in the background; `refresh` raises a RefusedError when it is gone.
         """
         self.connection.post(f"{self.path}/delete", {"confirm": confirm})
+
+    def _act(self, action: str, body: JsonObject | None = None) -> Self:
+        self.connection.post(f"{self.path}/{action}", body)
+        return self.refresh()
 
     def events(self, after: str | None = None) -> Iterator[Event]:
         """Yield its events from the first, or from the one after the id `after`, to its end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from eigensweep.service.client.answers import Answer, format_trial
+from eigensweep.service.client.answers import Answer, describe_trial
 from eigensweep.service.client.connection import Connection, JsonObject
 from eigensweep.service.client.spec_file import InputError
 
@@ -17,7 +17,7 @@ class Trial(Answer):
     """The service's JSON on a trial, a dict, which can fetch the trial's weights as well."""
 
     def __init__(self, connection: Connection, content: JsonObject) -> None:
-        super().__init__(content, format_trial)
+        super().__init__(content, describe_trial)
         self._connection = connection
 
     def weights(

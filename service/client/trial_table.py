@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from eigensweep.search_spaces.labels import shorten_paths
 from eigensweep.service.client.connection import JsonObject
 from eigensweep.service.client.tables import (
+    Table,
     align_columns,
     format_cell,
     format_html,
@@ -19,27 +23,9 @@ SPREAD = ("n", "sd", "interval", "test_sd", "test_interval")
 """Columns that say something only where a trial trained several times."""
 
 COLUMNS = (
-    "rank",
-    "trial",
-    "arm",
-    "settings",
-    "changes",
-    "state",
-    "n",
-    "value",
-    "sd",
-    "interval",
-    "test",
-    "test_sd",
-    "test_interval",
-    "baseline",
-    "ratio",
-    "parameters",
-    "seconds",
-    "mlflow",
+    *("rank", "trial", "arm", "settings", "changes", "state", "n", "value", "sd", "interval"),
+    *("test", "test_sd", "test_interval", "baseline", "ratio", "parameters", "seconds", "mlflow"),
 )
-
-
 SHOWN_ROWS = 20
 """Rows that a Python prompt shows."""
 
@@ -104,6 +90,16 @@ class TrialTable(list[JsonObject]):
     def format_rows(self) -> list[list[str]]:
         """Return the cells of each row as text."""
         return [[format_cell(column, row[column]) for column in self.columns] for row in self]
+
+    def show(self, screen: Console) -> None:
+        """Print it; drawn, MLflow's column is a short link and the best row is green."""
+        if not self:
+            screen.print(str(self), markup=False)
+            return
+        addresses = (row["mlflow"] for row in self)
+        links = [Text("run", f"link {url}") if url else Text("-") for url in addresses]
+        styles = ["green" if row["rank"] == 1 else "" for row in self]
+        Table(self.columns, self.format_rows()).show(screen, links, styles)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

@@ -5,22 +5,23 @@ Runs in a user's terminal, beside a service that may work in the same home.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 from rich.filesize import decimal
 
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.command.connecting import fail
-from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson
+from eigensweep.service.command.frame import FAILURE, Call
+
+TITLE = "It did not work"
 
 
 def back_up(
+    call: Call,
     file: Annotated[
         Path,
         typer.Argument(help="A new file, such as monday.tar.gz, or a folder, which names it."),
@@ -29,7 +30,6 @@ def back_up(
         int | None,
         typer.Option(min=1, help="How many backups of a folder stay; older ones are removed."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write the home folder into one file, also while the service works; EIGENSWEEP_HOME names it.
 
@@ -48,29 +48,28 @@ def back_up(
     if folder.is_dir():
         file = name_by_time(folder)
     elif keep is not None:
-        _fail(f"--keep is for a folder of backups; {file} is none", as_json, BAD_INPUT)
+        call.fail(f"--keep is for a folder of backups; {file} is none", TITLE)
     try:
         with private_umask():
             manifest = back_up(Settings(), file.expanduser().absolute())
         if keep is not None:
             removed = remove_older(folder, keep)
     except (BackupError, ValidationError) as error:
-        _fail(str(error), as_json, BAD_INPUT)
+        call.fail(str(error), TITLE)
     except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
-        _fail(f"no backup was made: {error}", as_json, FAILURE)
-    if as_json:
-        told = {"file": str(file), "removed": [str(path) for path in removed]}
-        typer.echo(json.dumps(asdict(manifest) | told, indent=2))
-        return
-    typer.echo(f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}")
-    for path in removed:
-        typer.echo(f"removed: {path}")
-    for words in manifest.left_out:
-        typer.echo(f"left out: {words}")
-    typer.echo(f"to go on from it: eigensweep restore {file} --home FOLDER")
+        call.fail(f"no backup was made: {error}", TITLE, FAILURE)
+    lines = [
+        f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {file}",
+        *(f"removed: {path}" for path in removed),
+        *(f"left out: {words}" for words in manifest.left_out),
+        f"to go on from it: eigensweep restore {file} --home FOLDER",
+    ]
+    told = {"file": str(file), "removed": [str(path) for path in removed]}
+    call.tell(asdict(manifest) | told, lambda _: "\n".join(lines))
 
 
 def restore(
+    call: Call,
     file: Annotated[Path, typer.Argument(help="A file that `eigensweep backup` made.")],
     home: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A new home folder, or an empty one.")
@@ -89,7 +88,6 @@ def restore(
             "curves; default: in the home.",
         ),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Make a home folder of a backup. It is there as a whole, or not at all."""
     from sqlalchemy.exc import SQLAlchemyError
@@ -106,19 +104,14 @@ def restore(
         with private_umask():
             manifest = restore(file, home, database_url, storage)
     except (BackupError, ValidationError) as error:
-        _fail(str(error), as_json, BAD_INPUT)
+        call.fail(str(error), TITLE)
     except (OSError, sqlite3.Error, SQLAlchemyError, StartError, StorageError) as error:
-        _fail(f"nothing was restored: {error}", as_json, FAILURE)
-    if as_json:
-        typer.echo(json.dumps(asdict(manifest) | {"home": str(home)}, indent=2))
-        return
-    typer.echo(f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {home}")
-    for words in manifest.left_out:
-        typer.echo(f"left out: {words}")
+        call.fail(f"nothing was restored: {error}", TITLE, FAILURE)
     settings = "".join(f"EIGENSWEEP_{name}={value} " for name, value in told.items())
     settings += "EIGENSWEEP_DATABASE_URL=... " if database_url else ""
-    typer.echo(f"start it: {settings}eigensweep serve")
-
-
-def _fail(words: str, as_json: bool, code: int) -> NoReturn:
-    fail(f"error: {words}", {"title": "It did not work", "detail": words}, as_json, code)
+    lines = [
+        f"{say_count(len(manifest.files), 'file')}, {decimal(manifest.size)}: {home}",
+        *(f"left out: {words}" for words in manifest.left_out),
+        f"start it: {settings}eigensweep serve",
+    ]
+    call.tell(asdict(manifest) | {"home": str(home)}, lambda _: "\n".join(lines))

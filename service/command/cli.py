@@ -6,28 +6,19 @@ experiment failed or was cancelled, the service is away); 2 bad input; 130 Ctrl-
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
-from eigensweep.service.client import (
-    Analysis,
-    AnalysisFailedError,
-    Client,
-    Experiment,
-    ServiceAwayError,
-    answers,
-)
+from eigensweep.service.client import Analysis, AnalysisFailedError, Experiment, answers
 from eigensweep.service.client.connection import TOKEN_FILE
 from eigensweep.service.client.spec_file import (
     InputError,
@@ -35,11 +26,17 @@ from eigensweep.service.client.spec_file import (
     parse_settings,
     parse_trial,
 )
-from eigensweep.service.command import accounts, backup, nodes, storage, summaries, terminal
+from eigensweep.service.client.tables import Table
+from eigensweep.service.command import accounts, backup, data, nodes, storage, terminal
 from eigensweep.service.command import cluster as cluster_command
-from eigensweep.service.command import data as data_command
-from eigensweep.service.command.connecting import TokenFile, Url, connect, fail
-from eigensweep.service.command.options import BAD_INPUT, FAILURE, INTERRUPTED, AsJson
+from eigensweep.service.command.frame import (
+    FAILURE,
+    INTERRUPTED,
+    Call,
+    Url,
+    command,
+    make_folder,
+)
 
 Source = Annotated[
     str,
@@ -65,6 +62,15 @@ Ids = Annotated[
     list[str],
     typer.Argument(
         metavar="EXPERIMENT...", help="Experiments: ids or beginnings of them, names, or 'last'."
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="File with your token, which only you can read; default: EIGENSWEEP_TOKEN_FILE, "
+        "else the token in EIGENSWEEP_TOKEN.",
     ),
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Watch it until it is over.")]
@@ -109,45 +115,9 @@ def read_options(
         os.environ[TOKEN_FILE] = str(token_file)  # every client of this process reads it
 
 
-@contextmanager
-def connect_or_answer_here(url: str | None, as_json: bool = False) -> Iterator[Client]:
-    """Lend a client; if no address was given and no service runs, this process answers instead."""
-    with connect(url, as_json) as client:
-        if not (url or os.environ.get("EIGENSWEEP_URL")):
-            try:
-                client.get("/healthz")
-            except ServiceAwayError:
-                from eigensweep.service.command.local import LocalClient
-
-                typer.echo("no service answers; this installation does", err=True)
-                client = LocalClient()
-        yield client
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of files that are written later, after long work.
-
-    Raises:
-        OSError: if it cannot be made, or nothing can be written into it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, "nothing can be written there", str(folder))
-
-
-def _print_json(content: Any) -> None:
-    typer.echo(json.dumps(content, indent=2))
-
-
-def _print(content: Any, to_text: Callable[[Any], str], as_json: bool) -> None:
-    if as_json:
-        _print_json(content)
-    else:
-        typer.echo(to_text(content))
-
-
-@app.command()
+@command(app)
 def submit(
+    call: Call,
     source: Source,
     settings: Settings = None,
     follow: Follow = False,
@@ -159,26 +129,22 @@ def submit(
             "must allow its host (EIGENSWEEP_WEBHOOK_HOSTS).",
         ),
     ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Post an experiment."""
-    with connect(url, as_json) as client:
-        experiment = client.submit(source, notify=notify or (), **parse_settings(settings or []))
-        _tell(experiment, follow, as_json)
+    fields = parse_settings(settings or [])
+    _tell(call, call.client.submit(source, notify=notify or (), **fields), follow)
 
 
-def _tell(experiment: Experiment, follow: bool, as_json: bool) -> None:
+def _tell(call: Call, experiment: Experiment, follow: bool) -> None:
     """Say that an experiment is queued, or watch it until it is over."""
     for words in experiment.content.get("warnings") or ():
         typer.echo(f"warning: {words}", err=True)
     if follow:
-        _watch(experiment, as_json)
-    elif as_json:
-        _print_json(experiment.content)
-    else:
-        typer.echo(f"{experiment.id} {experiment.name} is {experiment.state}")
-        typer.echo(f"watch it with: eigensweep watch {experiment.id}")
+        _watch(call, experiment)
+        return
+    words = f"{experiment.id} {experiment.name} is {experiment.state}"
+    more = f"watch it with: eigensweep watch {experiment.id}"
+    call.tell(experiment.content, lambda _: f"{words}\n{more}")
 
 
 @app.command()
@@ -189,18 +155,15 @@ def serve() -> None:
     sys.exit(run_service())
 
 
-@app.command()
-def preview(
-    source: Source, settings: Settings = None, url: Url = None, as_json: AsJson = False
-) -> None:
+@command(app)
+def preview(call: Call, source: Source, settings: Settings = None) -> None:
     """Show the trials, sizes and time of an experiment without posting it."""
-    with connect_or_answer_here(url, as_json) as client:
-        content = client.preview(source, **parse_settings(settings or []))
-        _print(content, str, as_json)
+    call.tell(call.near.preview(source, **parse_settings(settings or [])))
 
 
-@app.command("list")
+@command(app, "list")
 def list_experiments(
+    call: Call,
     state: Annotated[str | None, typer.Option(help="Only experiments in this state.")] = None,
     project: Annotated[str | None, typer.Option(help="Only experiments of this project.")] = None,
     name: Annotated[
@@ -211,34 +174,27 @@ def list_experiments(
         bool, typer.Option("--archived", help="Also experiments that are archived.")
     ] = False,
     limit: Limit = 20,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
-    with connect(url, as_json) as client:
-        found = client.experiments(
-            limit, state=state, project=project, name=name, owner=owner, archived=archived or None
-        )
-        if as_json:
-            _print_json(found)
-            return
-        if not found and not any((state, project, name, owner)):
-            typer.echo("no experiment to list; post one: eigensweep submit quickstart --follow")
-            return
-        heads = ("id", "name", "project", "owner", "state", "trials", "best", "created")
-        terminal.show_rows(heads, map(summaries.make_list_row, found), terminal.console())
+    chosen = {"state": state, "project": project, "name": name, "owner": owner}
+    found = call.client.experiments(limit, **chosen, archived=archived or None)
+    if not found and not any(chosen.values()):
+        words = "no experiment to list; post one: eigensweep submit quickstart --follow"
+        call.tell(found, lambda _: words)
+    else:
+        call.tell(found, lambda _: Table(answers.LIST_HEADS, map(answers.make_list_row, found)))
 
 
-@app.command()
-def show(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+@command(app)
+def show(call: Call, experiment: Id) -> None:
     """Show one experiment: state, progress, best trial, links."""
-    with connect(url, as_json) as client:
-        content = client.experiment(experiment).content
-        _print(content, lambda found: summaries.format_experiment(found, client.url), as_json)
+    content = call.client.experiment(experiment).content
+    call.tell(content, lambda found: answers.format_experiment(found, call.client.url))
 
 
-@app.command()
+@command(app)
 def weights(
+    call: Call,
     trial: Annotated[
         str,
         typer.Argument(
@@ -249,27 +205,24 @@ def weights(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the weights to this file.")],
     last: Annotated[bool, typer.Option("--last", help="The last weights, not the best.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of this seed; default: the first.")] = None,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write a trial's weights to a file that `torch.load(FILE, weights_only=True)` reads."""
     experiment, _, number = trial.partition("/")
-    with connect(url, as_json) as client:
-        found = client.experiment(experiment)
-        if number and not number.isdecimal():
-            raise InputError(f"'{number}' is no number of a trial; expected: EXPERIMENT/18")
-        chosen = found.trial(int(number)) if number else found.best
-        if chosen is None:
-            raise InputError(f"{experiment} has no best trial yet; name one: {experiment}/0")
-        kept = chosen.weights("last" if last else "best", seed=seed)
-        kept.save(out)
-        about = {"trial": chosen["number"], "seed": kept.seed, "step": kept.step, "file": str(out)}
-        words = "trial {trial}, seed {seed}, step {step}: {file}".format(**about)
-        _print(about, lambda _: words, as_json)
+    found = call.client.experiment(experiment)
+    if number and not number.isdecimal():
+        raise InputError(f"'{number}' is no number of a trial; expected: EXPERIMENT/18")
+    chosen = found.trial(int(number)) if number else found.best
+    if chosen is None:
+        raise InputError(f"{experiment} has no best trial yet; name one: {experiment}/0")
+    kept = chosen.weights("last" if last else "best", seed=seed)
+    kept.save(out)
+    about = {"trial": chosen["number"], "seed": kept.seed, "step": kept.step, "file": str(out)}
+    call.tell(about, "trial {trial}, seed {seed}, step {step}: {file}".format_map)
 
 
-@app.command()
+@command(app)
 def trials(
+    call: Call,
     experiment: Id,
     number: Annotated[
         int | None, typer.Argument(help="The number of a trial, to show it in full.")
@@ -280,26 +233,23 @@ def trials(
             metavar="FILE", help="Write all trials to this file: .csv or .parquet, by its name."
         ),
     ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Rank an experiment's trials beside the baseline, or show one in full."""
-    with connect(url, as_json) as client:
-        found = client.experiment(experiment)
-        if out is not None:
-            found.export(out)
-            return
-        if number is not None:
-            hint = "--json has its whole configuration, its reports and its result"
-            _print(found.trial(number), lambda trial: f"{trial}\n\n{hint}", as_json)
-        elif as_json:
-            _print_json(found.listing(sort="value"))
-        else:
-            terminal.show_trials(found.trials, terminal.console())
+    found = call.client.experiment(experiment)
+    if out is not None:
+        found.export(out)
+    elif number is not None:
+        hint = "--json has its whole configuration, its reports and its result"
+        call.tell(found.trial(number), lambda trial: f"{trial}\n\n{hint}")
+    elif call.as_json:
+        call.tell(found.listing(sort="value"))
+    else:
+        found.trials.show(call.screen)
 
 
-@app.command()
+@command(app)
 def plot(
+    call: Call,
     experiment: Id,
     out: Annotated[
         Path,
@@ -319,23 +269,21 @@ def plot(
             help="The axis of values; default: logarithmic where values span much.",
         ),
     ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Draw the learning curves of each arm's best trial, with the band of its seeds."""
-    with connect(url, as_json) as client:
-        figure = client.experiment(experiment).plot(metric, log=log)
-        from eigensweep.workers.shared import figures
+    from eigensweep.workers.shared import figures
 
-        try:
-            figures.write(figure, out)
-        except ValueError as error:  # matplotlib's, on the format
-            raise InputError(f"{out}: {error}") from error
-        _print({"file": str(out)}, lambda about: about["file"], as_json)
+    figure = call.client.experiment(experiment).plot(metric, log=log)
+    try:
+        figures.write(figure, out)
+    except ValueError as error:  # matplotlib's, on the format
+        raise InputError(f"{out}: {error}") from error
+    call.tell({"file": str(out)}, lambda about: about["file"])
 
 
-@app.command()
+@command(app)
 def pareto(
+    call: Call,
     experiment: Id,
     against: Annotated[
         list[str] | None,
@@ -344,52 +292,44 @@ def pareto(
             "the task; repeatable. Default: what the spec says, else parameters."
         ),
     ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the Pareto front: a small loss against few parameters, or against seconds."""
-    with connect(url, as_json) as client:
-        found = client.experiment(experiment).pareto(*(against or []))
-        _print(found, str, as_json)
+    call.tell(call.client.experiment(experiment).pareto(*(against or [])))
 
 
-@app.command()
-def race(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+@command(app)
+def race(call: Call, experiment: Id) -> None:
     """Show the race of an experiment: which trials got more seeds, and who leads."""
-    with connect(url, as_json) as client:
-        _print(client.experiment(experiment).race(), str, as_json)
+    call.tell(call.client.experiment(experiment).race())
 
 
-@app.command()
-def watch(experiment: Id, url: Url = None, as_json: AsJson = False) -> None:
+@command(app)
+def watch(call: Call, experiment: Id) -> None:
     """Watch an experiment until it is over: live bars on a terminal, else a line for each event."""
-    with connect(url, as_json) as client:
-        _watch(client.experiment(experiment), as_json)
+    _watch(call, call.client.experiment(experiment))
 
 
-def _watch(experiment: Experiment, as_json: bool) -> None:
+def _watch(call: Call, experiment: Experiment) -> None:
     try:
-        if as_json:
+        if call.as_json:
             for event in experiment.events():
                 typer.echo(json.dumps(asdict(event)))
             typer.echo(json.dumps(experiment.refresh().content))
         else:
-            screen = terminal.console()
-            terminal.follow(experiment, screen)
-            terminal.show_trials(experiment.trials, screen)
-            words = summaries.format_experiment(experiment.content, experiment.connection.url)
-            typer.echo(words)
+            terminal.follow(experiment, call.screen)
+            experiment.trials.show(call.screen)
+            typer.echo(answers.format_experiment(experiment.content, call.client.url))
     except KeyboardInterrupt:
-        typer.echo(
-            f"{experiment.id} continues; watch it with: eigensweep watch {experiment.id}", err=True
-        )
+        words = f"{experiment.id} continues; watch it with: eigensweep watch {experiment.id}"
+        typer.echo(words, err=True)
         raise typer.Exit(INTERRUPTED) from None
     if experiment.state != "completed":
         raise typer.Exit(FAILURE)
 
 
-@app.command()
+@command(app)
 def compare(
+    call: Call,
     names: Annotated[
         list[str],
         typer.Argument(
@@ -415,137 +355,105 @@ def compare(
             "equivalent, and the answer says what it takes to decide it."
         ),
     ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Compare trials, arms or experiments seed by seed: difference, interval, p-value, effect."""
-    with connect(url, as_json) as client:
-        if effort:
-            found = client.compare_effort(*names, metric=metric)
-        else:
-            found = client.compare(*names, metric=metric, smallest=smallest)
-        if as_json:
-            _print_json(found)
-        elif effort:
-            terminal.show_effort(found, terminal.console())
-        else:
-            terminal.show_comparison(found, terminal.console())
+    if effort:
+        call.tell(call.client.compare_effort(*names, metric=metric))
+    else:
+        call.tell(call.client.compare(*names, metric=metric, smallest=smallest))
 
 
-@app.command()
+@command(app)
 def importance(
+    call: Call,
     experiment: Id,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show how much each searched parameter matters, within each arm."""
-    with connect(url, as_json) as client:
-        found = client.experiment(experiment).importance()
-        if as_json:
-            _print_json(found)
+    call.tell(call.client.experiment(experiment).importance())
+
+
+def _act(call: Call, action: str, ids: list[str]) -> None:
+    """Do something to each experiment; fail if one of them was refused."""
+    ids = [call.client.find_id(each) for each in ids]
+    found = call.client.act(action, *ids, confirm=action == "delete")
+    if call.as_json:
+        call.tell(found)
+    for each in found if not call.as_json else ():
+        if each["problem"] is None:
+            typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
         else:
-            rows = answers.make_share_rows(found)
-            terminal.show_rows(answers.SHARE_HEADS, rows, terminal.console())
+            typer.echo(f"error: {each['problem']}", err=True)
+    if any(each["problem"] is not None for each in found):
+        raise typer.Exit(FAILURE)
 
 
-@app.command(rich_help_panel=CONTROL)
-def pause(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
-    """Pause experiments: running trials commit and give their places back; nothing is lost."""
-    _act("pause", experiments, url, as_json)
+def _add_action(action: str, words: str) -> None:
+    """Add the command of an action that needs nothing but experiments."""
+
+    @command(app, action, help=words, rich_help_panel=CONTROL)
+    def act(call: Call, experiments: Ids) -> None:
+        _act(call, action, experiments)
 
 
-@app.command(rich_help_panel=CONTROL)
-def resume(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
-    """Queue paused experiments again: their trials go on from their commits, bit for bit."""
-    _act("resume", experiments, url, as_json)
+_add_action(
+    "pause", "Pause experiments: running trials commit and give their places back; nothing is lost."
+)
+_add_action(
+    "resume", "Queue paused experiments again: their trials go on from their commits, bit for bit."
+)
+_add_action("cancel", "Cancel experiments: running trials stop, finished trials stay.")
 
 
-@app.command(rich_help_panel=CONTROL)
-def cancel(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
-    """Cancel experiments: running trials stop, finished trials stay."""
-    _act("cancel", experiments, url, as_json)
-
-
-@app.command(  # a priority may be negative
-    rich_help_panel=CONTROL, context_settings={"ignore_unknown_options": True}
+@command(
+    app,  # a priority may be negative
+    rich_help_panel=CONTROL,
+    context_settings={"ignore_unknown_options": True},
 )
 def prioritize(
+    call: Call,
     experiment: Id,
     priority: Annotated[int, typer.Argument(help="Higher ones come first; 0 is usual.")],
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Give an experiment another priority: higher ones start first, and have places first."""
-    with connect(url, as_json) as client:
-        content = client.experiment(experiment).prioritize(priority).content
-        _print(content, summaries.format_queue, as_json)
+    content = call.client.experiment(experiment).prioritize(priority).content
+    call.tell(content, answers.format_queue)
 
 
-@app.command(rich_help_panel=CONTROL)
-def retry(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
-    """Try the failed trials of experiments that are over again, from their last commits."""
-    _act("retry", experiments, url, as_json)
+_add_action(
+    "retry", "Try the failed trials of experiments that are over again, from their last commits."
+)
+_add_action("archive", "Leave experiments that are over out of lists; nothing of them is removed.")
+_add_action("unarchive", "Show archived experiments in lists again.")
 
 
-@app.command(rich_help_panel=CONTROL)
-def archive(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
-    """Leave experiments that are over out of lists; nothing of them is removed."""
-    _act("archive", experiments, url, as_json)
-
-
-@app.command(rich_help_panel=CONTROL)
-def unarchive(experiments: Ids, url: Url = None, as_json: AsJson = False) -> None:
-    """Show archived experiments in lists again."""
-    _act("unarchive", experiments, url, as_json)
-
-
-@app.command(rich_help_panel=CONTROL)
+@command(app, rich_help_panel=CONTROL)
 def delete(
+    call: Call,
     experiments: Ids,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them for good.")] = False,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Remove experiments that are over for good: runs, checkpoints, studies and records."""
     if not yes:
         words = "delete removes runs, checkpoints and records for good: say --yes"
-        problem = {"title": "It was not confirmed", "detail": words}
-        fail(f"error: {words}", problem, as_json, BAD_INPUT)
-    _act("delete", experiments, url, as_json)
+        call.fail(words, "It was not confirmed")
+    _act(call, "delete", experiments)
 
 
-def _act(action: str, ids: list[str], url: str | None, as_json: bool) -> None:
-    """Do something to each experiment; fail if one of them was refused."""
-    with connect(url, as_json) as client:
-        ids = [client.find_id(each) for each in ids]
-        found = client.act(action, *ids, confirm=action == "delete")
-        if as_json:
-            _print_json(found)
-        for each in found if not as_json else ():
-            if each["problem"] is None:
-                typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
-            else:
-                typer.echo(f"error: {each['problem']}", err=True)
-        if any(each["problem"] is not None for each in found):
-            raise typer.Exit(FAILURE)
-
-
-@app.command(rich_help_panel=CONTROL)
+@command(app, rich_help_panel=CONTROL)
 def extend(
+    call: Call,
     experiment: Id,
     settings: Settings = None,
     follow: Follow = False,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Give an experiment that is over more to do: more trials, a wider space, a longer budget."""
-    with connect(url, as_json) as client:
-        found = client.experiment(experiment).extend(**parse_settings(settings or []))
-        _tell(found, follow, as_json)
+    found = call.client.experiment(experiment).extend(**parse_settings(settings or []))
+    _tell(call, found, follow)
 
 
-@app.command(rich_help_panel=CONTROL)
+@command(app, rich_help_panel=CONTROL)
 def fork(
+    call: Call,
     experiment: Annotated[
         str,
         typer.Argument(
@@ -556,19 +464,17 @@ def fork(
     ],
     settings: Settings = None,
     follow: Follow = False,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Post the spec of an experiment again, with changes; results that exist are taken over.
 
     With a trial, its configuration alone: `fork ID/18 --set replicates=5` trains more seeds of it.
     """
-    with connect(url, as_json) as client:
-        _tell(client.fork(experiment, **parse_settings(settings or [])), follow, as_json)
+    _tell(call, call.client.fork(experiment, **parse_settings(settings or [])), follow)
 
 
-@app.command(rich_help_panel=PAPERS)
+@command(app, rich_help_panel=PAPERS)
 def analyse(
+    call: Call,
     name: Annotated[
         str, typer.Argument(help="The kind of analysis; `eigensweep analyses` lists the kinds.")
     ],
@@ -594,24 +500,21 @@ def analyse(
         Path | None,
         typer.Option(help="The folder for the numbers (JSON, CSV) and figures (PNG, SVG)."),
     ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Redraw a figure of the papers from finished trials, or from matrices alone."""
-    with connect(url, as_json) as client:
-        subjects = [parse_trial(trial) for trial in trials or []]
-        subjects += [{"experiment": experiment} for experiment in experiments or []]
-        settings = parse_options(options or [])
-        if out is not None:
-            make_folder(out)
-        analyses = [client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
-        for analysis in analyses:
-            _wait_for(analysis)
-            paths = [] if out is None else analysis.save(out)
-            words = summaries.format_analysis(analysis.content, paths)
-            typer.echo(json.dumps(analysis.content) if as_json else words)
-        if any(analysis.state == "failed" for analysis in analyses):
-            raise typer.Exit(FAILURE)
+    subjects = [parse_trial(trial) for trial in trials or []]
+    subjects += [{"experiment": experiment} for experiment in experiments or []]
+    settings = parse_options(options or [])
+    if out is not None:
+        make_folder(out)
+    found = [call.client.analyse(name, **subject, **settings) for subject in subjects or [{}]]
+    for analysis in found:
+        _wait_for(analysis)
+        paths = [] if out is None else analysis.save(out)
+        words = answers.format_analysis(analysis.content, paths)
+        typer.echo(json.dumps(analysis.content) if call.as_json else words)
+    if any(analysis.state == "failed" for analysis in found):
+        raise typer.Exit(FAILURE)
 
 
 def _wait_for(analysis: Analysis) -> None:
@@ -626,14 +529,30 @@ def _wait_for(analysis: Analysis) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
-@app.command(rich_help_panel=PAPERS)
-def analyses(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List the kinds of analyses, or show the options of one."""
-    _catalogue("analysis-kinds", name, url, as_json)
+def _add_catalogue(kind: str, panel: str, words: str, *, place: str | None = None) -> None:
+    """Add the command that lists what there is of a kind; `place` is where the API has it."""
+
+    @command(app, kind, help=words, rich_help_panel=panel)
+    def show_catalogue(call: Call, name: CatalogueName = None) -> None:
+        path = f"/v1/{place or kind}"
+        content = call.near.get(f"{path}/{quote(name)}" if name else path)
+        if name:
+            call.tell(content, lambda _: answers.format_catalogue_entry(kind, content))
+            return
+        call.tell(content, lambda _: answers.make_catalogue_table(kind, content["items"]))
+        if kind == "presets" and not call.as_json:
+            typer.echo("`eigensweep presets NAME` prints one in full, with its remarks")
 
 
-@app.command(rich_help_panel=PAPERS)
+_add_catalogue(
+    *("analyses", PAPERS, "List the kinds of analyses, or show the options of one."),
+    place="analysis-kinds",
+)
+
+
+@command(app, rich_help_panel=PAPERS)
 def reproduce(
+    call: Call,
     name: Annotated[
         str | None,
         typer.Argument(help="A table or figure, such as enrnn/figure-2; `--list` shows all."),
@@ -686,8 +605,6 @@ def reproduce(
         bool,
         typer.Option("--serve", help="Start a service if none runs, and end it at the end."),
     ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Measure a table or figure of a paper again, and report what holds. It resumes where it was.
 
@@ -695,13 +612,9 @@ def reproduce(
     """
     from eigensweep.service.command import reproduce as work
 
-    screen = terminal.console()
     if list_only:
-        with connect_or_answer_here(url, as_json) as client:
-            if as_json:
-                _print_json(client.get("/v1/reproduction-suites"))
-            else:
-                work.show_list(client, screen)
+        suites = call.near.get("/v1/reproduction-suites")
+        call.tell(suites, lambda _: work.make_suite_table(suites["items"]))
         return
     if every or page_only or results_only:
         page = page or Path("docs/reproduction.md")
@@ -710,23 +623,24 @@ def reproduce(
     if (page_only or results_only) and page is not None and results is not None:
         make_folder(results)
         if results_only:
-            _keep_results(results, note, as_json)
+            work.keep_results_of_home(call, results, note)
         if page_only:
-            _write_page(results, page, as_json)
+            work.write_page(call, results, page)
         return
     if every == (name is not None):
         words = "give the name of a table or figure, or --all; --list shows the names"
-        fail(f"error: {words}", {"title": "The input cannot be read", "detail": words}, as_json, 2)
-    with connect(url, as_json) as found, ExitStack() as stack:
-        for folder in (out, page and page.parent, results):
-            if folder is not None:
-                make_folder(folder)
-        client = found
-        if own_service:
-            client = stack.enter_context(work.service_of_our_own(screen, results))
+        call.fail(words, "The input cannot be read")
+    for folder in (out, page and page.parent, results):
+        if folder is not None:
+            make_folder(folder)
+    with (
+        work.service_of_our_own(call.screen, results)
+        if own_service
+        else nullcontext(call.client) as client
+    ):
         names = work.choose(client, budget) if name is None else [name]
         try:
-            ended = work.follow(client, names, budget, screen, quiet=as_json)
+            ended = work.follow(client, names, budget, call.screen, quiet=call.as_json)
         except KeyboardInterrupt:
             typer.echo("the experiments continue; the same command follows them again", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -737,57 +651,20 @@ def reproduce(
         if results is not None:
             work.save_results(client, budget, results, note)
         if page is not None and results is not None:
-            _write_page(results, page, as_json)
-        if as_json:
-            _print_json([each.content for each in ended])
-        else:
-            work.show_end(client, ended, out, page, screen)
+            work.write_page(call, results, page)
+        contents = [each.content for each in ended]
+        call.tell(contents, lambda _: work.show_end(client, ended, out, page, call.screen))
         if any(each.state != "finished" for each in ended):
             raise typer.Exit(FAILURE)
 
 
-def _keep_results(results: Path, note: str | None, as_json: bool) -> None:
-    """Keep the results of the home folder, or end with why that is not possible."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from eigensweep.service.command import reproduce as work
-
-    try:
-        written = work.keep_finished(results, note)
-    except (OSError, ValueError, SQLAlchemyError) as error:
-        words = str(error)
-        fail(f"error: {words}", {"title": "No results", "detail": words}, as_json, FAILURE)
-    for path in written:
-        typer.echo(f"written: {path}")
-
-
-def _write_page(results: Path, page: Path, as_json: bool) -> None:
-    """Make the page of all results in a folder, or end with what is wrong with them."""
-    from eigensweep.workers.reports.book import make_page
-
-    try:
-        make_page(results, page)
-    except (OSError, ValueError) as error:
-        words = str(error)
-        fail(f"error: {words}", {"title": "The page cannot be made", "detail": words}, as_json, 2)
-
-
-@app.command(rich_help_panel=KNOWN)
-def models(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List the models, or show the fields of one that a search may vary."""
-    _catalogue("models", name, url, as_json)
-
-
-@app.command(rich_help_panel=KNOWN)
-def tasks(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List the tasks, or show the fields of one that an experiment may set."""
-    _catalogue("tasks", name, url, as_json)
-
-
-@app.command(rich_help_panel=KNOWN)
-def presets(name: CatalogueName = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List the presets, or print one as the YAML that `submit` takes."""
-    _catalogue("presets", name, url, as_json)
+_add_catalogue(
+    "models", KNOWN, "List the models, or show the fields of one that a search may vary."
+)
+_add_catalogue(
+    "tasks", KNOWN, "List the tasks, or show the fields of one that an experiment may set."
+)
+_add_catalogue("presets", KNOWN, "List the presets, or print one as the YAML that `submit` takes.")
 
 
 @app.command(rich_help_panel=KNOWN)
@@ -795,42 +672,28 @@ def schema() -> None:
     """Print the JSON Schema of a spec, for editors that check a file while it is written."""
     from eigensweep.search_spaces.editor_schema import make_editor_schema
 
-    _print_json(make_editor_schema())
+    Call(as_json=True).tell(make_editor_schema())
 
 
-@app.command(rich_help_panel=OPERATION)
-def doctor(url: Url = None, as_json: AsJson = False) -> None:
+@command(app, rich_help_panel=OPERATION)
+def doctor(call: Call) -> None:
     """Look at all that the service needs, and say what to do where something is wrong.
 
     It works with and without a running service. Exit code 1: there is a problem.
     """
     from eigensweep.service.command.doctor import print_findings
 
-    if not print_findings(url, as_json, terminal.console()):
+    if not print_findings(call):
         raise typer.Exit(FAILURE)
 
 
-def _catalogue(kind: str, name: str | None, url: str | None, as_json: bool) -> None:
-    with connect_or_answer_here(url, as_json) as client:
-        content = client.get(f"/v1/{kind}/{quote(name)}" if name else f"/v1/{kind}")
-        if as_json:
-            _print_json(content)
-        elif name is None:
-            heads, rows = summaries.make_catalogue_rows(kind, content["items"])
-            terminal.show_rows(heads, rows, terminal.console())
-            if kind == "presets":
-                typer.echo("`eigensweep presets NAME` prints one in full, with its remarks")
-        else:
-            typer.echo(summaries.format_catalogue_entry(kind, content))
-
-
-app.command("nodes", rich_help_panel=OPERATION)(nodes.show_nodes)
-app.command("du", rich_help_panel=OPERATION)(storage.show_use)
-app.command("prune", rich_help_panel=OPERATION)(storage.prune)
-app.command("backup", rich_help_panel=OPERATION)(backup.back_up)
-app.command("restore", rich_help_panel=OPERATION)(backup.restore)
-app.command("audit", rich_help_panel=OPERATION)(accounts.list_audit)
-app.add_typer(data_command.data, rich_help_panel=KNOWN)
+command(app, "nodes", rich_help_panel=OPERATION)(nodes.show_nodes)
+command(app, "du", rich_help_panel=OPERATION)(storage.show_use)
+command(app, "prune", rich_help_panel=OPERATION)(storage.prune)
+command(app, "backup", asks=False, rich_help_panel=OPERATION)(backup.back_up)
+command(app, "restore", asks=False, rich_help_panel=OPERATION)(backup.restore)
+command(app, "audit", rich_help_panel=OPERATION)(accounts.list_audit)
+app.add_typer(data.data, rich_help_panel=KNOWN)
 app.add_typer(cluster_command.cluster, rich_help_panel=OPERATION)
 app.add_typer(accounts.token, rich_help_panel=OPERATION)
 app.add_typer(accounts.user, rich_help_panel=OPERATION)

@@ -5,7 +5,6 @@ Runs in a user's terminal. What it starts loads Ray and MLflow, in processes of 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -19,9 +18,8 @@ import typer
 from platformdirs import user_data_path
 
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.command import terminal
-from eigensweep.service.command.connecting import fail
-from eigensweep.service.command.options import FAILURE, INTERRUPTED, AsJson
+from eigensweep.service.client.tables import Table
+from eigensweep.service.command.frame import FAILURE, INTERRUPTED, Call, command
 
 if TYPE_CHECKING:
     from eigensweep.service.process.development_cluster import Cluster, Plan
@@ -79,8 +77,8 @@ def up(
     typer.echo(describe(made, plan, time.monotonic() - started))
 
 
-@cluster.command()
-def status(folder: Folder = None, as_json: AsJson = False) -> None:
+@command(cluster, asks=False)
+def status(call: Call, folder: Folder = None) -> None:
     """Show each process of the cluster. Ends with 1 if one has ended, or if there is none."""
     from eigensweep.service.process.development_cluster import Cluster
 
@@ -91,13 +89,10 @@ def status(folder: Folder = None, as_json: AsJson = False) -> None:
         for part in found.parts
     ]
     heads = ("process", "state", "pid", "address", "log")
-    if as_json:
-        rows_json = [dict(zip(heads, row, strict=True)) for row in rows]
-        typer.echo(json.dumps({"url": found.url or None, "processes": rows_json}, indent=2))
-    elif not rows:
-        typer.echo(f"no cluster runs in {folder}; `eigensweep cluster up` starts one")
-    else:
-        terminal.show_rows(heads, rows, terminal.console())
+    processes = [dict(zip(heads, row, strict=True)) for row in rows]
+    none = f"no cluster runs in {folder}; `eigensweep cluster up` starts one"
+    content = {"url": found.url or None, "processes": processes}
+    call.tell(content, lambda _: Table(heads, rows) if rows else none)
     if not rows or any(row[1] == "ended" for row in rows):
         raise typer.Exit(FAILURE)
 
@@ -152,9 +147,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (StartError, OSError) as error:
-        fail(
-            f"error: {error}", {"title": "The cluster failed", "detail": str(error)}, False, FAILURE
-        )
+        Call().fail(str(error), "The cluster failed", FAILURE)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 

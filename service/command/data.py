@@ -5,7 +5,6 @@ The readers of corpora import torch, so they are imported only when a command ru
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -24,8 +23,8 @@ from rich.progress import (
 )
 
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.service.command import terminal
-from eigensweep.service.command.options import BAD_INPUT, FAILURE, AsJson
+from eigensweep.service.client.tables import Table
+from eigensweep.service.command.frame import BAD_INPUT, FAILURE, Call, command
 
 if TYPE_CHECKING:
     from eigensweep.service.corpora.fetching import OnProgress
@@ -45,21 +44,21 @@ data = typer.Typer(
 )
 
 
-@data.command("list")
-def list_corpora(as_json: AsJson = False) -> None:
+@command(data, "list", asks=False)
+def list_corpora(call: Call) -> None:
     """List the corpora: state, size, licence and place. Does not read the files."""
     root = _data_root()
     rows = [_inspect(corpus, root, thorough=False) for corpus in _load_corpora(root).values()]
-    _show(rows, ("corpus", "state", "bytes", "licence", "where", "title"), as_json)
+    _show(call, rows, ("corpus", "state", "bytes", "licence", "where", "title"))
 
 
-@data.command()
-def verify(names: Names = None, as_json: AsJson = False) -> None:
+@command(data, asks=False)
+def verify(call: Call, names: Names = None) -> None:
     """Read corpora and compare them with their digests."""
     root = _data_root()
     known = _choose(names, root) if names else list(_load_corpora(root).values())
     rows = [_inspect(corpus, root, thorough=True) for corpus in known]
-    _show(rows, ("corpus", "state", "bytes", "where"), as_json)
+    _show(call, rows, ("corpus", "state", "bytes", "where"))
     states = {row["state"] for row in rows}
     if states == {"missing"}:
         _fail(f"nothing to verify in {root}; `eigensweep data fetch` gets a corpus", FAILURE)
@@ -189,13 +188,11 @@ def _inspect(corpus: KnownCorpus, root: Path, thorough: bool) -> CorpusRow:
     }
 
 
-def _show(rows: list[CorpusRow], heads: tuple[str, ...], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    texts = [[_format_count(row[head]) for head in heads] for row in rows]
-    terminal.show_rows(heads, texts, terminal.console())
-    for row in rows:
+def _show(call: Call, rows: list[CorpusRow], heads: tuple[str, ...]) -> None:
+    call.tell(
+        rows, lambda _: Table(heads, ([_format_count(row[head]) for head in heads] for row in rows))
+    )
+    for row in rows if not call.as_json else ():
         if row["state"] == "damaged":
             typer.echo(f"{row['corpus']} is damaged: {row['problem']}", err=True)
 

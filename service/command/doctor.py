@@ -5,17 +5,16 @@ Runs in a user's terminal. What it looks at loads torch, so it is imported only 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from eigensweep.search_spaces.labels import say_count
+from eigensweep.service.command.frame import Call
 
 if TYPE_CHECKING:
     from eigensweep.service.process.checkup import Finding
@@ -23,17 +22,14 @@ if TYPE_CHECKING:
 STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
-def print_findings(url: str | None, as_json: bool, screen: Console) -> bool:
+def print_findings(call: Call) -> bool:
     """Look at everything and print it; return whether there is no problem."""
     from eigensweep.service.process.checkup import examine
 
-    found = examine(url)
+    found = examine(call.url)
     is_well = all(finding.state != "problem" for finding in found)
-    if as_json:
-        content = {"ok": is_well, "findings": [asdict(finding) for finding in found]}
-        typer.echo(json.dumps(content, indent=2))
-    else:
-        _show(found, screen)
+    content = {"ok": is_well, "findings": [asdict(finding) for finding in found]}
+    call.tell(content, lambda _: _show(found, call.screen))
     return is_well
 
 

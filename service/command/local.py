@@ -1,27 +1,58 @@
-"""Catalogue and previews without a service: this process answers with the service's own routes.
+"""The service's own routes, answered by this process: for a terminal where no service is asked.
 
-It loads torch, so it is imported only when no service answers.
+It loads FastAPI and what the routes need, so it is imported only then.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import httpx2
 from fastapi import FastAPI
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
+from eigensweep.private_folders import make_private, private_umask
 from eigensweep.service.api.app import create_local_app
+from eigensweep.service.api.routes.accounts import create_accounts_app
 from eigensweep.service.client import Client
-from eigensweep.service.settings import Settings
+from eigensweep.service.record.migrations import migrate
+from eigensweep.service.settings import Settings, StartError
+
+if TYPE_CHECKING:
+    from eigensweep.service.command.frame import Call
 
 
 class LocalClient(Client):
-    """A client whose service is this process. It knows models, tasks, presets and previews."""
+    """A client whose service is an application in this process.
 
-    def __init__(self) -> None:
+    Without one, it knows models, tasks, presets and previews.
+    """
+
+    def __init__(self, app: FastAPI | None = None) -> None:
         self.url = "http://here"
-        app = create_local_app(Settings())
+        app = app or create_local_app(Settings())
         self._http = httpx2.Client(base_url=self.url, transport=_InProcess(app))
+
+
+def open_accounts(call: Call, command: str) -> Client:
+    """Return a client for users, tokens and the audit log in the database of the settings.
+
+    The database is made or brought to the newest schema first; the call fails if it cannot be.
+    """
+    try:
+        settings = Settings()
+        with private_umask():
+            if settings.database_url is None:
+                make_private(settings.home)
+            migrate(settings.database)
+    except ValidationError as error:
+        call.fail("; ".join(one["msg"] for one in error.errors()), "This cannot be done")
+    except (StartError, SQLAlchemyError, OSError) as error:
+        words = f"{error}; give the address of a service with --url to ask it instead"
+        call.fail(words, "This cannot be done", 1)
+    return LocalClient(create_accounts_app(settings, command))
 
 
 class _InProcess(httpx2.BaseTransport):
@@ -29,7 +60,10 @@ class _InProcess(httpx2.BaseTransport):
         self._app = httpx2.ASGITransport(app)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        return asyncio.run(self._answer(request))
+        try:
+            return asyncio.run(self._answer(request))
+        except SQLAlchemyError as error:
+            raise httpx2.TransportError(str(error)) from error
 
     async def _answer(self, request: httpx2.Request) -> httpx2.Response:
         answer = await self._app.handle_async_request(request)

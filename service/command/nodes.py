@@ -2,62 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import typer
+from rich.console import Console
 
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.command import terminal
-from eigensweep.service.command.connecting import Url, connect
-from eigensweep.service.command.options import AsJson
+from eigensweep.service.client.tables import Table
+from eigensweep.service.command.frame import Call
 
 NODE_HEADS = (
-    "node",
-    "address",
-    "state",
-    "free CPUs",
-    "free GPUs",
-    "free memory",
-    "kind of GPU",
-    "labels",
+    *("node", "address", "state", "free CPUs", "free GPUs", "free memory", "kind of GPU", "labels"),
 )
 USE_HEADS = ("experiment", "trial", "owner", "node", "process", "device")
 WAIT_HEADS = ("experiment", "name", "owner", "state", "why it waits")
 
 
-def show_nodes(url: Url = None, as_json: AsJson = False) -> None:
+def show_nodes(call: Call) -> None:
     """Show the nodes that trials run on, who uses them, and why something waits."""
-    with connect(url, as_json) as client:
-        found = client.cluster()
-        if as_json:
-            typer.echo(json.dumps(found, indent=2))
-            return
-        if found["leader"]:
-            typer.echo(found["leader"]["words"])
-        if found["problem"]:
-            unknown = "" if found["nodes"] else "the nodes are not known: "
-            typer.echo(f"{unknown}{found['problem']}", err=True)
-        screen = terminal.console()
-        names = name_nodes(found["nodes"])
-        rows = [make_node_row(node, names[node["id"]]) for node in found["nodes"]]
-        terminal.show_rows(NODE_HEADS, rows, screen)
-        for engine in found["engines"]:
-            typer.echo(
-                f"engine of {engine['node']}, process {engine['pid']}, {engine['device']}: "
-                f"{engine['used']} of {engine['lanes']} lanes in use"
-            )
-        if found["uses"]:
-            rows = [make_use_row(use, names) for use in found["uses"]]
-            terminal.show_rows(USE_HEADS, rows, screen)
-        if found["waiting"]:
-            terminal.show_rows(WAIT_HEADS, map(_make_wait_row, found["waiting"]), screen)
-        if found["more_waiting"]:
-            typer.echo(
-                f"{found['unfinished']} experiments are not over; `eigensweep list --state queued` "
-                "and `--state paused` show more"
-            )
+    call.tell(call.client.cluster(), lambda found: _show_nodes(found, call.screen))
+
+
+def _show_nodes(found: JsonObject, screen: Console) -> None:
+    if found["leader"]:
+        typer.echo(found["leader"]["words"])
+    if found["problem"]:
+        unknown = "" if found["nodes"] else "the nodes are not known: "
+        typer.echo(f"{unknown}{found['problem']}", err=True)
+    names = name_nodes(found["nodes"])
+    rows = [make_node_row(node, names[node["id"]]) for node in found["nodes"]]
+    Table(NODE_HEADS, rows).show(screen)
+    for engine in found["engines"]:
+        typer.echo(
+            f"engine of {engine['node']}, process {engine['pid']}, {engine['device']}: "
+            f"{engine['used']} of {engine['lanes']} lanes in use"
+        )
+    if found["uses"]:
+        Table(USE_HEADS, (make_use_row(use, names) for use in found["uses"])).show(screen)
+    if found["waiting"]:
+        kinds = ("experiment", "name", "owner", "state", "why")
+        Table(WAIT_HEADS, ([wait[kind] for kind in kinds] for wait in found["waiting"])).show(
+            screen
+        )
+    if found["more_waiting"]:
+        typer.echo(
+            f"{found['unfinished']} experiments are not over; `eigensweep list --state queued` "
+            "and `--state paused` show more"
+        )
 
 
 def name_nodes(nodes: Sequence[JsonObject]) -> dict[str, str]:
@@ -96,7 +88,3 @@ def make_use_row(use: JsonObject, names: Mapping[str, str]) -> list[str]:
         use["owner"],
         *("-" if part is None else str(part) for part in where),
     ]
-
-
-def _make_wait_row(wait: JsonObject) -> list[str]:
-    return [wait["experiment"], wait["name"], wait["owner"], wait["state"], wait["why"]]

@@ -21,9 +21,9 @@ from pathlib import Path
 from rich.console import Console
 from tenacity import RetryError, Retrying, retry_if_exception_type, wait_fixed
 
-from eigensweep.service.client import Client, Experiment, RefusedError, ServiceAwayError
+from eigensweep.service.client import Client, Experiment, RefusedError, ServiceAwayError, answers
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.command import summaries, terminal
+from eigensweep.service.command import terminal
 
 PRESET = "quickstart"
 READY_SECONDS = 180.0
@@ -90,9 +90,9 @@ def run(client: Client, screen: Console) -> int:
     screen.print(f"Its page    {page_of(client, experiment.id)}")
     terminal.follow(experiment, screen)
     screen.print()
-    terminal.show_trials(experiment.trials, screen)
+    experiment.trials.show(screen)
     screen.print()
-    screen.print(summaries.format_experiment(experiment.content, client.url), markup=False)
+    screen.print(answers.format_experiment(experiment.content, client.url), markup=False)
     screen.print(f"API         {client.url}/docs")
     screen.print(f"{time.monotonic() - started:.0f} seconds from the POST to the last trial's end")
     return 0 if _beats_the_baseline(experiment, screen) else 1

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from platformdirs import user_data_path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -18,7 +19,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from eigensweep.service.client import Client, RefusedError, ServiceAwayError
 from eigensweep.service.client.connection import JsonObject, outlast_restart
 from eigensweep.service.client.reproductions import Reproduction
-from eigensweep.service.command import terminal
+from eigensweep.service.client.tables import Table
+from eigensweep.service.command.frame import FAILURE, Call
 from eigensweep.service.command.quickstart import NotReadyError, running_service
 
 RESULTS_VARIABLE = "EIGENSWEEP_RESULTS"
@@ -41,20 +43,16 @@ def choose(client: Client, budget: str) -> list[str]:
     ]
 
 
-def show_list(client: Client, screen: Console) -> None:
-    """Print all suites with a guess of their cost."""
+def make_suite_table(suites: Sequence[JsonObject]) -> Table:
+    """Return all suites with a guess of their cost."""
     rows = [
         (
-            suite["name"],
-            suite["title"],
-            f"{suite['core_minutes']['short']:.0f}",
-            f"{suite['core_minutes']['full'] / 60:.1f}",
-            suite["needs"] or "",
+            *(suite["name"], suite["title"], f"{suite['core_minutes']['short']:.0f}"),
+            *(f"{suite['core_minutes']['full'] / 60:.1f}", suite["needs"] or ""),
         )
-        for suite in client.get("/v1/reproduction-suites")["items"]
+        for suite in suites
     ]
-    heads = ("name", "what it shows", "short, core min", "full, core h", "needs")
-    terminal.show_rows(heads, rows, screen)
+    return Table(("name", "what it shows", "short, core min", "full, core h", "needs"), rows)
 
 
 def follow(
@@ -100,7 +98,7 @@ def show_end(
         screen.print(ended[0].file("md").decode(), markup=False, soft_wrap=True)
     elif len(ended) > 1:
         rows = [(each.name, describe_end(each.content)) for each in ended]
-        terminal.show_rows(("reproduction", "verdict"), rows, screen)
+        Table(("reproduction", "verdict"), rows).show(screen)
     for place in (out, page):
         if place is not None:
             screen.print(f"written: {place}", markup=False)
@@ -186,6 +184,28 @@ def _keep(results: Results, folder: Path) -> Path | None:
         return None
     path.write_bytes(write_results(results))
     return path
+
+
+def keep_results_of_home(call: Call, results: Path, note: str | None) -> None:
+    """Keep the results of the home folder, or end with why that is not possible."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        written = keep_finished(results, note)
+    except (OSError, ValueError, SQLAlchemyError) as error:
+        call.fail(str(error), "No results", FAILURE)
+    for path in written:
+        typer.echo(f"written: {path}")
+
+
+def write_page(call: Call, results: Path, page: Path) -> None:
+    """Make the page of all results in a folder, or end with what is wrong with them."""
+    from eigensweep.workers.reports.book import make_page
+
+    try:
+        make_page(results, page)
+    except (OSError, ValueError) as error:
+        call.fail(str(error), "The page cannot be made")
 
 
 @contextmanager

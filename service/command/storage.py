@@ -5,39 +5,38 @@ Runs in a user's terminal and asks the service.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal
 
-from eigensweep.service.command import terminal
-from eigensweep.service.command.connecting import Url, connect, fail
-from eigensweep.service.command.options import BAD_INPUT, FAILURE, SECONDS, AsJson, read_seconds
+from eigensweep.service.client.connection import JsonObject
+from eigensweep.service.client.tables import Table
+from eigensweep.service.command.frame import FAILURE, SECONDS, Call, read_seconds
 
 
-def show_use(url: Url = None, as_json: AsJson = False) -> None:
+def show_use(call: Call) -> None:
     """Show what takes disk space: parts of the home folder, users, experiments."""
-    with connect(url, as_json) as client:
-        use = client.storage()
-    if as_json:
-        typer.echo(json.dumps(use, indent=2))
-        return
-    screen = terminal.console()
+    call.tell(call.client.storage(), lambda use: _show_use(use, call.screen))
+
+
+def _show_use(use: JsonObject, screen: Console) -> None:
     parts = [(each["name"], decimal(each["bytes"]), each["place"]) for each in use["parts"]]
-    terminal.show_rows(("part", "size", "place"), parts, screen)
+    Table(("part", "size", "place"), parts).show(screen)
     typer.echo(f"{decimal(use['total'])} in all")
     users = [(each["user"], each["experiments"], decimal(each["bytes"])) for each in use["users"]]
-    terminal.show_rows(("user", "experiments", "stored"), users, screen)
+    Table(("user", "experiments", "stored"), users).show(screen)
     sizes = ("checkpoints", "weights", "curves")
     rows = [
         (each["id"], each["name"], each["owner"], *(decimal(each[size]) for size in sizes))
         for each in use["experiments"]
     ]
-    terminal.show_rows(("id", "name", "user", *sizes), rows, screen)
+    Table(("id", "name", "user", *sizes), rows).show(screen)
 
 
 def prune(
+    call: Call,
     keep: Annotated[
         Literal["last", "best", "none"],
         typer.Option(
@@ -62,30 +61,23 @@ def prune(
         bool, typer.Option("--dry-run", help="Only show what would be removed.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it for good.")] = False,
-    url: Url = None,
-    as_json: AsJson = False,
 ) -> None:
     """Remove checkpoints of experiments that are over; their results and curves stay."""
     if dry_run == yes:
         words = "say --dry-run to see what would be removed, or --yes to remove it for good"
-        fail(
-            f"error: {words}",
-            {"title": "It was not confirmed", "detail": words},
-            as_json,
-            BAD_INPUT,
-        )
+        call.fail(words, "It was not confirmed")
     days = None if older_than is None else read_seconds(older_than) / SECONDS["d"]
-    with connect(url, as_json) as client:
-        found = client.prune(keep, *(experiment or ()), older_than_days=days, dry_run=dry_run)
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        for each in found["items"]:
-            words = each["problem"] or decimal(each["bytes"])
-            typer.echo(f"{each['id']} {words}", err=each["problem"] is not None)
-        does = "would free" if dry_run else "frees"
-        typer.echo(f"keep {keep}: {does} {decimal(found['bytes'])}")
-        if found["more"]:
-            typer.echo("there are more experiments; run it again for those")
+    chosen = experiment or ()
+    found = call.client.prune(keep, *chosen, older_than_days=days, dry_run=dry_run)
+    call.tell(found, lambda _: _show_removal(found, keep, "would free" if dry_run else "frees"))
     if any(each["problem"] is not None for each in found["items"]):
         raise typer.Exit(FAILURE)
+
+
+def _show_removal(found: JsonObject, keep: str, does: str) -> None:
+    for each in found["items"]:
+        words = each["problem"] or decimal(each["bytes"])
+        typer.echo(f"{each['id']} {words}", err=each["problem"] is not None)
+    typer.echo(f"keep {keep}: {does} {decimal(found['bytes'])}")
+    if found["more"]:
+        typer.echo("there are more experiments; run it again for those")

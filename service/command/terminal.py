@@ -1,4 +1,4 @@
-"""What the command line shows a person: live bars on a terminal, plain lines, tables.
+"""How the command line follows an experiment: live bars on a terminal, else plain lines.
 
 The board is drawn anew from each answer of the service. `rich.progress.Progress` keeps tasks of its
 own, which would have to be matched with the service's trials.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,44 +18,21 @@ from rich.table import Table
 from rich.text import Text
 
 from eigensweep.search_spaces.labels import format_value
-from eigensweep.service.client import Event, Experiment, ServiceAwayError, answers
+from eigensweep.service.client import Event, Experiment, ServiceAwayError
 from eigensweep.service.client.answers import count_trials, format_duration
 from eigensweep.service.client.connection import JsonObject
-from eigensweep.service.client.tables import align_columns, format_cell
-from eigensweep.service.client.trial_table import TrialTable
+from eigensweep.service.client.tables import format_cell
 from eigensweep.workers.shared.messages import OBJECTIVE
 
-DROPPED_FIRST = (
-    "baseline",
-    "created",
-    "project",
-    "owner",
-    "seconds",
-    "parameters",
-    "mlflow",
-    "changes",
-    "sd",
-    "test_sd",
-    "ratio",
-    "test_interval",
-    "n",
-    "arm",
-    "test",
-    "interval",
-    "state",
-)
-"""Columns that a narrow terminal does without, the least important first."""
 FOLLOWED = 0.2
 """Share of the difference to a new estimate of the time left by which the shown one moves."""
 QUIET_SECONDS = 30.0
 """Where there is no terminal, a trial's report is a line only after so long a silence."""
-DRAWN_ROWS = 500
-"""A longer table is printed as plain text, because rich takes 1.5 milliseconds a row."""
 
 
 def console() -> Console:
     """Return the console of standard output; in a pipe or a file, lines are never folded."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
 PHASES = {
@@ -201,95 +176,3 @@ class SteadyEstimate:
         shown += FOLLOWED * (seconds - shown)
         self._ends_at = now + shown
         return max(0.0, shown)
-
-
-def show_trials(table: TrialTable, screen: Console) -> None:
-    """Print ranked trials; on a terminal MLflow's column is a short link and the best is green."""
-    rows = table.format_rows()
-    if not _is_drawn(rows, screen):
-        screen.print(str(table), markup=False)
-        return
-    links = [Text("run", f"link {row['mlflow']}") if row["mlflow"] else Text("-") for row in table]
-    cells: list[list[str | Text]] = [
-        [*texts[:-1], link] for texts, link in zip(rows, links, strict=True)
-    ]
-    _draw(table.columns, cells, screen, ["green" if row["rank"] == 1 else "" for row in table])
-
-
-def show_comparison(comparison: JsonObject, screen: Console) -> None:
-    """Print the sides of a comparison, its pairs, and how they were tested."""
-    show_rows(answers.SIDE_HEADS, answers.make_side_rows(comparison), screen)
-    screen.print()
-    show_rows(answers.PAIR_HEADS, answers.make_pair_rows(comparison), screen)
-    screen.print(f"\n{comparison['method']}; eigensweep {comparison['version']}", soft_wrap=True)
-    for line in answers.describe_more_seeds(comparison):
-        screen.print(line, markup=False, soft_wrap=True)
-
-
-def show_effort(effort: JsonObject, screen: Console) -> None:
-    """Print the best of so many trials of each search, and how they compare."""
-    show_rows(answers.EFFORT_HEADS, answers.make_effort_rows(effort), screen)
-    screen.print()
-    for line in answers.describe_effort(effort):
-        screen.print(line, markup=False, soft_wrap=True)
-
-
-def show_rows(heads: Sequence[str], rows: Iterable[Iterable[Any]], screen: Console) -> None:
-    """Print a table of texts; an empty one is the word "none"."""
-    texts = [["-" if value is None else str(value) for value in row] for row in rows]
-    if not texts:
-        screen.print("none")
-    elif _is_drawn(texts, screen):
-        _draw(heads, texts, screen)
-    else:
-        screen.print(align_columns(heads, texts), markup=False)
-
-
-def _is_drawn(rows: Sequence[Sequence[str]], screen: Console) -> bool:
-    return screen.is_terminal and len(rows) <= DRAWN_ROWS
-
-
-def _draw(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str | Text]],
-    screen: Console,
-    styles: Sequence[str] = (),
-) -> None:
-    """Print a table on a terminal. It fits the width, and no number is cut.
-
-    The widest column of several words is folded. If that is not enough, the columns of
-    `DROPPED_FIRST` are left out one by one, and named below the table. Where even the rest is too
-    wide, the terminal folds whole lines itself.
-    """
-    columns = {head: [head, *(str(row[n]) for row in rows)] for n, head in enumerate(heads)}
-    widest = {head: max(map(cell_len, column)) for head, column in columns.items()}
-    words = {
-        head: max(cell_len(word) for text in column for word in text.split())
-        for head, column in columns.items()
-    }
-    folded = max(heads, key=lambda head: (widest[head] > words[head], widest[head]))
-    widths = {**widest, folded: words[folded]}
-    shown, dropped = list(heads), []
-    for head in DROPPED_FIRST:
-        if _total(widths, shown) <= screen.width:
-            break
-        if head in shown and head != folded:
-            shown.remove(head)
-            dropped.append(head)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in shown:
-        table.add_column(name, no_wrap=name != folded)
-    for n, row in enumerate(rows):
-        by_head = dict(zip(heads, row, strict=True))
-        cells = [Text(cell) if isinstance(cell := by_head[name], str) else cell for name in shown]
-        table.add_row(*cells, style=styles[n] if styles else "")
-    width = max(_total(widths, shown), screen.width)
-    Console(file=screen.file, force_terminal=True, width=width, highlight=False).print(table)
-    if dropped:
-        note = f"not shown: {', '.join(dropped)}; a wider terminal or --json shows them"
-        screen.print(note, soft_wrap=True)
-
-
-def _total(widths: Mapping[str, int], shown: Sequence[str]) -> int:
-    """Return the width of a table with these columns, the gaps of two included."""
-    return sum(widths[head] for head in shown) + 2 * (len(shown) - 1)

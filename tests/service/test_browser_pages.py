@@ -20,8 +20,8 @@ from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.pages.formats import show_duration, show_number
+from eigensweep.service.client.answers import format_experiment
 from eigensweep.service.client.trial_table import TrialTable
-from eigensweep.service.command.summaries import format_experiment
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.messages import Source, Takeover
 from eigensweep.workers.shared.results import summarise

@@ -22,7 +22,8 @@ from waiting import PATIENCE
 
 from eigensweep.search_spaces.labels import format_share
 from eigensweep.service.client import Client, connection
-from eigensweep.service.client.answers import format_pareto
+from eigensweep.service.client.answers import Answer, describe_pareto
+from eigensweep.service.client.tables import Table
 from eigensweep.service.client.trial_table import TrialTable
 from eigensweep.service.command import quickstart, terminal
 from eigensweep.service.command.cli import app
@@ -362,7 +363,7 @@ def test_on_a_terminal_each_running_trial_has_a_bar(scripted_service: str) -> No
         settings: dict[str, Any] = {"search.space.optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5]}
         experiment = client.submit(yaml.safe_load(SPEC), **settings)
         terminal.follow(experiment, screen)
-        terminal.show_trials(experiment.trials, screen)
+        experiment.trials.show(screen)
 
     drawn = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "of 100" in drawn
@@ -392,7 +393,7 @@ def test_a_table_on_a_terminal_of_any_width_cuts_no_number(width: int) -> None:
     ]
     table = TrialTable.rank({"baseline": 0.1733, "metric": {"name": "loss"}}, trials)
 
-    terminal.show_trials(table, screen)
+    table.show(screen)
 
     drawn = Text.from_ansi(screen.file.getvalue()).plain  # type: ignore[attr-defined]
     for words in ("0.0001234", "0.0002468", "negative_fraction=0.25"):
@@ -420,11 +421,17 @@ def test_a_table_in_a_pipe_is_the_same_at_every_width(monkeypatch: pytest.Monkey
         monkeypatch.setenv("COLUMNS", columns)
         screen = terminal.console()
         with screen.capture() as captured:
-            terminal.show_rows(["id", "name", "title", "best"], [row], screen)
+            Table(["id", "name", "title", "best"], [row]).show(screen)
         pages.append(captured.get())
 
     assert pages[0] == pages[1]
     assert len(pages[0].splitlines()) == 2
+
+
+def test_a_column_without_a_word_is_drawn_as_well() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=40)
+    Table(("user", ""), [("anna", ""), ("ben", "")]).show(screen)
+    assert "anna" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_bar_shows_the_best_value_so_far_and_the_steady_time_left() -> None:
@@ -581,7 +588,7 @@ def test_a_pareto_table_weighs_the_metric_against_parameters_or_seconds(
     assert table[1].split()[-1] == f"{found['front'][0]['values']['parameters']:.0f}"
     assert "beaten by one of these: worse in something, and better in nothing" in table[-1]
     empty = {"objectives": found["objectives"], "front": [], "beaten": 0, "unknown": 0}
-    assert format_pareto(empty) == "no trial has finished"
+    assert str(Answer(empty, describe_pareto)) == "no trial has finished"
     refused = cli("pareto", id, "--against", "size")
     assert (refused.exit_code, "parameters, seconds" in refused.stderr) == (2, True)
 

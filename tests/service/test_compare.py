@@ -10,7 +10,7 @@ import pytest
 from pandas import read_csv
 from sqlalchemy import update
 
-from eigensweep.service.client.answers import describe_more_seeds, format_effort
+from eigensweep.service.client.answers import Answer, describe_effort, describe_more_seeds
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.tables import Trial
@@ -286,7 +286,7 @@ def test_the_curves_are_a_table_and_stand_on_the_page(search, client, measure):
 
 def test_effort_is_told_on_a_terminal(search, measure):
     id = search([*LONG, *SHORT])
-    lines = format_effort(measure(f"{id}/lstm", f"{id}/gru")).splitlines()
+    lines = str(Answer(measure(f"{id}/lstm", f"{id}/gru"), describe_effort)).splitlines()
     assert lines[0].split() == ["name", "trials", "core", "hours", "test", "band"]
     assert f"{id}/lstm: 20 trials by random search" in lines
     assert any(line.startswith("At 4 trials each, on test data") for line in lines)

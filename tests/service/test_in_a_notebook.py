@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.client import Client, Experiment, InputError, RefusedError
 from eigensweep.service.client.trial_table import TrialTable
-from eigensweep.service.command import cli
+from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
@@ -149,22 +150,8 @@ class TestPlot:
 @pytest.fixture
 def command(direct: Direct, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that runs a command against the application."""
-    monkeypatch.setattr(cli, "connect", lambda *_: _Lent(direct))
+    monkeypatch.setattr(frame, "Client", lambda _: nullcontext(direct))
     return lambda *args: CliRunner().invoke(cli.app, args)
-
-
-class _Lent:
-    """What `connect` lends; errors are told as it tells them."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    def __enter__(self) -> Client:
-        return self.client
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        if isinstance(error, InputError | RefusedError):
-            cli.fail(f"error: {error}", {}, False, 2)
 
 
 class TestTables:

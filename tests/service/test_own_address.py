@@ -17,7 +17,7 @@ from rich.console import Console
 from eigensweep.service.client import ServiceAwayError
 from eigensweep.service.client.connection import Connection, read_own_url
 from eigensweep.service.command import reproduce
-from eigensweep.service.command.cli import connect_or_answer_here
+from eigensweep.service.command.frame import Call
 from eigensweep.service.process.home import write_address
 
 URL = "http://127.0.0.1:9"
@@ -55,8 +55,7 @@ def test_no_token_goes_to_the_address_of_a_service_that_has_ended(home):
 
 def test_where_a_service_has_ended_this_installation_answers(home, monkeypatch):
     change(home, pid=2**22 + 1)
-    with connect_or_answer_here(None) as client:
-        assert "copying" in json.dumps(client.get("/v1/presets"))
+    assert "copying" in json.dumps(Call().near.get("/v1/presets"))
 
 
 def test_where_a_service_has_ended_another_is_started(home, monkeypatch):

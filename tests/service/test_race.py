@@ -8,7 +8,7 @@ import pytest
 from played import SPEC, open_trial, seed_result
 from starlette.testclient import TestClient
 
-from eigensweep.service.client.answers import format_race
+from eigensweep.service.client.answers import Answer, describe_race
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.workers.shared.results import summarise
 
@@ -109,7 +109,7 @@ def test_the_end_of_a_race_is_told_with_what_is_open(race):
     found = race.read()
     assert found["state"] == "over"
     assert found["words"].startswith("trial 0 leads with 5 seeds and is not distinguishable from")
-    lines = format_race(found).splitlines()
+    lines = str(Answer(found, describe_race)).splitlines()
     assert lines[0].split()[:5] == ["trial", "arm", "settings", "n", "mean"]
     assert lines[1].split()[-1] == "leads"
     assert "3 seeds: 2 stay in the race, 1 leave" in lines
@@ -136,5 +136,7 @@ def test_without_a_race_there_is_none_and_its_place_on_the_page_neither(client, 
     id = client.post("/v1/experiments", json=SPEC).json()["id"]
     found = client.get(f"/v1/experiments/{id}/race").json()
     assert (found["state"], found["racers"]) == ("none", [])
-    assert format_race(found).startswith("none: every trial has the same number of seeds")
+    assert str(Answer(found, describe_race)).startswith(
+        "none: every trial has the same number of seeds"
+    )
     assert "The race for more seeds" not in client.get(f"/experiments/{id}").text

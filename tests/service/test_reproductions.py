@@ -339,7 +339,7 @@ class TestCommandLine:
         from typer.testing import CliRunner
 
         from eigensweep.service.client import Client
-        from eigensweep.service.command import cli, connecting
+        from eigensweep.service.command import cli, frame
         from eigensweep.service.command import reproduce as work
 
         class InProcess(Client):
@@ -350,7 +350,7 @@ class TestCommandLine:
             def close(self) -> None:
                 pass
 
-        monkeypatch.setattr(connecting, "Client", InProcess)
+        monkeypatch.setattr(frame, "Client", InProcess)
         monkeypatch.setattr(work, "PASS_SECONDS", 0.0)
         return lambda *words: CliRunner().invoke(cli.app, ["reproduce", *words])
 
@@ -374,7 +374,7 @@ class TestCommandLine:
     def test_the_page_is_made_again_without_a_service(
         self, client, reproducer, play, run, tmp_path, monkeypatch
     ):
-        from eigensweep.service.command import connecting
+        from eigensweep.service.command import frame
 
         posted = post(client).json()
         play(posted["experiments"][0]["id"])
@@ -383,7 +383,7 @@ class TestCommandLine:
         run(NAME, "--page", str(page), "--note", "nothing else")
         before = page.read_bytes()
         page.unlink()
-        monkeypatch.delattr(connecting, "Client")
+        monkeypatch.delattr(frame, "Client")
         done = run("--page-only", "--page", str(page))
         assert done.exit_code == 0, done.output
         assert page.read_bytes() == before

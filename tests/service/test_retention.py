@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.command import storage as storage_command
+from eigensweep.service.command import frame
 from eigensweep.service.command.cli import app as command_line
 from eigensweep.service.queue.retention import Pruner, Schedule
 from eigensweep.service.record.accounts import Accounts
@@ -389,8 +389,6 @@ class TestCommands:
     @pytest.fixture
     def cli(self, client: TestClient, monkeypatch: Any) -> Callable[..., Any]:
         """The command line, whose client asks the application without a server."""
-        from contextlib import contextmanager
-
         from eigensweep.service.client import Client
 
         class Near(Client):
@@ -400,11 +398,7 @@ class TestCommands:
             def post(self, path: str, body: Any = None, headers: Any = None) -> Any:
                 return client.post(path, json=body, headers=headers).json()
 
-        @contextmanager
-        def near(url: Any, as_json: bool = False) -> Any:
-            yield Near("http://localhost:8642")
-
-        monkeypatch.setattr(storage_command, "connect", near)
+        monkeypatch.setattr(frame, "Client", lambda _: Near("http://localhost:8642"))
         return lambda *words: CliRunner().invoke(command_line, words)
 
     def test_prune_is_confirmed_and_du_shows_it(self, cli, record, id, make):

@@ -621,6 +621,13 @@ class TestCommands:
         assert "eigensweep token create" in told
         assert "eigensweep token revoke" in told
 
+    def test_at_the_database_a_refusal_is_the_services(self, run, address):
+        here = run("token", "revoke", "none", "--json")
+        there = run("token", "revoke", "none", "--json", "--url", address)
+        assert here.exit_code == there.exit_code == 2
+        assert json.loads(here.stderr) == json.loads(there.stderr)
+        assert "eigensweep token" not in run("audit").stdout  # a refusal is no deed
+
     def test_in_a_folder_that_is_not_there_yet_as_well(self, monkeypatch, tmp_path):
         monkeypatch.setenv("EIGENSWEEP_HOME", str(tmp_path / "fresh"))
         words = [

@@ -6,7 +6,7 @@ import json
 import re
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.client.experiments import Experiment
 from eigensweep.service.client.trial import Trial
-from eigensweep.service.command import cli
+from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.engine.replicates import open_attempt
@@ -206,11 +206,8 @@ class TestTheRoute:
 
 
 def test_the_command_writes_a_file(experiment, monkeypatch, tmp_path):
-    @contextmanager
-    def connect(url: str | None, as_json: bool = False) -> Iterator[Any]:
-        yield SimpleNamespace(experiment=lambda id: experiment)
-
-    monkeypatch.setattr(cli, "connect", connect)
+    lent = nullcontext(SimpleNamespace(experiment=lambda id: experiment))
+    monkeypatch.setattr(frame, "Client", lambda _: lent)
     out = tmp_path / "best.pt"
     said = CliRunner().invoke(cli.app, ["weights", f"{experiment.id}/0", "--out", str(out)])
     assert (said.exit_code, "trial 0, seed 0, step" in said.output) == (0, True), said.output

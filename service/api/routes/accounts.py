@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+import getpass
+from types import SimpleNamespace
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.plain_numbers import PlainNumbers
-from eigensweep.service.api.callers import ADMIN, Reader, tell_audit
-from eigensweep.service.api.errors import describe_errors
+from eigensweep.service.api.callers import ADMIN, AsOperator, Reader, tell_audit
+from eigensweep.service.api.errors import answer_errors, describe_errors
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.schemas import Answer, Page, UsageNow
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.accounts import (
     NAME,
+    Accounts,
     NewToken,
     Quotas,
     ScopeName,
     TokenNow,
     UserNow,
 )
-from eigensweep.service.record.audit import AuditNow
+from eigensweep.service.record.audit import Audit, AuditNow
+from eigensweep.service.record.tables import OPERATOR
 from eigensweep.service.record.usage import sum_by_user
+from eigensweep.service.settings import Settings
 
 router = APIRouter(tags=["access"], route_class=ServiceRoute)
 
 UserName = Annotated[str, Path(min_length=1, max_length=64)]
 TokenId = Annotated[str, Path(min_length=1, max_length=16, description="As the list has it")]
 LONGEST_SECONDS = 10 * 366 * 24 * 3600
+
+
+def create_accounts_app(settings: Settings, command: str) -> FastAPI:
+    """Return an application for a terminal that answers from the database of the settings alone.
+
+    Who may read the database asks. The audit log names the `command` and the user of the system.
+    """
+    app, url = FastAPI(), settings.database
+    audit = Audit(url, settings.audit_entries)
+    app.state.service = SimpleNamespace(accounts=Accounts(url), audit=audit)
+    app.include_router(router, prefix="/v1")
+    answer_errors(app)
+
+    def enter(told: str) -> None:
+        audit.add(
+            f"eigensweep {command}",
+            user=OPERATOR,
+            token=None,
+            address=None,
+            refused=False,
+            detail=f"{told}, by {getpass.getuser()} at the database",
+        )
+
+    app.add_middleware(AsOperator, enter=enter)
+    return app
 
 
 class Me(Answer):
