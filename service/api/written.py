@@ -1,4 +1,4 @@
-"""Routes that choose their threads, and write their answers as JSON where they make them.
+"""Routes that describe their errors, choose their threads, and write their answers as JSON there.
 
 Runs in the service's process.
 """
@@ -15,9 +15,27 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from eigensweep.service.api import writers
+from eigensweep.service.api.errors import describe_errors
 
 
-class ServiceRoute(APIRoute):
+class DescribedRoute(APIRoute):
+    """A route whose page lists the errors that follow from its method, path and parameters.
+
+    `responses` names all others. What every route with a caller can answer comes from the router.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        has_body, has_place = "POST" in (self.methods or ()), "{" in path
+        statuses = [400, 413, 415] if has_body else []
+        if has_place:
+            statuses.append(404)
+        if has_body or has_place or self.dependant.query_params:
+            statuses.append(422)
+        self.responses = describe_errors(*statuses) | self.responses
+
+
+class ServiceRoute(DescribedRoute):
     """A route whose function runs in a thread that writes, unless it only answers GET."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

@@ -51,6 +51,7 @@ from eigensweep.workers.shared.messages import (
     ReplicateResult,
     Result,
 )
+from eigensweep.workers.shared.states import ACTIONS
 
 CONFIG: dict[str, Any] = {"training": {"steps": 100}, "seed": 0, "replicates": 1}
 PLACE = Place(node="here", pid=7, device="cpu")
@@ -593,6 +594,13 @@ class TestReading:
                 ok = next(content for code, content in route["responses"].items() if code < "300")
                 assert ok["content"], (method, path)
         assert "HTTPValidationError" not in page["components"]["schemas"]  # problems, all of them
+
+    def test_every_action_has_an_address_that_may_refuse(self, client):
+        paths = client.get("/openapi.json").json()["paths"]
+        for action in ACTIONS:
+            route = paths[f"/v1/experiments/{{id}}/{action}"]["post"]
+            assert {"202", "400", "404", "409", "413", "415", "422"} <= route["responses"].keys()
+            assert route["operationId"].startswith(f"{action}_experiment_")
 
     def test_the_examples_of_the_documentation_are_true(self, client):
         page = client.get("/openapi.json").json()

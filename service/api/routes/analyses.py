@@ -20,14 +20,14 @@ from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
 from eigensweep.service.api.schemas import Answer, Page, to_datetime, to_datetime_if_known
-from eigensweep.service.api.written import ServiceRoute
+from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
 from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import Kind
 
 router = APIRouter(tags=["analyses"], route_class=ServiceRoute)
-kinds = APIRouter(tags=["analyses"])
+kinds = APIRouter(tags=["analyses"], route_class=DescribedRoute)
 """What is described from the code alone."""
 
 AnalysisId = Annotated[str, Path(min_length=1, max_length=32, description="As the post gave it")]
@@ -112,7 +112,7 @@ class AnalysisQuery(BaseModel):
     status_code=201,
     summary="Post an analysis",
     dependencies=[SUBMIT],
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503)
+    responses=describe_errors(404, 409)
     | {
         200: {
             "model": AnalysisNow,
@@ -140,7 +140,7 @@ def post_analysis(
     return answer
 
 
-@router.get("/analyses", summary="List analyses", responses=describe_errors(401, 422))
+@router.get("/analyses", summary="List analyses")
 def list_analyses(
     service: TheService, query: Annotated[AnalysisQuery, Query()]
 ) -> Page[AnalysisNow]:
@@ -164,9 +164,7 @@ def list_analyses(
     return Page(items=[_make_answer(service, each) for each in page], next_cursor=cursor)
 
 
-@router.get(
-    "/analyses/{id}", summary="Look at an analysis", responses=describe_errors(401, 404, 422)
-)
+@router.get("/analyses/{id}", summary="Look at an analysis")
 def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     """Return an analysis with its state and the links of its files."""
     return _make_answer(service, service.analyses.get(id))
@@ -176,8 +174,7 @@ def get_analysis(service: TheService, id: AnalysisId) -> AnalysisNow:
     "/analyses/{id}/files/{name}",
     summary="Fetch a file of an analysis",
     response_class=FileResponse,
-    responses=describe_errors(401, 404, 422)
-    | {
+    responses={
         200: {
             "description": "The numbers as JSON or as a table, or the picture",
             "content": {kind: {} for kind in FILES.values()},
@@ -192,7 +189,7 @@ def get_file(
     return FileResponse(path, media_type=FILES[name], headers={"X-Content-Type-Options": "nosniff"})
 
 
-@kinds.get("/analysis-kinds", summary="List kinds of analyses", responses=describe_errors(401))
+@kinds.get("/analysis-kinds", summary="List kinds of analyses")
 def list_kinds() -> AnalysisKinds:
     """Return the kinds of analyses."""
     items = [
@@ -201,11 +198,7 @@ def list_kinds() -> AnalysisKinds:
     return AnalysisKinds(items=items)
 
 
-@kinds.get(
-    "/analysis-kinds/{name}",
-    summary="Look at a kind of analysis",
-    responses=describe_errors(401, 404, 422),
-)
+@kinds.get("/analysis-kinds/{name}", summary="Look at a kind of analysis")
 def get_kind(name: Name) -> AnalysisKindEntry:
     """Return what an analysis shows, and the options it takes."""
     analysis = ANALYSES.get(name)

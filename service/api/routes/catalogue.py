@@ -18,13 +18,14 @@ from eigensweep.models import MODELS
 from eigensweep.registry import Registry
 from eigensweep.search_spaces.presets import load_preset, preset_names
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
+from eigensweep.service.api.errors import NotInCatalogueError
 from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.written import DescribedRoute
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.base import Task, TaskConfig
 from eigensweep.workers.shared.messages import Json
 
-router = APIRouter(tags=["catalogue"])
+router = APIRouter(tags=["catalogue"], route_class=DescribedRoute)
 
 Name = Annotated[str, Path(max_length=200)]
 
@@ -109,14 +110,14 @@ class PresetEntry(Listing):
     published: list[Json] = Field(description="The paper's own numbers")
 
 
-@router.get("/models", summary="List models", responses=describe_errors(401))
+@router.get("/models", summary="List models")
 def list_models() -> Models:
     """Return the models that a spec can name, and the packages whose models could not be loaded."""
     items = [Listing(**describe(name, cls)) for name, cls in MODELS.items()]
     return Models(items=items, left_out=_list_left_out(MODELS))
 
 
-@router.get("/models/{name}", summary="Look at a model", responses=describe_errors(401, 404, 422))
+@router.get("/models/{name}", summary="Look at a model")
 def get_model(name: Name) -> ModelEntry:
     """Return what a search may vary on a model."""
     cls = _look_up(MODELS, name)
@@ -128,7 +129,7 @@ def get_model(name: Name) -> ModelEntry:
     )
 
 
-@router.get("/tasks", summary="List tasks", responses=describe_errors(401))
+@router.get("/tasks", summary="List tasks")
 def list_tasks() -> Tasks:
     """Return the tasks that a spec can name, and the packages whose tasks could not be loaded."""
     items = [
@@ -138,7 +139,7 @@ def list_tasks() -> Tasks:
     return Tasks(items=items, left_out=_list_left_out(TASKS))
 
 
-@router.get("/tasks/{name}", summary="Look at a task", responses=describe_errors(401, 404, 422))
+@router.get("/tasks/{name}", summary="Look at a task")
 def get_task(name: Name) -> TaskEntry:
     """Return what an experiment may set on a task, and what it measures."""
     cls = _look_up(TASKS, name)
@@ -153,15 +154,13 @@ def get_task(name: Name) -> TaskEntry:
     )
 
 
-@router.get("/presets", summary="List presets", responses=describe_errors(401))
+@router.get("/presets", summary="List presets")
 def list_presets() -> Presets:
     """Return the experiments that ship with the project."""
     return Presets(items=[_list_preset(name) for name in preset_names()])
 
 
-@router.get(
-    "/presets/{name:path}", summary="Look at a preset", responses=describe_errors(401, 404, 422)
-)
+@router.get("/presets/{name:path}", summary="Look at a preset")
 def get_preset(name: Name) -> PresetEntry:
     """Return a preset's spec, ready to be posted, beside the paper's own numbers."""
     spec = load_preset(name)

@@ -9,9 +9,9 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import Field
 
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer, to_datetime
+from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.activity import Use, read_activity
 from eigensweep.service.record.leadership import Lead
 from eigensweep.service.record.tables import Experiment
@@ -19,7 +19,7 @@ from eigensweep.workers.cluster.nodes import Amounts, Node
 from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 
-router = APIRouter(tags=["cluster"])
+router = APIRouter(tags=["cluster"], route_class=DescribedRoute)
 
 LISTED = 500
 """Trials that an answer lists at most."""
@@ -179,7 +179,7 @@ class ClusterNow(Answer):
     more_waiting: str | None = Field(description="Where all of them are; null: here")
 
 
-@router.get("/cluster", summary="Look at the cluster", responses=describe_errors(401, 503))
+@router.get("/cluster", summary="Look at the cluster")
 def get_cluster(service: TheService) -> ClusterNow:
     """Return nodes, devices and lanes, the trials that use them, and why experiments wait."""
     nodes = service.dispatcher.list_nodes()

@@ -12,8 +12,9 @@ from eigensweep.service.api.comparison import Comparison, compare
 from eigensweep.service.api.effort import Effort, measure_effort, write_csv
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.written import DescribedRoute
 
-router = APIRouter(tags=["trials"])
+router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 
 PATTERN = r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$"
 FEWEST, MOST = 2, 20
@@ -71,9 +72,7 @@ class ComparisonQuery(EffortQuery):
 
 
 @router.get(
-    "/compare",
-    summary="Compare trials, arms or experiments",
-    responses=describe_errors(401, 404, 409, 422, 503),
+    "/compare", summary="Compare trials, arms or experiments", responses=describe_errors(404, 409)
 )
 def compare_subjects(
     request: Request, service: TheService, query: Annotated[ComparisonQuery, Query()]
@@ -88,9 +87,7 @@ def compare_subjects(
 
 
 @router.get(
-    "/compare/effort",
-    summary="Compare arms at equal tuning effort",
-    responses=describe_errors(401, 404, 422, 503),
+    "/compare/effort", summary="Compare arms at equal tuning effort", responses=describe_errors(404)
 )
 def compare_effort(
     request: Request, service: TheService, query: Annotated[EffortQuery, Query()]
@@ -107,7 +104,7 @@ def compare_effort(
     "/compare/effort.csv",
     summary="Export the curves of tuning effort",
     response_class=Response,
-    responses={200: {"content": {"text/csv": {}}}, **describe_errors(401, 404, 422, 503)},
+    responses={200: {"content": {"text/csv": {}}}, **describe_errors(404)},
 )
 def export_effort(
     request: Request, service: TheService, query: Annotated[EffortQuery, Query()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from inspect import cleandoc
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,7 +43,7 @@ from eigensweep.service.api.schemas import (
     PostedExperiment,
 )
 from eigensweep.service.api.warm_start import count_observations
-from eigensweep.service.api.written import WrittenRoute
+from eigensweep.service.api.written import DescribedRoute, WrittenRoute
 from eigensweep.service.record.errors import (
     ConflictError,
     NotAllowedError,
@@ -56,10 +57,10 @@ from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url
 from eigensweep.workers.engine.outlook import explain_arms_alone
 from eigensweep.workers.engine.shares import Room
-from eigensweep.workers.shared.states import ExperimentState
+from eigensweep.workers.shared.states import Action, ExperimentState
 
 router = APIRouter(tags=["experiments"], route_class=WrittenRoute)
-previews = APIRouter(tags=["experiments"])
+previews = APIRouter(tags=["experiments"], route_class=DescribedRoute)
 """What needs the settings alone, and no record."""
 
 ExperimentId = Annotated[
@@ -101,8 +102,7 @@ class ExperimentQuery(BaseModel):
     "/experiments",
     status_code=201,
     summary="Post an experiment",
-    responses=describe_errors(400, 401, 403, 413, 415, 422, 503)
-    | {
+    responses={
         200: {
             "model": PostedExperiment,
             "description": "It was posted before with the same Idempotency-Key",
@@ -220,12 +220,7 @@ def _look(
     return _Look(found, guesses, room, warm_start)
 
 
-@previews.post(
-    "/experiments/preview",
-    summary="Preview an experiment",
-    dependencies=[READ],
-    responses=describe_errors(400, 401, 413, 415, 422),
-)
+@previews.post("/experiments/preview", summary="Preview an experiment", dependencies=[READ])
 def preview_experiment(
     settings: TheSettings, queue: TheQueue, record: TheRecord, spec: PostedSpec
 ) -> Preview:
@@ -247,7 +242,7 @@ def preview_experiment(
     return preview(spec, side_by_side, look.warm_start, look.guesses)
 
 
-@router.get("/experiments", summary="List experiments", responses=describe_errors(401, 422, 503))
+@router.get("/experiments", summary="List experiments")
 def list_experiments(
     service: TheService, query: Annotated[ExperimentQuery, Query()]
 ) -> Page[ExperimentSummary]:
@@ -271,61 +266,10 @@ def list_experiments(
     return Page(items=[service.views.listed(each) for each in page], next_cursor=cursor)
 
 
-@router.get(
-    "/experiments/{id}",
-    summary="Look at an experiment",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}", summary="Look at an experiment")
 def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     """Return an experiment with its progress, the time it still needs, and its best trial."""
     return service.views.experiment(service.record.experiment(id))
-
-
-@router.post(
-    "/experiments/{id}/cancel",
-    status_code=202,
-    summary="Cancel an experiment",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def cancel_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
-    """Cancel a queued or paused experiment at once; tell the driver of a running one to stop.
-
-    With scope `submit` a user cancels what is the user's own, with `admin` everything.
-    A second call changes nothing. An experiment that has completed or failed is answered 409.
-    """
-    service.record.cancel(id)
-    return _show(service, id)
-
-
-@router.post(
-    "/experiments/{id}/pause",
-    status_code=202,
-    summary="Pause an experiment",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def pause_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
-    """Pause a queued experiment at once; have the trials of a running one commit and leave.
-
-    It is `pausing`, then `paused`, and the queue goes on with others. Nothing is lost. A
-    second call changes nothing. An experiment that is over or is being cancelled is answered 409.
-    """
-    service.record.pause(id)
-    return _show(service, id)
-
-
-@router.post(
-    "/experiments/{id}/resume",
-    status_code=202,
-    summary="Resume a paused experiment",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def resume_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
-    """Queue a paused experiment again: its trials go on from their commits, bit for bit.
-
-    An experiment in any other state is answered 409.
-    """
-    service.record.resume(id)
-    return _show(service, id)
 
 
 class PrioritizeRequest(BaseModel):
@@ -341,83 +285,6 @@ class PrioritizeRequest(BaseModel):
     )
 
 
-@router.post(
-    "/experiments/{id}/prioritize",
-    status_code=202,
-    summary="Give an experiment another priority",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def prioritize_experiment(
-    service: TheService, id: OwnExperimentId, request: PrioritizeRequest
-) -> ExperimentNow:
-    """Move an experiment in the queue; one that runs gets its places before those of a lower one.
-
-    No trial is ended for that: places change hands when trials end. The spec keeps the priority
-    that was posted. An experiment that is over is answered 409.
-    """
-    service.record.prioritize(id, request.priority)
-    return _show(service, id)
-
-
-@router.post(
-    "/experiments/{id}/retry",
-    status_code=202,
-    summary="Try the failed trials of an experiment again",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def retry_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
-    """Queue an experiment that is over again: failed and stalled trials go on from their commits.
-
-    All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
-    itself, its search goes on, too. Answered 409 if it is not over or no trial has failed.
-    """
-    service.record.retry(id)
-    return _show(service, id)
-
-
-@router.post(
-    "/experiments/{id}/extend",
-    status_code=202,
-    summary="Give an experiment that is over more to do",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def extend_experiment(service: TheService, id: OwnExperimentId, spec: PostedSpec) -> ExperimentNow:
-    """Queue an experiment that is over again, as the spec says that it should be now.
-
-    That may have more trials, more values in the space, more arms, a longer budget, larger limits.
-    Trials that completed train on from their checkpoints if the budget is longer. In one that was
-    cancelled or failed the search goes on, also with the spec as it was. What would be another
-    experiment is refused.
-    """
-    raise_errors(_look(spec, service.settings, service.dispatcher, service.record).errors)
-    service.record.extend(id, spec)
-    return _show(service, id)
-
-
-@router.post(
-    "/experiments/{id}/archive",
-    status_code=202,
-    summary="Archive an experiment",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def archive_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
-    """Leave an experiment that is over out of lists, unless they ask for archived ones."""
-    service.record.archive(id)
-    return _show(service, id)
-
-
-@router.post(
-    "/experiments/{id}/unarchive",
-    status_code=202,
-    summary="Show an archived experiment in lists again",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def unarchive_experiment(service: TheService, id: OwnExperimentId) -> ExperimentNow:
-    """Show an experiment in lists again. Retry and extend do so, too."""
-    service.record.unarchive(id)
-    return _show(service, id)
-
-
 class DeleteRequest(BaseModel):
     """Says that an experiment is to be removed for good."""
 
@@ -426,23 +293,124 @@ class DeleteRequest(BaseModel):
     confirm: Literal[True] = Field(description="Has to be true")
 
 
-@router.post(
-    "/experiments/{id}/delete",
-    status_code=202,
-    summary="Delete an experiment for good",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
-)
-def delete_experiment(
-    service: TheService, id: OwnExperimentId, request: DeleteRequest
-) -> ExperimentNow:
-    """Remove an experiment that is over: its runs in MLflow, its checkpoints, study and rows.
+def _extend(service: Service, id: str, spec: ExperimentSpec) -> None:
+    raise_errors(_look(spec, service.settings, service.dispatcher, service.record).errors)
+    service.record.extend(id, spec)
 
-    It is `deleting` until all of it is gone, and then it is answered 404. What other experiments
-    took over from it they keep as numbers, without its weights.
-    """
-    service.record.delete(id)
-    service.deletions.set()
-    return _show(service, id)
+
+@dataclass(frozen=True)
+class _Act:
+    """What the page says of an action, and what a request for it brings along."""
+
+    summary: str
+    words: str
+    body: Any = None
+    """Type of the request's body; None: it has none."""
+    run: Callable[[Service, str, Any], None] | None = None
+    """Takes that body; None: the record does the action by the experiment's id alone."""
+
+
+ACTS: Final[dict[Action, _Act]] = {
+    "cancel": _Act(
+        "Cancel an experiment",
+        """Cancel a queued or paused experiment at once; tell the driver of a running one to stop.
+
+        With scope `submit` a user cancels what is the user's own, with `admin` everything.
+        A second call changes nothing. An experiment that has completed or failed is answered 409.
+        """,
+    ),
+    "pause": _Act(
+        "Pause an experiment",
+        """Pause a queued experiment at once; have the trials of a running one commit and leave.
+
+        It is `pausing`, then `paused`, and the queue goes on with others. Nothing is lost. A second
+        call changes nothing. An experiment that is over or is being cancelled is answered 409.
+        """,
+    ),
+    "resume": _Act(
+        "Resume a paused experiment",
+        """Queue a paused experiment again: its trials go on from their commits, bit for bit.
+
+        An experiment in any other state is answered 409.
+        """,
+    ),
+    "prioritize": _Act(
+        "Give an experiment another priority",
+        """Move an experiment in the queue; a running one gets places before lower ones.
+
+        No trial is ended for that: places change hands when trials end. The spec keeps the priority
+        that was posted. An experiment that is over is answered 409.
+        """,
+        PrioritizeRequest,
+        lambda service, id, asked: service.record.prioritize(id, asked.priority),
+    ),
+    "retry": _Act(
+        "Try the failed trials of an experiment again",
+        """Queue an experiment that is over again: failed and stalled trials go on from commits.
+
+        All others stay as they are. If it was cancelled, it ends as cancelled again. If it failed
+        itself, its search goes on, too. Answered 409 if it is not over or no trial has failed.
+        """,
+    ),
+    "extend": _Act(
+        "Give an experiment that is over more to do",
+        """Queue an experiment that is over again, as the spec says that it should be now.
+
+        That may have more trials, more values in the space, more arms, a longer budget, larger
+        limits. Trials that completed train on from their checkpoints if the budget is longer. In
+        one that was cancelled or failed the search goes on, also with the spec as it was. What
+        would be another experiment is refused.
+        """,
+        PostedSpec,
+        _extend,
+    ),
+    "archive": _Act(
+        "Archive an experiment",
+        "Leave an experiment that is over out of lists, unless they ask for archived ones.",
+    ),
+    "unarchive": _Act(
+        "Show an archived experiment in lists again",
+        "Show an experiment in lists again. Retry and extend do so, too.",
+    ),
+    "delete": _Act(
+        "Delete an experiment for good",
+        """Remove an experiment that is over: its runs in MLflow, its checkpoints, study and rows.
+
+        It is `deleting` until all of it is gone, and then it is answered 404. What other
+        experiments took over from it they keep as numbers, without its weights.
+        """,
+        DeleteRequest,
+    ),
+}
+
+
+def _add_route(action: Action, about: _Act) -> None:
+    def act(service: TheService, id: OwnExperimentId) -> ExperimentNow:
+        return act_on(service, id, None)
+
+    def act_on(service: TheService, id: OwnExperimentId, asked: Any) -> ExperimentNow:
+        if about.run is None:
+            getattr(service.record, action)(id)
+        else:
+            about.run(service, id, asked)
+        _wake(service)
+        return service.views.experiment(service.record.experiment(id))
+
+    act_on.__annotations__["asked"] = about.body
+    router.add_api_route(
+        f"/experiments/{{id}}/{action}",
+        act if about.body is None else act_on,
+        methods=["POST"],
+        status_code=202,
+        name=f"{action}_experiment",
+        summary=about.summary,
+        description=cleandoc(about.words),
+        responses=describe_errors(409),
+    )
+
+
+for _action, _about in ACTS.items():
+    _add_route(_action, _about)
 
 
 BulkAction = Literal["pause", "resume", "cancel", "retry", "archive", "unarchive", "delete"]
@@ -474,11 +442,7 @@ class BulkAnswer(Answer):
     items: list[BulkItem]
 
 
-@router.post(
-    "/experiments/bulk",
-    summary="Do the same to several experiments",
-    responses=describe_errors(400, 401, 403, 413, 415, 422, 503),
-)
+@router.post("/experiments/bulk", summary="Do the same to several experiments")
 def act_in_bulk(
     service: TheService, caller: Submitter, asked: BulkRequest, request: Request
 ) -> BulkAnswer:
@@ -501,24 +465,14 @@ def act_in_bulk(
             items.append(BulkItem(id=id, state=state, problem=str(error)))
     done = [item.id for item in items if item.problem is None]
     enter_bulk(request, service.audit, asked.action, done, refused)
-    service.dispatcher.wake()
-    service.deletions.set()
+    _wake(service)
     return BulkAnswer(items=items)
 
 
 def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkItem:
-    acts: dict[BulkAction, Callable[[str], None]] = {
-        "pause": record.pause,
-        "resume": record.resume,
-        "cancel": record.cancel,
-        "retry": record.retry,
-        "archive": record.archive,
-        "unarchive": record.unarchive,
-        "delete": record.delete,
-    }
     try:
         caller.require_owner(record.row(id).owner, f"experiment {id}")
-        acts[action](id)
+        getattr(record, action)(id)
         problem = None
     except NotFoundError as error:
         return BulkItem(id=id, state=None, problem=str(error))
@@ -527,7 +481,7 @@ def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkIte
     return BulkItem(id=id, state=record.row(id).state, problem=problem)
 
 
-def _show(service: Service, id: str) -> ExperimentNow:
-    """Return an experiment that was changed, and have the queue looked at."""
+def _wake(service: Service) -> None:
+    """Have the queue looked at, and what removes experiments."""
     service.dispatcher.wake()
-    return service.views.experiment(service.record.experiment(id))
+    service.deletions.set()

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import list_arms, list_finished
 from eigensweep.workers.driver.importance import EVALUATOR, Scored, measure_importance
 
-router = APIRouter(tags=["overviews"])
+router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 
 
 class ParameterImportance(Answer):
@@ -46,11 +46,7 @@ class ImportanceNow(Answer):
     arms: list[ArmImportance]
 
 
-@router.get(
-    "/experiments/{id}/importance",
-    summary="How much each parameter matters",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/importance", summary="How much each parameter matters")
 def get_importance(
     service: TheService,
     id: ExperimentId,

@@ -21,10 +21,10 @@ from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.presets import find_preset
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, SummaryNow
+from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.errors import WeightsNotFoundError
 from eigensweep.service.record.overviews import (
     ArmRecord,
@@ -39,7 +39,7 @@ from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import find_domain, summarize
 
-router = APIRouter(tags=["overviews"])
+router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 
 PT = "application/octet-stream"
 """Media type of a file of weights."""
@@ -179,11 +179,7 @@ class Points(Answer):
     )
 
 
-@router.get(
-    "/experiments/{id}/arms",
-    summary="Sum up each arm",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/arms", summary="Sum up each arm")
 def get_arms(service: TheService, id: ExperimentId) -> Arms:
     """Return each arm's counts and best trial, with mean, spread and interval over its seeds.
 
@@ -192,21 +188,13 @@ def get_arms(service: TheService, id: ExperimentId) -> Arms:
     return make_arms(*list_arms(service.record, id))
 
 
-@router.get(
-    "/experiments/{id}/published",
-    summary="Paper against measured",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/published", summary="Paper against measured")
 def get_published(service: TheService, id: ExperimentId) -> PublishedNumbers:
     """Return the numbers in the spec's `published`, each beside what the best trial measured."""
     return make_published(*list_arms(service.record, id))
 
 
-@router.get(
-    "/experiments/{id}/curves",
-    summary="Learning curves of all arms",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/curves", summary="Learning curves of all arms")
 def get_curves(
     service: TheService,
     id: ExperimentId,
@@ -248,11 +236,7 @@ def get_curves(
     )
 
 
-@router.get(
-    "/experiments/{id}/points",
-    summary="Trials as points of the space",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/points", summary="Trials as points of the space")
 def get_points(
     service: TheService,
     id: ExperimentId,
@@ -263,11 +247,7 @@ def get_points(
     return Points(count=count, items=[PointNow(**vars(point)) for point in found])
 
 
-@router.get(
-    "/experiments/{id}/trials/{number}/curves",
-    summary="Curves of a trial",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/trials/{number}/curves", summary="Curves of a trial")
 def get_trial_curves(
     service: TheService,
     id: ExperimentId,
@@ -293,11 +273,7 @@ def get_trial_curves(
     return TrialCurves(items=curves)
 
 
-@router.get(
-    "/experiments/{id}/trials/{number}/checkpoints",
-    summary="Checkpoints of a trial",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/trials/{number}/checkpoints", summary="Checkpoints of a trial")
 def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) -> Checkpoints:
     """Return the checkpoints that the store has of a trial."""
     trial = service.record.trial(id, number).trial
@@ -316,11 +292,7 @@ def get_checkpoints(service: TheService, id: ExperimentId, number: TrialNumber) 
     summary="Download a trial's weights",
     response_class=Response,
     responses={
-        200: {
-            "content": {PT: {}},
-            "description": "For `torch.load(..., weights_only=True)`",
-        },
-        **describe_errors(401, 404, 422, 503),
+        200: {"content": {PT: {}}, "description": "For `torch.load(..., weights_only=True)`"}
     },
 )
 def get_weights(

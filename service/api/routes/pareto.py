@@ -12,14 +12,14 @@ from eigensweep.direction import sign
 from eigensweep.search_spaces.checks import check_against
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, Metric
+from eigensweep.service.api.written import DescribedRoute
 from eigensweep.workers.shared.messages import Json, Result
 from eigensweep.workers.shared.objectives import find_front, read_goals
 
-router = APIRouter(tags=["trials"])
+router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 
 
 class FrontTrial(Answer):
@@ -43,11 +43,7 @@ class ParetoTable(Answer):
     unknown: int = Field(description="Finished trials without a value of some objective")
 
 
-@router.get(
-    "/experiments/{id}/pareto",
-    summary="List the Pareto front",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/pareto", summary="List the Pareto front")
 def get_pareto(
     service: TheService,
     id: ExperimentId,

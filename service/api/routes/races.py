@@ -10,10 +10,10 @@ from pydantic import Field
 
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Answer, SummaryNow
+from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import RacerRecord, list_racers
 from eigensweep.workers.shared.racing import (
     Race,
@@ -27,7 +27,7 @@ from eigensweep.workers.shared.sequential import look
 from eigensweep.workers.shared.states import ENDED
 from eigensweep.workers.shared.statistics import compare_paired, find_domain, summarize
 
-router = APIRouter(tags=["trials"])
+router = APIRouter(tags=["trials"], route_class=DescribedRoute)
 
 RaceState = Literal["none", "waiting", "running", "over", "stopped"]
 RaceVerdict = Literal["leads", "not distinguishable", "equivalent", "worse"]
@@ -119,11 +119,7 @@ class RaceNow(Answer):
     core_hours: RaceHours | None = None
 
 
-@router.get(
-    "/experiments/{id}/race",
-    summary="Look at the race for more seeds",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/race", summary="Look at the race for more seeds")
 def get_race(service: TheService, id: ExperimentId) -> RaceNow:
     """Return which trials train more seeds than others, what each round decided, and who leads."""
     row = service.record.row(id)

@@ -29,7 +29,7 @@ from eigensweep.service.api.examples import REPRODUCTION, REPRODUCTIONS
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
-from eigensweep.service.api.written import ServiceRoute
+from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
 from eigensweep.service.settings import Settings
@@ -38,7 +38,7 @@ from eigensweep.workers.reports.report import ReportContent
 from eigensweep.workers.shared.messages import Json
 
 router = APIRouter(tags=["reproductions"], route_class=ServiceRoute)
-suites = APIRouter(tags=["reproductions"])
+suites = APIRouter(tags=["reproductions"], route_class=DescribedRoute)
 """What is described from the code alone."""
 
 ReproductionId = Annotated[
@@ -204,7 +204,7 @@ class SuiteEntry(SuiteListing):
     "/reproductions",
     status_code=201,
     summary="Post a reproduction",
-    responses=describe_errors(400, 401, 403, 404, 413, 415, 422, 503)
+    responses=describe_errors(404)
     | {
         200: {
             "model": ReproductionNow,
@@ -233,9 +233,7 @@ def post_reproduction(
     return answer
 
 
-@router.get(
-    "/reproductions", summary="List reproductions", responses=describe_errors(401, 422, 503)
-)
+@router.get("/reproductions", summary="List reproductions")
 def list_reproductions(
     service: TheService, query: Annotated[ReproductionQuery, Query()]
 ) -> ReproductionList:
@@ -248,11 +246,7 @@ def list_reproductions(
     return ReproductionList(items=[make_answer(service, each) for each in found])
 
 
-@router.get(
-    "/reproductions/{id}",
-    summary="Look at a reproduction",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/reproductions/{id}", summary="Look at a reproduction")
 def get_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow:
     """Return a reproduction with the state of its experiments and, at the end, its verdict."""
     return make_answer(service, service.reproductions.get(id))
@@ -262,7 +256,7 @@ def get_reproduction(service: TheService, id: ReproductionId) -> ReproductionNow
     "/reproductions/{id}/cancel",
     status_code=202,
     summary="Cancel a reproduction",
-    responses=describe_errors(400, 401, 403, 404, 409, 413, 415, 422, 503),
+    responses=describe_errors(409),
 )
 def cancel_reproduction(
     service: TheService, caller: Submitter, id: ReproductionId
@@ -283,8 +277,7 @@ def cancel_reproduction(
     "/reproductions/{id}/report.{format}",
     summary="Fetch the report of a reproduction",
     response_class=FileResponse,
-    responses=describe_errors(401, 404, 422)
-    | {
+    responses={
         200: {
             "description": "The report as JSON, Markdown or one HTML page, its picture, or the "
             "results that it is made of",
@@ -304,17 +297,13 @@ def read_report(service: Service, id: str) -> ReportContent:
     return ReportContent.model_validate_json(path.read_bytes())
 
 
-@suites.get("/reproduction-suites", summary="List suites", responses=describe_errors(401))
+@suites.get("/reproduction-suites", summary="List suites")
 def list_suites(settings: TheSettings) -> Suites:
     """Return the tables and figures of the papers that can be measured again."""
     return Suites(items=[_list_suite(name, settings) for name in suite_names()])
 
 
-@suites.get(
-    "/reproduction-suites/{name:path}",
-    summary="Look at a suite",
-    responses=describe_errors(401, 404, 422),
-)
+@suites.get("/reproduction-suites/{name:path}", summary="Look at a suite")
 def get_suite(settings: TheSettings, name: Name) -> SuiteEntry:
     """Return what a suite runs and what it compares."""
     suite = load_suite(name)

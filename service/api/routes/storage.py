@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.schemas import Answer
 from eigensweep.service.api.written import ServiceRoute
@@ -66,7 +65,7 @@ class StorageNow(Answer):
     )
 
 
-@router.get("/storage", summary="What takes disk space?", responses=describe_errors(401, 503))
+@router.get("/storage", summary="What takes disk space?")
 def show_storage(service: TheService, caller: Reader) -> StorageNow:
     """Return how much each part of the home folder takes, and each experiment in the store.
 
@@ -154,10 +153,7 @@ class PruneAnswer(Answer):
 
 
 @router.post(
-    "/storage/prune",
-    status_code=202,
-    summary="Remove checkpoints that are no longer needed",
-    responses=describe_errors(400, 401, 403, 413, 415, 422, 503),
+    "/storage/prune", status_code=202, summary="Remove checkpoints that are no longer needed"
 )
 def prune_storage(
     service: TheService, caller: Submitter, request: Request, asked: PruneRequest

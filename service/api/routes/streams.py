@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse
 
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
+from eigensweep.service.api.written import DescribedRoute
 
-router = APIRouter(tags=["experiments"])
+router = APIRouter(tags=["experiments"], route_class=DescribedRoute)
 
 EVENT: Final[dict[str, Any]] = {
     "type": "object",
@@ -38,8 +38,7 @@ async def _check_id(service: TheService, id: ExperimentId) -> str:
     "/experiments/{id}/events",
     summary="Follow an experiment",
     response_class=StreamingResponse,
-    responses=describe_errors(401, 404, 422, 503)
-    | {200: {"content": {EventSourceResponse.media_type: {"itemSchema": EVENT}}}},
+    responses={200: {"content": {EventSourceResponse.media_type: {"itemSchema": EVENT}}}},
 )
 async def follow(
     service: TheService,

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
@@ -41,11 +40,7 @@ class TrialQuery(BaseModel):
     )
 
 
-@router.get(
-    "/experiments/{id}/trials",
-    summary="List trials",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/trials", summary="List trials")
 def list_trials(
     service: TheService, id: ExperimentId, query: Annotated[TrialQuery, Query()]
 ) -> Page[TrialSummary]:
@@ -82,10 +77,7 @@ MEDIA_TYPES = {Format.csv: "text/csv", Format.parquet: "application/vnd.apache.p
     "/experiments/{id}/trials.{format}",
     summary="Export all trials",
     response_class=Response,
-    responses={
-        200: {"content": {media_type: {} for media_type in MEDIA_TYPES.values()}},
-        **describe_errors(401, 404, 422, 503),
-    },
+    responses={200: {"content": {media_type: {} for media_type in MEDIA_TYPES.values()}}},
 )
 def export_trials(service: TheService, id: ExperimentId, format: Format) -> Response:
     """Return all trials as a table, the best first: a column for each parameter and metric.
@@ -116,11 +108,7 @@ def _read_rows(service: Service, id: str) -> Iterator[list[Row]]:
         after = (last.tier, last.rank, last.number)
 
 
-@router.get(
-    "/experiments/{id}/trials/{number}",
-    summary="Look at a trial",
-    responses=describe_errors(401, 404, 422, 503),
-)
+@router.get("/experiments/{id}/trials/{number}", summary="Look at a trial")
 def get_trial(
     service: TheService, id: ExperimentId, number: Annotated[int, Path(ge=0, le=2**31 - 1)]
 ) -> TrialNow:
