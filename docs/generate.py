@@ -12,6 +12,7 @@ import inspect
 import itertools
 import json
 import re
+import runpy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
@@ -26,7 +27,7 @@ from eigensweep.models import MODELS
 from eigensweep.models.base import ModelConfig
 from eigensweep.search_spaces.editor_schema import make_editor_schema
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.service.api.app import create_app
+from eigensweep.service.api.app import EXAMPLES, create_app
 from eigensweep.service.api.routes.metrics import ServiceCollector, make_registry
 from eigensweep.service.client import Analysis, Client, Experiment, Reproduction
 from eigensweep.service.client.trial import Trial
@@ -319,7 +320,20 @@ def document_schema() -> str:
     return json.dumps(make_editor_schema(), indent=1) + "\n"
 
 
+def document_examples() -> str:
+    """Return the examples of the API's page, each on a line of its own."""
+    make = runpy.run_path(str(Path(__file__).parent / "examples.py"))["make_examples"]
+    parts = [
+        f'"{part}": {{\n'
+        + ",\n".join(f'"{name}": {json.dumps(each)}' for name, each in examples.items())
+        + "\n}"
+        for part, examples in make().items()
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 if __name__ == "__main__":
+    EXAMPLES.write_text(document_examples(), encoding="utf-8")
     for name, document in PARTS.items():
         write_part(REFERENCE / name, document())
     (REFERENCE / SCHEMA).write_text(document_schema(), encoding="utf-8")

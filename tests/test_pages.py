@@ -114,6 +114,12 @@ def test_the_schema_for_editors_is_that_of_the_code():
     assert written == GENERATED["document_schema"](), "run: python docs/generate.py"
 
 
+@pytest.mark.usefixtures("_no_environment")
+def test_the_examples_of_the_api_are_what_a_played_service_says():
+    written = GENERATED["EXAMPLES"].read_text()
+    assert written == GENERATED["document_examples"](), "run: python docs/generate.py"
+
+
 @pytest.mark.parametrize("page", GENERATED["PARTS"])
 def test_generated_pages_are_those_of_the_code(page: str) -> None:
     printed = GENERATED["read_part"](ROOT / "docs/reference" / page)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, params
 from fastapi_offline import FastAPIOffline
@@ -61,6 +63,9 @@ from eigensweep.workers.shared import traces
 REFUSALS: Final = describe_errors(401, 403, 429, 503)
 """What every route that needs a caller can answer: `Access` does, before the route is asked."""
 
+EXAMPLES: Final = Path(__file__).with_name("examples.json")
+"""What a service said to experiments that were played; `python docs/generate.py` writes it."""
+
 DESCRIPTION: Final = """
 Post an experiment, follow it, and read its ranked trials. Each trial is a run in MLflow.
 
@@ -108,6 +113,8 @@ def create_app(
             {"name": "health", "description": "For monitoring."},
         ],
     )
+    describe = app.openapi
+    app.openapi = lambda: _add_examples(describe())  # type: ignore[method-assign]
     people, keeper = Accounts(record.url), Sessions(settings.home / "sessions.json")
     app.state.settings = settings
     app.state.service = Service(
@@ -161,6 +168,22 @@ def create_app(
     app.add_middleware(Latencies)
     app.add_middleware(Heads)  # the last one is the first to see a request
     return app
+
+
+@cache
+def _read_examples() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(EXAMPLES.read_text(encoding="utf-8"))
+    return found
+
+
+def _add_examples(page: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI document with examples of requests and of answers."""
+    for path, examples in _read_examples()["requests"].items():
+        content = page["paths"][path]["post"]["requestBody"]["content"]
+        content["application/json"]["examples"] = examples
+    for model, example in _read_examples()["answers"].items():
+        page["components"]["schemas"][model]["examples"] = [example]
+    return page
 
 
 def create_local_app(settings: Settings) -> FastAPI:

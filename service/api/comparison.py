@@ -11,13 +11,12 @@ from itertools import combinations
 from math import inf
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from eigensweep.search_spaces.errors import UnknownMetricError
 from eigensweep.search_spaces.labels import format_share
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.planning import find_seeds
-from eigensweep.service.api.examples import COMPARISON
 from eigensweep.service.api.schemas import Answer, Metric, SummaryNow
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.queries import Queries
@@ -153,8 +152,6 @@ class Pair(Answer):
 
 class Comparison(Answer):
     """Every pair of the sides, with all that is needed to cite it."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [COMPARISON]})
 
     method: str = Field(description="The test that was used")
     comparisons: dict[Split, int] = Field(description="Pairs over which p-values are corrected")

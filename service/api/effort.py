@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from eigensweep.direction import sign
 from eigensweep.search_spaces.labels import format_value, say_count
@@ -24,7 +24,6 @@ from eigensweep.service.api.comparison import (
     is_number,
     list_differing,
 )
-from eigensweep.service.api.examples import EFFORT
 from eigensweep.service.api.schemas import Answer, Metric
 from eigensweep.service.record.overviews import TryRecord, list_tries
 from eigensweep.service.record.queries import Queries
@@ -93,8 +92,6 @@ class EffortPair(Answer):
 
 class Effort(Answer):
     """Arms and experiments at equal tuning effort."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [EFFORT]})
 
     method: str
     version: str = Field(description="Version of Eigensweep that compared")

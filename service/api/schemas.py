@@ -16,13 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from eigensweep.direction import Better
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
-from eigensweep.service.api.examples import (
-    EXPERIMENT,
-    EXPERIMENT_SUMMARY,
-    POSTED,
-    TRIAL,
-    TRIAL_SUMMARY,
-)
 from eigensweep.service.record.journal import spent_seconds
 from eigensweep.service.record.progress import Progress, compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
@@ -184,8 +177,6 @@ class TrialHead(Answer):
 class TrialSummary(TrialHead):
     """A trial in a list: its settings, its state, its scores."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [TRIAL_SUMMARY]})
-
     lineage: list[TakeoverNow] = Field(
         description="What population-based training made of it, by step; where it is not empty, "
         "`params` and `hash` are those that the trial began with"
@@ -224,8 +215,6 @@ class TrialSummary(TrialHead):
 
 class TrialNow(TrialSummary):
     """A trial in full."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [TRIAL]})
 
     config: Json | None = Field(description="The whole configuration; null if the point is invalid")
     result: Json | None = Field(description="The result as the trainer reported it at the end")
@@ -281,8 +270,6 @@ class ExperimentLinks(HeadLinks):
 class ExperimentSummary(Answer):
     """An experiment in a list: its progress and the head of its best trial, without its spec."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT_SUMMARY]})
-
     id: str
     owner: str = Field(description="The user who posted it; `operator` is who runs the service")
     name: str
@@ -331,8 +318,6 @@ class ExperimentSummary(Answer):
 class ExperimentNow(ExperimentSummary):
     """An experiment: its spec, its progress, its best trial so far."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXPERIMENT]})
-
     best: TrialNow | None = Field(description="The first in the ranking so far, in full")
     reused_from: list[str] = Field(
         description="The experiments whose results the reused trials have: the same configuration, "
@@ -344,8 +329,6 @@ class ExperimentNow(ExperimentSummary):
 
 class PostedExperiment(ExperimentNow):
     """An experiment that was posted, with the memory that its trials will take."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [POSTED]})
 
     memory: dict[str, ArmMemory] = Field(description="By arm, what its largest trial takes")
     warnings: list[str] = Field(description="Settings that will have no effect, and why")

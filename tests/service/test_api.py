@@ -23,17 +23,19 @@ from eigensweep.search_spaces.presets import preset_names
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service import store_probe
-from eigensweep.service.api import examples as examples_shown
 from eigensweep.service.api.app import create_app
 from eigensweep.service.api.callers import Caller
 from eigensweep.service.api.comparison import Comparison
+from eigensweep.service.api.effort import Effort
 from eigensweep.service.api.limits import BodyLimits
 from eigensweep.service.api.paging import encode
 from eigensweep.service.api.routes import experiments
 from eigensweep.service.api.routes.analyses import AnalysisNow
+from eigensweep.service.api.routes.reproductions import ReproductionNow
 from eigensweep.service.api.schemas import (
     ExperimentNow,
     ExperimentSummary,
+    PostedExperiment,
     TrialNow,
     TrialSummary,
 )
@@ -607,16 +609,11 @@ class TestReading:
         examples = page["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]
         for example in examples["application/json"]["examples"].values():
             assert client.post("/v1/experiments", json=example["value"]).status_code == 201
-        answers = {
-            ExperimentNow: examples_shown.EXPERIMENT,
-            ExperimentSummary: examples_shown.EXPERIMENT_SUMMARY,
-            TrialNow: examples_shown.TRIAL,
-            TrialSummary: examples_shown.TRIAL_SUMMARY,
-            AnalysisNow: examples_shown.ANALYSIS,
-            Comparison: examples_shown.COMPARISON,
-        }
-        for answer, example in answers.items():
-            assert page["components"]["schemas"][answer.__name__]["examples"]
+        for answer in (
+            *(PostedExperiment, ExperimentNow, ExperimentSummary, TrialNow, TrialSummary),
+            *(AnalysisNow, ReproductionNow, Comparison, Effort),
+        ):
+            [example] = page["components"]["schemas"][answer.__name__]["examples"]
             assert answer.model_validate(example).model_dump(mode="json") == example
 
     def test_health_names_what_is_missing(self, client, dispatcher):

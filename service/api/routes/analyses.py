@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.service.api.callers import SUBMIT
 from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
-from eigensweep.service.api.examples import ANALYSES as REQUESTS
-from eigensweep.service.api.examples import ANALYSIS
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
@@ -53,8 +51,6 @@ class AnalysisLinks(Answer):
 
 class AnalysisNow(Answer):
     """An analysis: its request, and its state."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [ANALYSIS]})
 
     id: str = Field(description="The digest of the request: the same request has the same id")
     name: str
@@ -122,7 +118,7 @@ class AnalysisQuery(BaseModel):
 )
 def post_analysis(
     service: TheService,
-    request: Annotated[AnalysisRequest, Body(openapi_examples=REQUESTS)],
+    request: Annotated[AnalysisRequest, Body()],
     response: Response,
 ) -> AnalysisNow:
     """Check a request and queue it. A request that cannot be met is refused here.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from eigensweep.search_spaces.checks import find_errors
@@ -25,7 +25,6 @@ from eigensweep.service.api.callers import (
     enter_deed,
 )
 from eigensweep.service.api.errors import describe_errors
-from eigensweep.service.api.examples import SPECS
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import (
     Queue,
@@ -76,8 +75,6 @@ def _require_owner(service: TheService, caller: Submitter, id: ExperimentId) -> 
 OwnExperimentId = Annotated[str, Depends(_require_owner)]
 """The id of an experiment that the caller may change: an own one, and to an admin any."""
 
-PostedSpec = Annotated[ExperimentSpec, Body(openapi_examples=SPECS)]
-
 
 class ExperimentQuery(BaseModel):
     """Selects experiments, and their order."""
@@ -113,7 +110,7 @@ def post_experiment(
     service: TheService,
     request: Request,
     caller: Submitter,
-    spec: PostedSpec,
+    spec: ExperimentSpec,
     response: Response,
     notify: Annotated[
         tuple[str, ...],
@@ -222,7 +219,7 @@ def _look(
 
 @previews.post("/experiments/preview", summary="Preview an experiment", dependencies=[READ])
 def preview_experiment(
-    settings: TheSettings, queue: TheQueue, record: TheRecord, spec: PostedSpec
+    settings: TheSettings, queue: TheQueue, record: TheRecord, spec: ExperimentSpec
 ) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
     look = _look(spec, settings, queue, record)
@@ -361,7 +358,7 @@ ACTS: Final[dict[Action, _Act]] = {
         one that was cancelled or failed the search goes on, also with the spec as it was. What
         would be another experiment is refused.
         """,
-        PostedSpec,
+        ExperimentSpec,
         _extend,
     ),
     "archive": _Act(

@@ -25,7 +25,6 @@ from eigensweep.search_spaces.reproductions import (
 )
 from eigensweep.service.api.callers import Submitter
 from eigensweep.service.api.errors import describe_errors
-from eigensweep.service.api.examples import REPRODUCTION, REPRODUCTIONS
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
 from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
@@ -124,8 +123,6 @@ class ReproductionLinks(Answer):
 class ReproductionNow(Answer):
     """A reproduction: its experiments, its state, its verdict."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [REPRODUCTION]})
-
     id: str = Field(description="The digest of the suite: the same request has the same id")
     owner: str = Field(description="The user who opened it")
     name: str
@@ -215,7 +212,7 @@ class SuiteEntry(SuiteListing):
 def post_reproduction(
     service: TheService,
     caller: Submitter,
-    request: Annotated[ReproductionRequest, Body(openapi_examples=REPRODUCTIONS)],
+    request: Annotated[ReproductionRequest, Body()],
     response: Response,
 ) -> ReproductionNow:
     """Queue the experiments of a table or figure; their results become a report.
