@@ -28,7 +28,6 @@ from eigensweep.service.client.spec_file import (
 )
 from eigensweep.service.client.tables import Table
 from eigensweep.service.command import accounts, backup, data, nodes, storage, terminal
-from eigensweep.service.command import cluster as cluster_command
 from eigensweep.service.command.frame import (
     FAILURE,
     INTERRUPTED,
@@ -694,7 +693,6 @@ command(app, "backup", asks=False, rich_help_panel=OPERATION)(backup.back_up)
 command(app, "restore", asks=False, rich_help_panel=OPERATION)(backup.restore)
 command(app, "audit", rich_help_panel=OPERATION)(accounts.list_audit)
 app.add_typer(data.data, rich_help_panel=KNOWN)
-app.add_typer(cluster_command.cluster, rich_help_panel=OPERATION)
 app.add_typer(accounts.token, rich_help_panel=OPERATION)
 app.add_typer(accounts.user, rich_help_panel=OPERATION)
 

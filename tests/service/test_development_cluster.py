@@ -1,4 +1,4 @@
-"""`eigensweep cluster`: what is started is written down, and ended. With Ray: tests/system."""
+"""The development cluster: what is started is written down, and ended. With Ray: tests/system."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import development_cluster
 import psutil
 import pytest
-from filelock import FileLock
-from typer.testing import CliRunner
-from waiting import wait_until
-
-from eigensweep.service.command.cli import app
-from eigensweep.service.process import development_cluster, guard, local_postgresql
-from eigensweep.service.process.development_cluster import (
+from development_cluster import (
+    CALL,
     STATE,
     Cluster,
     ClusterBusyError,
     ClusterFailedError,
+    LocalPostgresql,
+    NoPostgresqlError,
     Part,
     Plan,
+    app,
     bring_up,
+    find_programs,
     print_nothing,
     take_down,
 )
-from eigensweep.service.process.local_postgresql import (
-    LocalPostgresql,
-    NoPostgresqlError,
-    find_programs,
-)
+from filelock import FileLock
+from typer.testing import CliRunner
+from waiting import wait_until
+
+from eigensweep.service.process import guard
 
 pytestmark = pytest.mark.usefixtures("_no_environment")
 ONE_NODE = Plan(nodes=1, cpus=1, postgresql=False)
@@ -68,7 +68,7 @@ def start(folder: Path) -> Callable[..., Part]:
 
 
 def run(*words: str) -> Any:
-    return CliRunner().invoke(app, ["cluster", *words])
+    return CliRunner().invoke(app, words)
 
 
 def test_a_process_is_found_by_its_number_and_its_start(start: Callable[..., Part]) -> None:
@@ -94,14 +94,14 @@ def test_a_second_start_says_that_one_runs_and_leaves_it_alone(
     done = run("up", "--folder", str(folder))
 
     assert done.exit_code == 1
-    assert f"error: a cluster runs in {folder}: `eigensweep cluster status` shows it" in done.stderr
+    assert f"error: a cluster runs in {folder}: `{CALL} status` shows it" in done.stderr
     assert part.find() is not None
 
 
 def test_two_commands_do_not_work_on_one_folder(folder: Path) -> None:
     with (
         FileLock(folder / "cluster.lock"),
-        pytest.raises(ClusterBusyError, match="another `eigensweep cluster` command works in"),
+        pytest.raises(ClusterBusyError, match="another command works in"),
     ):
         take_down(folder, print_nothing)
 
@@ -242,7 +242,7 @@ def test_postgresql_starts_without_a_port_and_goes_on_with_its_databases(
 
 
 def test_ctrl_c_ends_what_was_started(folder: Path) -> None:
-    command = [sys.executable, "-m", "eigensweep.service.command.cli", "cluster", "up", "--sqlite"]
+    command = [sys.executable, development_cluster.__file__, "up", "--sqlite"]
     process = subprocess.Popen(
         [*command, "--folder", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -260,7 +260,7 @@ def test_ctrl_c_ends_what_was_started(folder: Path) -> None:
 def test_without_postgresql_it_says_how_to_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_postgresql, "find_programs", lambda: None)
+    monkeypatch.setattr(development_cluster, "find_programs", lambda: None)
 
     with pytest.raises(NoPostgresqlError, match="install it, or give `--sqlite`"):
         bring_up(folder, Plan(nodes=1, cpus=1), print_nothing)
@@ -287,4 +287,4 @@ def test_the_status_shows_each_process(folder: Path, start: Callable[..., Part])
     take_down(folder, print_nothing)
     done = run("status", "--folder", str(folder))
     assert done.exit_code == 1
-    assert f"no cluster runs in {folder}; `eigensweep cluster up` starts one" in done.stdout
+    assert f"no cluster runs in {folder}; `{CALL} up` starts one" in done.stdout

@@ -1,4 +1,4 @@
-"""`eigensweep cluster up`: an experiment on three nodes of this machine, and a clean end."""
+"""A development cluster: an experiment on three nodes of this machine, and a clean end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from development_cluster import find_programs
 from waiting import PATIENCE, wait_until
 
 from eigensweep.service.client import Client, Experiment
 from eigensweep.service.process import guard
-from eigensweep.service.process.local_postgresql import find_programs
 
 ROOT = Path(__file__).parents[2]
 SPEC = {
@@ -65,7 +65,7 @@ def test_three_nodes_train_an_experiment_and_nothing_is_left_behind() -> None:
 
 def call(folder: Path, *words: str) -> str:
     """Return what a command of the cluster prints."""
-    command = [sys.executable, "-m", "eigensweep.service.command.cli", "cluster", *words]
+    command = [sys.executable, str(ROOT / "deploy/development_cluster.py"), *words]
     done = subprocess.run(
         [*command, "--folder", str(folder)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/plugins'}"},

@@ -1,14 +1,17 @@
-"""A cluster on one machine: PostgreSQL, MLflow, Ray's head, nodes and the service, as processes.
+"""A development cluster on one machine: PostgreSQL, MLflow, Ray's head, nodes and the service.
 
-Runs in a user's terminal, which they outlive. What runs is written into `cluster.json` of the
-cluster's folder, and each process carries a mark in its environment, as what a service starts does.
-So `take_down` finds all of them, also after whoever started them was killed half-way.
+`python deploy/development_cluster.py up` starts them as processes, which outlive it; `status` shows
+and `down` ends them. What runs is written into `cluster.json` of the cluster's folder, and each
+process carries a mark in its environment, as what a service starts does. So `down` finds all of
+them, also after `up` was killed half-way.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -20,20 +23,27 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
+from urllib.parse import quote
 
 import psutil  # type: ignore[import-untyped]
+import typer
+from platformdirs import user_data_path
 
-from eigensweep.private_folders import keep_secret, make_private
+from eigensweep.private_folders import UnsafeFolderError, keep_secret, make_private
+from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.client import Client, RefusedError
+from eigensweep.service.client.tables import Table
+from eigensweep.service.command.frame import FAILURE, INTERRUPTED, Call, command
 from eigensweep.service.process import guard, mlflow_app
-from eigensweep.service.process.local_postgresql import LocalPostgresql, place_of_root
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.process.ports import find_free_port
 from eigensweep.service.settings import StartError
 
+CALL: Final = "python deploy/development_cluster.py"
 HOST: Final = "127.0.0.1"
 STATE: Final = "cluster.json"
 READY_SECONDS: Final = 180.0
@@ -53,6 +63,13 @@ SHARE_OF_MEMORY: Final = 0.7
 """The nodes' share of the memory that is free now; the rest is for the other processes."""
 SHORT_FOLDER: Final = "es-"
 """How the folder of sockets begins: a socket's path has at most 107 characters."""
+
+LOGIN: Final = "eigensweep"
+SERVER_USER: Final = "postgres"
+"""The user whose processes it has if we are root, which PostgreSQL refuses to be."""
+PLACE_OF_ROOTS: Final = Path("/var/tmp")
+"""Where root's databases lie: `SERVER_USER` may enter it, and seldom root's own folders."""
+INSTALLED: Final = "/usr/lib/postgresql/*/bin/initdb"
 
 Tell = Callable[[str], None]
 """Takes a line about what happens."""
@@ -153,8 +170,8 @@ def bring_up(folder: Path, plan: Plan, tell: Tell) -> Cluster:
     with _hold(folder):
         if Cluster.read(folder).is_running:
             raise ClusterBusyError(
-                f"a cluster runs in {folder}: `eigensweep cluster status` shows it, "
-                "`eigensweep cluster down` ends it, and `--folder` takes another folder"
+                f"a cluster runs in {folder}: `{CALL} status` shows it, "
+                f"`{CALL} down` ends it, and `--folder` takes another folder"
             )
         _clear(folder, print_nothing)
         runtime = tempfile.mkdtemp(prefix=SHORT_FOLDER, dir="/tmp")
@@ -228,7 +245,7 @@ def _end(parts: Sequence[Part], tell: Tell) -> None:
 
 def _hold(folder: Path) -> AbstractContextManager[None]:
     """Hold a folder, so that only one command starts or ends its cluster."""
-    words = f"another `eigensweep cluster` command works in {folder}: wait for its end"
+    words = f"another command works in {folder}: wait for its end"
     return hold_alone(folder / "cluster.lock", ClusterBusyError(words))
 
 
@@ -436,3 +453,269 @@ def _is_ready(url: str) -> bool:
     except (OSError, RefusedError):
         return False
     return True
+
+
+class NoPostgresqlError(StartError):
+    """No PostgreSQL is installed, or it cannot make its databases here."""
+
+
+def find_programs() -> Path | None:
+    """Return the folder of PostgreSQL's programs: by PATH, else Debian's newest; None: no such."""
+    installed = sorted(glob.glob(INSTALLED), key=_read_version, reverse=True)
+    found = shutil.which("initdb") or next(iter(installed), None)
+    return None if found is None else Path(os.path.realpath(found)).parent
+
+
+def _read_version(path: str) -> int:
+    version = Path(path).parts[-3]
+    return int(version) if version.isdecimal() else 0
+
+
+@dataclass(frozen=True)
+class LocalPostgresql:
+    """Where a server has its programs, its databases and its socket."""
+
+    programs: Path
+    data: Path
+    sockets: Path
+    user: str | None
+    """Whose processes they are; None: this user's."""
+
+    @classmethod
+    def choose(cls, folder: Path, sockets: Path) -> Self:
+        """Return the server whose databases lie in `folder` and whose socket in `sockets`.
+
+        If we are root, both lie in a folder of `SERVER_USER` below `PLACE_OF_ROOTS`, whose name
+        follows from `folder`.
+
+        Raises:
+            NoPostgresqlError: if PostgreSQL or the user for it is missing.
+        """
+        programs = find_programs()
+        if programs is None:
+            raise NoPostgresqlError(
+                "PostgreSQL is not installed (no `initdb` on PATH or in /usr/lib/postgresql): "
+                "install it, or give `--sqlite` to do without it"
+            )
+        if os.geteuid() != 0:
+            return cls(programs, folder / "postgresql", sockets, None)
+        try:
+            pwd.getpwnam(SERVER_USER)
+        except KeyError:
+            raise NoPostgresqlError(
+                f"PostgreSQL does not run as root, and there is no user '{SERVER_USER}': run this "
+                "as another user, or give `--sqlite` to do without PostgreSQL"
+            ) from None
+        ours = place_of_root(folder)
+        return cls(programs, ours / "data", ours, SERVER_USER)
+
+    def make(self) -> None:
+        """Make the databases' folder, if it is not there yet.
+
+        Raises:
+            NoPostgresqlError: if that fails; the message ends with what PostgreSQL said.
+            UnsafeFolderError: if the folder belongs to somebody else.
+        """
+        if self.user is None:
+            make_private(self.data)
+        else:
+            _make_for(self.user, self.sockets)
+        if (self.data / "PG_VERSION").exists():
+            return
+        words = ["-U", LOGIN, "--auth-local=trust", "--auth-host=reject", "-E", "UTF8"]
+        command = [str(self.programs / "initdb"), "-D", str(self.data), "--locale=C", *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, user=self.user, cwd=self.sockets
+        )
+        if done.returncode != 0:
+            raise NoPostgresqlError(
+                f"PostgreSQL cannot make its databases in {self.data}: {done.stderr.strip()}"
+            )
+
+    @property
+    def command(self) -> list[str]:
+        """The command of the server."""
+        words = ["-D", str(self.data), "-k", str(self.sockets), "-c", "listen_addresses="]
+        return [str(self.programs / "postgres"), *words]
+
+    def url(self, database: str) -> str:
+        """Return the SQLAlchemy URL of a database."""
+        return f"postgresql+psycopg://{LOGIN}@/{database}?host={quote(str(self.sockets))}"
+
+    def make_databases(self, names: list[str]) -> bool:
+        """Make those databases that are not there yet; return False while nobody answers."""
+        import psycopg
+
+        try:
+            with psycopg.connect(
+                host=str(self.sockets), user=LOGIN, dbname="postgres", autocommit=True
+            ) as connection:
+                rows = connection.execute("SELECT datname FROM pg_database").fetchall()
+                for name in set(names) - {row[0] for row in rows}:
+                    connection.execute(f'CREATE DATABASE "{name}"')
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+def place_of_root(folder: Path) -> Path:
+    """Return where the databases of a cluster in `folder` lie if root started it."""
+    name = sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    return PLACE_OF_ROOTS / f"eigensweep-postgresql-{name}"
+
+
+def _make_for(user: str, folder: Path) -> None:
+    """Make a folder for another user alone, or accept one that is."""
+    owner = pwd.getpwnam(user)
+    try:
+        folder.mkdir(mode=0o700)
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+    except FileExistsError:
+        found = folder.lstat()
+        if not folder.is_dir() or folder.is_symlink() or found.st_uid != owner.pw_uid:
+            raise UnsafeFolderError(
+                f"{folder} is not a folder of user '{user}': remove it if you do not know it"
+            ) from None
+        folder.chmod(0o700)
+
+
+def _choose_folder(folder: Path | None) -> Path:
+    return (folder or user_data_path("eigensweep-cluster")).absolute()
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_choose_folder,
+        metavar="FOLDER",
+        help="Folder of the cluster: databases, checkpoints, logs, and what runs now; default: "
+        "`eigensweep-cluster` in your data folder.",
+    ),
+]
+
+app = typer.Typer(
+    help="Start, look at and end a development cluster: several Ray nodes on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def up(
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, help="Ray nodes that train, beside the head.")
+    ] = 2,
+    cpus_per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--cpus-per-node",
+            min=1,
+            help="Processors that each node offers; default: an equal share.",
+        ),
+    ] = None,
+    sqlite: Annotated[
+        bool, typer.Option("--sqlite", help="Do without PostgreSQL: files in the folder.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="The service's port; default: 8642 or the next free."),
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Start PostgreSQL, MLflow, a Ray head, nodes and the service; return when all are ready.
+
+    Nodes start one after another. If something does not start, everything is ended again.
+    """
+    assert folder is not None
+    started = time.monotonic()
+    shared = max(1, (os.cpu_count() or 1) // nodes)
+    plan = Plan(nodes, cpus_per_node or shared, not sqlite, port)
+    with _failures(), _signals():
+        made = bring_up(folder, plan, typer.echo)
+    typer.echo(describe(made, plan, time.monotonic() - started))
+
+
+@command(app, asks=False)
+def status(call: Call, folder: Folder = None) -> None:
+    """Show each process of the cluster. Ends with 1 if one has ended, or if there is none."""
+    assert folder is not None
+    found = Cluster.read(folder)
+    rows = [
+        (part.name, "running" if part.find() else "ended", part.pid, part.address, part.log)
+        for part in found.parts
+    ]
+    heads = ("process", "state", "pid", "address", "log")
+    processes = [dict(zip(heads, row, strict=True)) for row in rows]
+    none = f"no cluster runs in {folder}; `{CALL} up` starts one"
+    content = {"url": found.url or None, "processes": processes}
+    call.tell(content, lambda _: Table(heads, rows) if rows else none)
+    if not rows or any(row[1] == "ended" for row in rows):
+        raise typer.Exit(FAILURE)
+
+
+@app.command()
+def down(
+    folder: Folder = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove the folder with all results, too.")
+    ] = False,
+) -> None:
+    """End every process of the cluster and wait until they are gone; results stay."""
+    assert folder is not None
+    with _failures():
+        was_there = take_down(folder, typer.echo, delete)
+    words = "the cluster has ended" if was_there else f"no cluster ran in {folder}"
+    if delete:
+        words += f"; {folder} is removed"
+    elif was_there:
+        words += f"; its results stay in {folder}, and `{CALL} up` goes on with them"
+    typer.echo(words)
+
+
+def describe(made: Cluster, plan: Plan, seconds: float) -> str:
+    """Return what a user needs to know of a cluster that is ready."""
+    where = "" if made.folder == _choose_folder(None) else f" --folder {made.folder}"
+    nodes = f"{say_count(plan.nodes, 'node')} with {say_count(plan.cpus, 'processor')} each"
+    head = next(part.log for part in made.parts if part.name == "head")
+    return "\n".join(
+        [
+            f"The cluster is ready after {seconds:.0f} s: {nodes}.",
+            f"  service   {made.url} (MLflow: {made.url}/mlflow)",
+            f"  results   {made.folder}",
+            f"  logs      {Path(head).parent}",
+            "",
+            f"  export EIGENSWEEP_URL={made.url}",
+            "  eigensweep submit quickstart --follow",
+            "  eigensweep list",
+            f"  {CALL} status{where}",
+            f"  {CALL} down{where}",
+        ]
+    )
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what prevents a cluster into a message and an exit code."""
+    try:
+        yield
+    except (StartError, OSError) as error:
+        Call().fail(str(error), "The cluster failed", FAILURE)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Let a signal that ends this process end what it has started, too."""
+    kinds = (signal.SIGTERM, signal.SIGHUP)
+    before = {kind: signal.signal(kind, lambda number, _: sys.exit(128 + number)) for kind in kinds}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+if __name__ == "__main__":
+    app()
