@@ -144,6 +144,7 @@ def test_a_sweep_runs_from_the_archive_where_there_is_pytorch_alone(tmp_path, mo
     installed = close(PROJECT["dependencies"])
     carried = {name for name in installed if carry.is_carried(name)}
     site, bare, folder = (tmp_path / name for name in ("site", "bare", "carried"))
+    site.mkdir()
     for path in top_level(carried):
         if path.is_dir():
             shutil.copytree(path, site / path.name, dirs_exist_ok=True)
@@ -155,7 +156,7 @@ def test_a_sweep_runs_from_the_archive_where_there_is_pytorch_alone(tmp_path, mo
     carry.pack(site, folder)
     shutil.rmtree(site)
     bare.mkdir()
-    for path in top_level(close(["torch", "numpy"]) - carried):
+    for path in top_level(close(["torch", "numpy", *carry.WHEELS]) - carried):
         (bare / path.name).symlink_to(path)
     venv.create(tmp_path / "python")
 

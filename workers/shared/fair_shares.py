@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from typing import Final
 
-from eigensweep.workers.shared.messages import Flat
+from eigensweep.workers.shared.messages import Message
 
 ROUNDING: Final = 1e-6
 """Parts of a cluster that are filled by this much too far are full: thirds do not add up to one."""
@@ -33,7 +33,7 @@ LARGEST_MARGIN: Final = 0.2
 
 
 @dataclass(frozen=True)
-class Want(Flat):
+class Want(Message):
     """What an experiment wants of the cluster now."""
 
     trials: int
@@ -67,7 +67,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Allotment(Flat):
+class Allotment(Message):
     """What an experiment may have of the cluster, beside the others."""
 
     trials: int = 0

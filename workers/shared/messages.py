@@ -10,10 +10,10 @@ Importing this loads neither torch nor Ray nor pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.states import Outcome
@@ -89,20 +89,37 @@ class DriverOptions:
 
 
 @dataclass(frozen=True)
-class Flat:
-    """A message of plain values only."""
+class Message:
+    """A message whose plain data has the names of its fields."""
+
+    READ: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    """What reads the fields whose plain data is not what they are, but for None."""
 
     def to_dict(self) -> Json:
-        return asdict(self)
+        return {each.name: _make_plain(getattr(self, each.name)) for each in fields(self)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         names = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in content.items() if name in names})
+        known = {name: value for name, value in content.items() if name in names}
+        for name, read in cls.READ.items():
+            if known.get(name) is not None:
+                known[name] = read(known[name])
+        return cls(**known)
+
+
+def _make_plain(value: object) -> object:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Message | Result):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_make_plain(each) for each in value]
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True)
-class Place(Flat):
+class Place(Message):
     """Where an attempt runs."""
 
     node: str
@@ -117,7 +134,7 @@ class Place(Flat):
 
 
 @dataclass(frozen=True)
-class Code(Flat):
+class Code(Message):
     """Which code a process runs."""
 
     folder: str
@@ -137,7 +154,7 @@ class Code(Flat):
 
 
 @dataclass(frozen=True)
-class EngineNeed(Flat):
+class EngineNeed(Message):
     """An engine as a trial wants it: one process that trains many trials on one device."""
 
     lanes: int
@@ -159,7 +176,7 @@ class EngineNeed(Flat):
 
 
 @dataclass(frozen=True)
-class Source(Flat):
+class Source(Message):
     """A trial, in any experiment, whose result is reused or whose training is continued."""
 
     experiment: str
@@ -179,7 +196,7 @@ store of checkpoints."""
 
 
 @dataclass(frozen=True)
-class Notice(Flat):
+class Notice(Message):
     """Why an experiment comes on more slowly than it could, or is not in MLflow yet."""
 
     kind: NoticeKind
@@ -192,7 +209,7 @@ class Notice(Flat):
 
 
 @dataclass(frozen=True)
-class Takeover(Flat):
+class Takeover(Message):
     """What population-based training made of a trial in the middle of its training."""
 
     step: int
@@ -206,7 +223,7 @@ class Takeover(Flat):
 
 
 @dataclass(frozen=True)
-class ParameterCount(Flat):
+class ParameterCount(Message):
     """How many parameters a model has."""
 
     free: int
@@ -415,7 +432,7 @@ def _read_metrics(content: Mapping[str, float | None] | None) -> Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class Order(Message):
     """What a trial's process is given: one attempt at one trial.
 
     The driver makes it, Ray Tune carries it as the trial's config, and `Attempt` works it off.
@@ -477,70 +494,16 @@ class Order:
     seeds_go_on: bool = False
     """Whether the other seeds train on after one has diverged: where no scheduler stops trials."""
 
-    def to_dict(self) -> Json:
-        return {
-            "experiment": self.experiment,
-            "number": self.number,
-            "attempt": self.attempt,
-            "donor": self.donor and self.donor.to_dict(),
-            "known": self.known and self.known.to_dict(),
-            "config": self.config,
-            "rungs": list(self.rungs),
-            "reported": self.reported,
-            "reports": [list(report) for report in self.reports],
-            "storage": self.storage,
-            "data_root": self.data_root,
-            "checkpoint_seconds": self.checkpoint_seconds,
-            "resources": dict(self.resources),
-            "code": self.code.to_dict(),
-            "engine": self.engine and self.engine.to_dict(),
-            "avoid": list(self.avoid),
-            "log_format": self.log_format,
-            "otlp_endpoint": self.otlp_endpoint,
-            "trace": self.trace,
-            "shown": dict(self.shown),
-            "takeover": self.takeover and self.takeover.to_dict(),
-            "stall_seconds": self.stall_seconds,
-            "nonce": self.nonce,
-            "memory_limit": self.memory_limit,
-            "labels": dict(self.labels),
-            "corpus": self.corpus,
-            "seeds_go_on": self.seeds_go_on,
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        donor, engine = content["donor"], content.get("engine")
-        takeover, known = content.get("takeover"), content.get("known")
-        return cls(
-            experiment=content["experiment"],
-            number=content["number"],
-            attempt=content["attempt"],
-            donor=donor and Source.from_dict(donor),
-            known=known and Result.from_dict(known),
-            config=content["config"],
-            rungs=tuple(content["rungs"]),
-            reported=content["reported"],
-            reports=tuple((step, value) for step, value in content["reports"]),
-            storage=content["storage"],
-            data_root=content["data_root"],
-            checkpoint_seconds=content["checkpoint_seconds"],
-            resources=content["resources"],
-            code=Code.from_dict(content["code"]),
-            engine=engine and EngineNeed.from_dict(engine),
-            avoid=tuple(content.get("avoid", ())),
-            log_format=content.get("log_format", "text"),
-            otlp_endpoint=content.get("otlp_endpoint"),
-            trace=content.get("trace"),
-            shown=content.get("shown", {}),
-            takeover=takeover and Takeover.from_dict(takeover),
-            stall_seconds=content.get("stall_seconds"),
-            nonce=content.get("nonce"),
-            memory_limit=content.get("memory_limit"),
-            labels=content.get("labels", {}),
-            corpus=content.get("corpus"),
-            seeds_go_on=content.get("seeds_go_on", False),
-        )
+    READ = {  # noqa: RUF012
+        "donor": Source.from_dict,
+        "known": Result.from_dict,
+        "rungs": tuple,
+        "reports": lambda reports: tuple(map(tuple, reports)),
+        "code": Code.from_dict,
+        "engine": EngineNeed.from_dict,
+        "avoid": tuple,
+        "takeover": Takeover.from_dict,
+    }
 
 
 LostBy = Literal["process", "engine", "device", "disk", "memory", "node", "pause"]
@@ -549,7 +512,7 @@ or it was paused."""
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Message):
     """What a trial's process reports at a rung, or at its end."""
 
     step: int
@@ -574,32 +537,8 @@ class Report:
     damage: str | None = None
     """What this attempt found damaged in the store when it began, and what it goes on from."""
 
-    def to_dict(self) -> Json:
-        return {
-            "step": self.step,
-            "metrics": dict(self.metrics),
-            "outcome": self.outcome,
-            "result": self.result and self.result.to_dict(),
-            "error": self.error,
-            "place": self.place and self.place.to_dict(),
-            "lost": self.lost,
-            "lost_by": self.lost_by,
-            "committed": [list(each) for each in self.committed],
-            "damage": self.damage,
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        result, place = content["result"], content["place"]
-        return cls(
-            step=content["step"],
-            metrics=content["metrics"],
-            outcome=content["outcome"],
-            result=result and Result.from_dict(result),
-            error=content["error"],
-            place=place and Place.from_dict(place),
-            lost=content.get("lost"),
-            lost_by=content.get("lost_by", "engine"),
-            committed=tuple((seed, step) for seed, step in content.get("committed", ())),
-            damage=content.get("damage"),
-        )
+    READ = {  # noqa: RUF012
+        "result": Result.from_dict,
+        "place": Place.from_dict,
+        "committed": lambda replicates: tuple(map(tuple, replicates)),
+    }
