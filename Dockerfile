@@ -17,7 +17,7 @@ RUN useradd --uid 1000 --create-home eigensweep \
 
 WORKDIR /opt/eigensweep
 COPY pyproject.toml constraints.txt ./
-RUN python -c "import os, tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*extras['worker'], *extras['s3'], *extras['gcs'], *(extras['gpu'] if os.environ['CUDA'] else []), sep='\n')" \
+RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; extras = project['optional-dependencies']; print(*project['dependencies'], *extras['worker'], *extras['s3'], *extras['gcs'], *(extras['gpu'] if os.environ['CUDA'] else []), sep='\n')" \
         > worker.txt \
     && pip install --no-cache-dir --extra-index-url "$TORCH_INDEX/${CUDA:-cpu}" -c constraints.txt -r worker.txt
 
@@ -35,7 +35,7 @@ USER 1000
 CMD ["ray", "start", "--help"]
 
 FROM worker-packages AS service
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+RUN python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(each for each in extras['service'] + extras['postgres'] if not each.startswith('eigensweep')), sep='\n')" \
         > service.txt \
     && pip install --no-cache-dir --extra-index-url "$TORCH_INDEX/${CUDA:-cpu}" -c constraints.txt -r service.txt
 COPY . .

@@ -74,7 +74,15 @@ def resolve(platform: str, python: str, variables: Mapping[str, str]) -> Answer:
     """Resolve all extras for a platform, as uv does when it installs them there."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet"]
     command += ["--python-platform", PLATFORMS[platform][0], "--python-version", python]
-    command += ["--all-extras", "--no-header", "--no-annotate", "-c", "constraints.txt"]
+    command += [
+        "--all-extras",
+        "--group",
+        "dev",
+        "--no-header",
+        "--no-annotate",
+        "-c",
+        "constraints.txt",
+    ]
     done = subprocess.run(
         [*command, "pyproject.toml"], cwd=ROOT, env=variables, capture_output=True, text=True
     )
@@ -155,10 +163,10 @@ def find_conflicts(
 
 def check_record(platform: str, python: str, pins: Mapping[str, str]) -> list[str]:
     """Return what stands against an installation on a platform, by recorded metadata."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"]]
-    for requirements in project["optional-dependencies"].values():
-        wanted += requirements
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = content["project"]["optional-dependencies"].values()
+    wanted = [*content["project"]["dependencies"], *content["dependency-groups"]["dev"]]
+    wanted += [each for extra in extras for each in extra if not each.startswith("eigensweep")]
     recorded = tomllib.loads((ROOT / ".ci/recorded.toml").read_text())
     return sorted(set(find_conflicts(wanted, pins, recorded, platform, python)))
 

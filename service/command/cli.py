@@ -34,6 +34,7 @@ from eigensweep.service.command.frame import (
     Call,
     Url,
     command,
+    find_extra,
     make_folder,
 )
 
@@ -88,8 +89,15 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; where a package is not installed, say which extra brings it."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        extra = find_extra(error.name)
+        if extra is None:
+            raise
+        words = f"error: this needs '{error.name}', which is not installed: "
+        sys.exit(f"{words}pip install 'eigensweep[{extra}]'")
 
 
 def _print_version(is_asked: bool) -> None:

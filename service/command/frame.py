@@ -24,6 +24,21 @@ from eigensweep.service.command import terminal
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
+EXTRAS: Final = {
+    "worker": "filelock numpy pythonjsonlogger ray scipy torch",
+    "notebook": "matplotlib pandas",
+    "postgres": "psycopg",
+    "service": "alembic anyio cmaes fastapi grpc h11 jinja2 limits markdown_it mlflow optuna "
+    "packaging prometheus_client pydantic_settings sqlalchemy starlette uvicorn",
+}
+"""Modules that an installation of the command line alone lacks, by the extra that brings them."""
+
+
+def find_extra(module: str | None) -> str | None:
+    """Return the extra of Eigensweep that brings a module, None if none does."""
+    top = (module or "").partition(".")[0]
+    return next((extra for extra, modules in EXTRAS.items() if top in modules.split()), None)
+
 
 def _inherit(context: typer.Context, url: str | None) -> str | None:
     """Return the address given to the command, else the one given before the command."""

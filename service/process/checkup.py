@@ -156,7 +156,7 @@ def check_installation() -> Iterator[Finding]:
         return
     wrong = [fault for each in declared if (fault := _compare(each)) is not None]
     if wrong:
-        advice = "install them: make setup, or pip install --upgrade eigensweep"
+        advice = "install them: make setup, or pip install --upgrade 'eigensweep[service]'"
         yield Finding("problem", "packages", "; ".join(wrong), advice)
         return
     pins = _read_pins()
@@ -167,7 +167,7 @@ def check_installation() -> Iterator[Finding]:
     ]
     if moved:
         words = f"{say_count(len(moved), 'package')} in other versions than those of the tests: "
-        advice = "pip install -c constraints.txt -e . brings the tested ones"
+        advice = "pip install -c constraints.txt -e '.[service]' brings the tested ones"
         yield Finding("warning", "packages", words + "; ".join(moved[:5]), advice)
         return
     told = f"all {len(pins)} as pinned" if pins else f"all {len(declared)} requirements are met"
@@ -175,8 +175,11 @@ def check_installation() -> Iterator[Finding]:
 
 
 def _compare(requirement: Requirement) -> str | None:
-    """Return what is wrong with a required package, None if nothing is."""
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+    """Return what is wrong with a package that a service requires, None if nothing is."""
+    marker, extras = requirement.marker, ("", "worker", "service")
+    if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
+        return None
+    if requirement.name == "eigensweep":  # its own extras
         return None
     have = _find_version(requirement.name)
     if have is None:
