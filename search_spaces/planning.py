@@ -4,13 +4,17 @@ The evidence is the Bayes factor of the t-statistic, whose alternative is an eff
 standard deviation) that is normal around zero: in equal parts with a variance of 1, for differences
 as large as their spread, and of 100, for those that few seeds show.
 
-Source: Gönen et al. (2005). `workers.shared.sequential` says why one may look after each seed.
+First steps to a threshold have an e-value by their signs: the seeds on which one side was first,
+against a fair coin.
+
+Source: Gönen et al. (2005); Robbins (1970) for the mixture over coins. `workers.shared.sequential`
+says why one may look after each seed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from math import exp, inf, log, log1p
+from math import exp, inf, lgamma, log, log1p
 from statistics import fmean
 from typing import Final
 
@@ -40,3 +44,24 @@ def find_log_factor(effect: float, n: int) -> float:
         logs.append(n / 2 * grown - wide / 2)
     most = max(logs)
     return most + log(fmean(exp(each - most) for each in logs))
+
+
+def find_sign_e_value(wins: int, losses: int) -> float:
+    """Return the e-value of a coin's sides against a fair one, by any other coin in equal parts.
+
+    >>> round(find_sign_e_value(8, 0), 1), round(find_sign_e_value(9, 1), 1)
+    (28.4, 9.3)
+    """
+    n = wins + losses
+    return exp(n * log(2) + lgamma(wins + 1) + lgamma(losses + 1) - lgamma(n + 2))
+
+
+def find_sign_seeds(losses: int, error: float = 0.05) -> int:
+    """Return the seeds at which a side is decided that is first on all of them but `losses`.
+
+    >>> find_sign_seeds(0), find_sign_seeds(1)
+    (8, 12)
+    """
+    return next(
+        n for n in range(losses, MOST_SEEDS) if find_sign_e_value(n - losses, losses) >= 1 / error
+    )

@@ -7,6 +7,7 @@ decide, and for each budget what it cuts. The paper's own numbers stand in the p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -16,8 +17,10 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from eigensweep.search_spaces.dotted import PathError, with_settings
 from eigensweep.search_spaces.errors import UnknownSuiteError
 from eigensweep.search_spaces.parameters import Choice
+from eigensweep.search_spaces.planning import find_seeds, find_sign_seeds
 from eigensweep.search_spaces.presets import load_preset
 from eigensweep.search_spaces.preview import SMALL, seconds_of
+from eigensweep.search_spaces.race_words import PLANNED
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.shipped import Shelf
 from eigensweep.search_spaces.spec import ExperimentSpec
@@ -281,8 +284,10 @@ def load_suite(name: str) -> Suite:
     )
 
 
-def make_specs(name: str, budget: Budget) -> dict[str, ExperimentSpec]:
+def make_specs(name: str, budget: Budget, added: int = 0) -> dict[str, ExperimentSpec]:
     """Return the experiments of a suite by their labels, as they are posted.
+
+    Those that decide the primary claim have so many `added` seeds more.
 
     Suites that are the `same_as` another one give the same specs, so each is posted once.
 
@@ -293,11 +298,93 @@ def make_specs(name: str, budget: Budget) -> dict[str, ExperimentSpec]:
     suite = load_suite(name)
     owner = suite.same_as or name
     mine = () if suite.same_as is None else _read_suite(name).experiments
+    wider = find_deciding(suite) if added else ()
     return {
-        label: _make_spec(name if label in mine else owner, label, experiment, budget)
+        label: _make_spec(
+            name if label in mine else owner,
+            label,
+            experiment,
+            budget,
+            added if label in wider else 0,
+        )
         for label, experiment in suite.experiments.items()
         if budget == "full" or experiment.short.leave_out is None
     }
+
+
+def find_deciding(suite: Suite) -> frozenset[str]:
+    """Return the experiments whose seeds decide the primary claim; empty where none do."""
+    claim = suite.claims[0]
+    if claim.by.analysis is None:
+        names = filter(None, (claim.better, claim.alike, claim.arm, *claim.than))
+        return frozenset(split_arm(name, claim)[0] for name in names)
+    return frozenset(
+        each.experiment
+        for each in map(suite.analyses.__getitem__, find_repeated(suite))
+        if each.experiment is not None and each.repeat == "replicate"
+    )
+
+
+def find_repeated(suite: Suite) -> frozenset[str]:
+    """Return the analyses whose repetitions decide the primary claim; empty where none do."""
+    by = suite.claims[0].by
+    names = filter(None, (by.analysis, by.over_analysis))
+    return frozenset(name for name in names if suite.analyses[name].repeat is not None)
+
+
+def count_first(name: str, budget: Budget) -> int | None:
+    """Return the seeds that decide the primary claim before any are added.
+
+    It is None where more seeds decide nothing: where nothing in the claim is random, or the budget
+    is not meant to decide it.
+    """
+    suite, specs = load_suite(name), make_specs(name, budget)
+    if not suite.claims or (budget == "short" and suite.claims[0].not_short is not None):
+        return None
+    counts = [specs[label].replicates for label in find_deciding(suite) if label in specs]
+    counts += [suite.analyses[label].times for label in find_repeated(suite)]
+    return min(counts, default=None)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What it takes to decide the primary claim of a suite, if the difference is of some size."""
+
+    difference: str
+    """Its size, in words."""
+    seeds: int | None
+    """About; None beyond 1,000."""
+    core_hours: float | None
+    """Of all these seeds on one core: as rough a guess as that of the suite."""
+
+
+def plan_seeds(name: str, budget: Budget) -> list[Planned]:
+    """Return what it takes to decide the primary claim; nothing where seeds decide nothing."""
+    suite, specs = load_suite(name), make_specs(name, budget)
+    if count_first(name, budget) is None:
+        return []
+    claim = suite.claims[0]
+    error = 0.05 / max(1, len(claim.than))
+    if claim.by.steps_to is not None:
+        found: dict[str, int | None] = {
+            "a difference of the same sign on all seeds": find_sign_seeds(0, error),
+            "one of another sign on two seeds": find_sign_seeds(2, error),
+        }
+    else:
+        sizes = {
+            2.0: "a difference of twice its spread between seeds",
+            1.0: "one of its spread",
+            0.5: "one of half its spread",
+        }
+        found = {sizes[size]: find_seeds(size, error) for size in PLANNED}
+    hours = sum(
+        estimate_core_seconds(specs[label]) / specs[label].replicates / 3600
+        for label in find_deciding(suite)
+    )
+    return [
+        Planned(words, seeds, None if seeds is None else float(f"{hours * seeds:.2g}"))
+        for words, seeds in found.items()
+    ]
 
 
 def find_missing_corpora(name: str, data_root: Path | None) -> dict[str, str]:
@@ -368,7 +455,7 @@ def _seconds_with_evaluations(config: TrialConfig) -> float:
 
 
 def _make_spec(
-    name: str, label: str, experiment: SuiteExperiment, budget: Budget
+    name: str, label: str, experiment: SuiteExperiment, budget: Budget, added: int
 ) -> ExperimentSpec:
     preset = load_preset(experiment.preset)
     content = preset.model_dump(mode="json", exclude_unset=True)
@@ -378,7 +465,11 @@ def _make_spec(
         content = with_settings(content, {**experiment.set, **change.set})
         if kept is not None:
             content["arms"] = list(_keep_arms(content["arms"], kept))
-        content["name"] = f"{name} {label} ({budget})" if label != "main" else f"{name} ({budget})"
+        about: str = budget
+        if added:
+            content["replicates"] = content.get("replicates", 1) + added
+            about = f"{budget}, {content['replicates']} seeds"
+        content["name"] = f"{name} {label} ({about})" if label != "main" else f"{name} ({about})"
         content["published"] = []
         return ExperimentSpec.model_validate(content)
     except (PathError, ValidationError) as error:

@@ -223,18 +223,29 @@ class Client(Connection):
         """Return an analysis that was asked for before."""
         return Analysis.load(self, analysis_id)
 
-    def reproduce(self, name: str, budget: str = "short") -> Reproduction:
+    def reproduce(
+        self,
+        name: str,
+        budget: str = "short",
+        *,
+        until_decided: bool = False,
+        core_hours: float | None = None,
+        most: int | None = None,
+    ) -> Reproduction:
         """Ask for a table or figure of a paper to be measured again.
 
         `reproduce("nnrnn/figure-2").wait().save("out")`. The same request gives the same
-        reproduction, and what has finished is not run again.
+        reproduction, and what has finished is not run again. With `until_decided` seeds are added
+        until the primary claim is decided, there are `most` of them, or added ones have taken
+        `core_hours`.
 
         Raises:
             RefusedError: if there is none of this name; the message names the nearest.
         """
-        return Reproduction(
-            self, self.post(Reproduction.listing_path, {"name": name, "budget": budget})
-        )
+        asked = {"until_decided": until_decided or None, "core_hours": core_hours, "most": most}
+        given = {field: value for field, value in asked.items() if value is not None}
+        body = {"name": name, "budget": budget, **given}
+        return Reproduction(self, self.post(Reproduction.listing_path, body))
 
     def reproduction(self, reproduction_id: str) -> Reproduction:
         """Return a reproduction that was asked for before."""

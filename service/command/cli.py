@@ -573,6 +573,17 @@ def reproduce(
     budget: Annotated[
         str, typer.Option(help="short: about 20 minutes on two cores at most; full: the paper's.")
     ] = "short",
+    until_decided: Annotated[
+        bool,
+        typer.Option("--until-decided", help="Add seeds until the primary claim is decided."),
+    ] = False,
+    core_hours: Annotated[
+        float | None,
+        typer.Option(help="With --until-decided: core hours that added seeds may take."),
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(help="With --until-decided: largest number of seeds; 40 if not.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The folder for the reports (HTML, Markdown, JSON, SVG)."),
@@ -646,8 +657,12 @@ def reproduce(
         else nullcontext(call.client) as client
     ):
         names = work.choose(client, budget) if name is None else [name]
+        until = {"until_decided": until_decided, "core_hours": core_hours, "most": most}
+        if until_decided and not call.as_json:
+            for each_name in names:
+                work.show_plan(client, each_name, budget, call.screen)
         try:
-            ended = work.follow(client, names, budget, call.screen, quiet=call.as_json)
+            ended = work.follow(client, names, budget, call.screen, quiet=call.as_json, **until)
         except KeyboardInterrupt:
             typer.echo("the experiments continue; the same command follows them again", err=True)
             raise typer.Exit(INTERRUPTED) from None

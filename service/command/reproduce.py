@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from platformdirs import user_data_path
@@ -56,10 +56,19 @@ def make_suite_table(suites: Sequence[JsonObject]) -> Table:
 
 
 def follow(
-    client: Client, names: Sequence[str], budget: str, screen: Console, *, quiet: bool = False
+    client: Client,
+    names: Sequence[str],
+    budget: str,
+    screen: Console,
+    *,
+    quiet: bool = False,
+    **until: Any,
 ) -> list[Reproduction]:
-    """Post reproductions, in order, and return them when all are over."""
-    all_of_them = [client.reproduce(name, budget) for name in names]
+    """Post reproductions, in order, and return them when all are over.
+
+    `until` is what `Client.reproduce` takes of adding seeds.
+    """
+    all_of_them = [client.reproduce(name, budget, **until) for name in names]
     bar = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
     with Progress(
         *bar, TimeElapsedColumn(), console=screen, disable=quiet or not screen.is_terminal
@@ -79,7 +88,7 @@ def follow(
 def _show(
     each: Reproduction, bars: Progress, task: TaskID, seen: dict[str, str], screen: Console | None
 ) -> None:
-    words = each.state if not each.is_over else describe_end(each.content)
+    words = describe_state(each.content) if not each.is_over else describe_end(each.content)
     bars.update(task, completed=each.content["fraction"], state=words)
     if screen is not None and not screen.is_terminal and seen.get(each.id) != words:
         screen.print(f"{each.name} {words}", markup=False)
@@ -105,6 +114,24 @@ def show_end(
     reports = [each.content["links"]["report"].get("html") for each in ended]
     if len(reports) == 1 and reports[0]:
         screen.print(f"report: {client.url}{reports[0]}", markup=False)
+
+
+def show_plan(client: Client, name: str, budget: str, screen: Console) -> None:
+    """Print how many seeds and core hours it takes to decide differences of some sizes."""
+    plan = client.get(f"/v1/reproduction-suites/{name}")["plan"][budget]
+    if not plan:
+        screen.print(f"{name}: more seeds decide nothing in this budget", markup=False)
+    for each in plan:
+        seeds = "more than 1,000" if each["seeds"] is None else f"about {each['seeds']}"
+        hours = "" if not each["core_hours"] else f", {each['core_hours']:g} core hours"
+        words = f"{name}: to decide {each['difference']}: {seeds} seeds{hours}"
+        screen.print(words, markup=False)
+
+
+def describe_state(content: JsonObject) -> str:
+    """Return the state of a reproduction that is not over."""
+    until = content.get("until_decided")
+    return content["state"] + (f" with {until['seeds'][-1]} seeds" if until else "")
 
 
 def describe_end(content: JsonObject) -> str:

@@ -16,7 +16,12 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.search_spaces.errors import SpecError
-from eigensweep.search_spaces.reproductions import SuiteAnalysis, load_suite, make_specs
+from eigensweep.search_spaces.reproductions import (
+    SuiteAnalysis,
+    find_repeated,
+    load_suite,
+    make_specs,
+)
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.queue.children import ChildRunner
 from eigensweep.service.record.analyses import Analyses
@@ -118,14 +123,16 @@ class Reproducer:
         ids = [each.id for each in found.experiments.values() if each.id is not None]
         if any(self.record.row(id).state not in ENDED for id in ids):
             return found
-        suite, specs = load_suite(found.name), make_specs(found.name, found.budget)
-        if make_id(found.name, found.budget, specs) != found.id:
+        suite = load_suite(found.name)
+        if make_id(found.name, found.budget, found.until) != found.id:
             raise ValueError(f"{found.name} has changed since it was asked for; ask for it again")
         if found.analyses is None:
             asked = [
                 self._ask(found, label, repeat, analysis)
                 for label, analysis in suite.analyses.items()
-                for repeat in range(analysis.times)
+                for repeat in range(
+                    analysis.times + (found.added if label in find_repeated(suite) else 0)
+                )
             ]
             found = self.reproductions.change(found, analyses=tuple(asked))
         if any(self._state_of(each) in OPEN_ANALYSES for each in found.analyses or ()):
@@ -168,7 +175,7 @@ class Reproducer:
             raise NotFoundError(posted.problem)
         if analysis.arm is None:
             return posted.id, None
-        spec = make_specs(found.name, found.budget)[analysis.experiment]
+        spec = make_specs(found.name, found.budget, found.added)[analysis.experiment]
         measured = Measured(
             self._measure(found.name, analysis.experiment, spec, posted), open_store(self.storage)
         )
@@ -192,12 +199,16 @@ class Reproducer:
             outcome = ReportOutcome.model_validate_json((folder / OUTCOME).read_bytes())
         except (OSError, ValueError):
             outcome = ReportOutcome(error=problem or "its process ended without an outcome")
+        if outcome.wanted is not None:
+            self.reproductions.widen(found, outcome.wanted)
+            logger.info("seeds added id=%s name=%s added=%d", found.id, found.name, outcome.wanted)
+            return
         ended = self.reproductions.finish(found, outcome)
         logger.info("reproduction %s id=%s name=%s", ended.state, ended.id, ended.name)
 
     def make_order(self, found: ReproductionRecord) -> ReportOrder:
         """Return what a report is made of: the experiments as they were posted, and analyses."""
-        specs = make_specs(found.name, found.budget)
+        specs = make_specs(found.name, found.budget, found.added)
         labels = load_suite(found.name).experiments.keys() & found.experiments.keys()
         return ReportOrder(
             id=found.id,
@@ -209,6 +220,7 @@ class Reproducer:
                 if label in labels
             ],
             analyses=[self._describe(found, each) for each in found.analyses or ()],
+            until=found.until,
             storage=self.storage,
             mlflow_uri=self.mlflow.uri if self.mlflow else None,
         )

@@ -32,7 +32,7 @@ from eigensweep.service.record.errors import (
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import OPERATOR
 from eigensweep.service.record.taking_up import take_up
-from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome, Results
+from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.workers.reports.results import name_file, read_results
 from eigensweep.workers.shared.durable_files import storage_error, write_whole
 from eigensweep.workers.shared.states import ENDED
@@ -82,6 +82,13 @@ class ReproductionRecord:
     words: str | None = None
     error: str | None = None
     mlflow_problem: str | None = None
+    until: Until | None = None
+    """None: the number of seeds is fixed."""
+
+    @property
+    def added(self) -> int:
+        """Seeds that were added until the primary claim was decided."""
+        return 0 if self.until is None else self.until.added
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> ReproductionRecord:
@@ -89,7 +96,10 @@ class ReproductionRecord:
         experiments = {label: Posted(**each) for label, each in content["experiments"].items()}
         asked = content["analyses"]
         analyses = None if asked is None else tuple(Asked(**each) for each in asked)
-        return cls(**{**content, "experiments": experiments, "analyses": analyses})
+        until = content.get("until")
+        if until is not None:
+            until = Until(**{**until, "looks": tuple(until["looks"])})
+        return cls(**{**content, "experiments": experiments, "analyses": analyses, "until": until})
 
 
 @dataclass
@@ -115,9 +125,16 @@ class Reproductions:
                 self._records[found.id] = found
 
     def add(
-        self, name: str, budget: Budget, owner: str = OPERATOR
+        self,
+        name: str,
+        budget: Budget,
+        owner: str = OPERATOR,
+        until: Until | None = None,
     ) -> tuple[ReproductionRecord, bool]:
         """Open a reproduction and queue its experiments; return it, and whether it was opened.
+
+        With `until`, seeds are added until the primary claim is decided. Where that was so before,
+        within other limits, it goes on from the seeds that there are.
 
         The same request gives the same reproduction. It is opened again if it failed or was
         cancelled, if an experiment of it did, or if its report was removed; what has finished is
@@ -129,12 +146,16 @@ class Reproductions:
             StorageError: if it cannot be written to the folder, or results that are taken up to
                 the store.
         """
-        specs = make_specs(name, budget)
-        id = make_id(name, budget, specs)
+        id = make_id(name, budget, until)
         with self._lock:
             earlier = self._records.get(id)
-            if earlier is not None and (earlier.state in OPEN or self._is_complete(earlier)):
+            if earlier is not None and earlier.until is not None and until is not None:
+                until = replace(until, looks=earlier.until.looks)
+            if earlier is not None and (
+                earlier.state in OPEN or (self._is_complete(earlier) and earlier.until == until)
+            ):
                 return earlier, False
+            specs = make_specs(name, budget, 0 if until is None else until.added)
             self.record.check_quotas(list(specs.values()), owner)
             self._take_up(name, budget)
             opened = ReproductionRecord(
@@ -145,6 +166,7 @@ class Reproductions:
                 created_at=time.time() if earlier is None else earlier.created_at,
                 experiments={label: self._post(spec, owner) for label, spec in specs.items()},
                 owner=owner,
+                until=until,
             )
             try:
                 (self.folder / id).mkdir(parents=True, exist_ok=True)
@@ -285,15 +307,29 @@ class Reproductions:
             mlflow_problem=outcome.mlflow_problem,
         )
 
+    def widen(self, found: ReproductionRecord, added: int) -> ReproductionRecord:
+        """Queue its experiments with so many added seeds: those that are trained are taken over."""
+        specs = make_specs(found.name, found.budget, added)
+        return self.change(
+            found,
+            state="running",
+            until=(found.until or Until()).after(added),
+            experiments={label: self._post(spec, found.owner) for label, spec in specs.items()},
+            analyses=None,
+        )
+
     def _write(self, found: ReproductionRecord) -> None:
         content = json.dumps(asdict(found)).encode()
         write_whole(self.folder / found.id / "state.json", content)
         self._records[found.id] = found
 
 
-def make_id(name: str, budget: Budget, specs: dict[str, ExperimentSpec]) -> str:
+def make_id(name: str, budget: Budget, until: Until | None) -> str:
     """Return the digest of a suite with its experiments, 16 hex digits."""
     content = [VERSION, name, budget, load_suite(name).model_dump(mode="json")]
+    if until is not None:  # whatever its limits are, so that others go on with its seeds
+        content.append("until decided")
+    specs = make_specs(name, budget)
     return _digest([*content, *((label, digest(spec)) for label, spec in specs.items())])
 
 

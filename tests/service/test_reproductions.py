@@ -422,6 +422,26 @@ class TestCommandLine:
         assert "asrnn/table-1" not in full
         assert "nnrnn/figure-2" in full
 
+    def test_seeds_are_added_with_an_option_and_the_plan_comes_first(
+        self, client, reproducer, play, run
+    ):
+        asked = {"name": NAME, "until_decided": True, "core_hours": 1.5, "most": 10}
+        posted = client.post("/v1/reproductions", json=asked).json()
+        play(posted["experiments"][0]["id"])
+        reproducer.tick()
+        done = run(NAME, "--until-decided", "--core-hours", "1.5", "--most", "10")
+        assert done.exit_code == 0, done.output
+        words = " ".join(done.output.split())
+        assert (
+            f"{NAME}: to decide a difference of the same sign on all seeds: about 8 seeds" in words
+        )
+        assert words.index("to decide") < words.index("Verdict:")
+        assert "10 seeds are the most that were asked for" in words
+        assert len(client.get("/v1/reproductions").json()["items"]) == 1
+        refused = run(NAME, "--most", "12")
+        assert refused.exit_code != 0
+        assert "give 'until_decided', too" in refused.output
+
     def test_the_list_has_every_suite(self, run):
         listed = run("--list").output
         assert all(name in listed for name in suite_names())

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eigensweep.search_spaces.planning import find_seeds
+from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
 from eigensweep.workers.shared.sequential import (
     find_e_value,
     find_margin,
-    find_sign_e_value,
     look,
 )
 from eigensweep.workers.shared.statistics import compare_paired

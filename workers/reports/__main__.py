@@ -40,7 +40,10 @@ def main(folder: Path, text: str) -> None:
         order = ReportOrder.model_validate_json(text)
         content = _write(order, folder)
         outcome = ReportOutcome(
-            verdict=content.verdict, words=content.words, mlflow_problem=_deliver(order, folder)
+            verdict=content.verdict,
+            words=content.words,
+            mlflow_problem=_deliver(order, folder),
+            wanted=None if content.looks is None else content.looks.wanted,
         )
     except Exception:  # a bug is kept with its traceback
         outcome = ReportOutcome(error=traceback.format_exc())

@@ -74,8 +74,10 @@ METHODS: Final = (
     "diverged are named, and the numbers are those of the others. *Not comparable* means that a "
     "number is missing, or that the budget does not reach what the claim is about; *not "
     "distinguishable*, that so many seeds do not decide; *equivalent*, that the paper claims a "
-    "difference, and it is shown to be too small to matter. The share of the paper's budget counts "
-    "training sequences: optimizer steps times the batch."
+    "difference, and it is shown to be too small to matter. Where seeds were added until the "
+    "primary claim was decided, verdicts are by e-values and intervals that hold at every look "
+    "together. The share of the paper's budget counts training sequences: optimizer steps times "
+    "the batch."
 )
 
 
@@ -254,7 +256,10 @@ def _seeds_words(claim: Claim, content: ReportContent) -> str:
     names = filter(None, (claim.better, claim.alike, claim.arm, *claim.than))
     wanted = {split_arm(name, claim) for name in names}
     seeds = {arm.seeds for arm in content.arms if (arm.experiment, arm.arm) in wanted}
-    return " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})) if seeds else ""
+    words = " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})) if seeds else ""
+    if content.looks is not None:
+        words += f", in {say_count(len(content.looks.seeds), 'look')}"
+    return words
 
 
 def count_words(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> str:

@@ -15,6 +15,7 @@ from eigensweep.workers.reports.report import (
     ClaimFound,
     Comparison,
     Interval,
+    LooksFound,
     NumberFound,
     ReportContent,
 )
@@ -46,11 +47,33 @@ def title_of(content: ReportContent) -> str:
 def remarks_of(content: ReportContent) -> list[tuple[str, str]]:
     """Return what a reader must know beside the numbers, each with its heading."""
     remarks = (
+        ("Looks", None if content.looks is None else look_words(content.looks)),
         (f"The {content.budget} budget", content.cut),
         ("Departures", content.departures),
         ("Needs", content.needs),
     )
     return [(head, words) for head, words in remarks if words]
+
+
+def look_words(looks: LooksFound) -> str:
+    """Return how many looks and seeds it took, and what that means for the verdicts."""
+    ended = {
+        "decided": "The primary claim was decided then",
+        "core-hours": "The core-hours for added seeds were spent then",
+        "seeds": f"{say_count(looks.most, 'seed')} are the most that were asked for",
+        "not by seeds": "More seeds would not decide it",
+        None: "More seeds are trained",
+    }[looks.ended]
+    counts = ", ".join(map(str, looks.seeds))
+    hours = f"{looks.core_hours:.2g} core hours"
+    if looks.allowed is not None:
+        hours += f" of {looks.allowed:g}"
+    return (
+        f"Seeds were added until the primary claim was decided: "
+        f"{say_count(len(looks.seeds), 'look')}, with {counts} seeds. {ended}; added seeds took "
+        f"{hours}. Verdicts and their p-values are anytime-valid: they err in at most 5 % of "
+        "cases however often one looks. Other intervals are those of one look."
+    )
 
 
 def make_anchor(heading: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Literal
 
@@ -20,6 +21,31 @@ CURVES: Final = "curves.svg"
 """The picture of the curves; `figure.svg` is the same where no analysis has a picture."""
 OUTCOME: Final = "outcome.json"
 """A `ReportOutcome` as JSON, beside them."""
+
+
+MOST_SEEDS: Final = 40
+"""Seeds that a reproduction ends with at most, where no other number is asked for."""
+
+
+@dataclass(frozen=True)
+class Until:
+    """That seeds are added until the primary claim is decided, and how many were so far."""
+
+    core_hours: float | None = None
+    """Time that added seeds may take, by the cores of each; None: `most` is the only limit."""
+    most: int = MOST_SEEDS
+    """Largest number of seeds."""
+    looks: tuple[int, ...] = (0,)
+    """The seeds that had been added at each look, the present one last."""
+
+    @property
+    def added(self) -> int:
+        """The seeds that were added so far."""
+        return self.looks[-1]
+
+    def after(self, added: int) -> Until:
+        """Return the same with one more look."""
+        return replace(self, looks=(*self.looks, added))
 
 
 class MeasuredTrial(Strict):
@@ -124,6 +150,13 @@ class Results(Strict):
     made_at: datetime
     experiments: list[KeptExperiment]
     analyses: list[KeptAnalysis]
+    until: Until | None = None
+    """None: its number of seeds was fixed before."""
+
+    @property
+    def added(self) -> int:
+        """Seeds that were added until the primary claim was decided."""
+        return 0 if self.until is None else self.until.added
 
     @property
     def origin(self) -> str:
@@ -140,6 +173,7 @@ class ReportOrder(Strict):
     budget: Budget
     experiments: list[MeasuredExperiment]
     analyses: list[MadeAnalysis]
+    until: Until | None = None
     storage: str
     """Folder of the store."""
     mlflow_uri: str | None = None
@@ -157,3 +191,5 @@ class ReportOutcome(Strict):
     """The verdict in a sentence."""
     mlflow_problem: str | None = None
     """Why MLflow does not have the files; None if it does."""
+    wanted: int | None = None
+    """How many added seeds the next look needs; None if this was the last one."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from math import isfinite
+from math import floor, isfinite
+from statistics import fmean
 from typing import Literal
 
 from pydantic import Field
@@ -15,7 +16,9 @@ from eigensweep.search_spaces.reproductions import (
     Claim,
     Measure,
     Suite,
+    count_first,
     estimate_core_seconds,
+    find_deciding,
     load_suite,
     make_specs,
     published_rows,
@@ -34,7 +37,12 @@ from eigensweep.workers.reports.measurements import (
     mean_curve,
     score,
 )
-from eigensweep.workers.reports.messages import AnalysisMade, MeasuredExperiment, Results
+from eigensweep.workers.reports.messages import (
+    MOST_SEEDS,
+    AnalysisMade,
+    MeasuredExperiment,
+    Results,
+)
 from eigensweep.workers.reports.results import KeptCurves
 from eigensweep.workers.reports.verdicts import (
     PARAMETERS_TOLERANCE,
@@ -210,6 +218,22 @@ class ExperimentRun(Strict):
     problem: str | None
 
 
+class LooksFound(Strict):
+    """What adding seeds until the primary claim is decided has come to."""
+
+    seeds: list[int]
+    """Seeds at each look."""
+    core_hours: float
+    """Time that added seeds took, by the cores of each."""
+    allowed: float | None
+    """The most that they may take; None: any time."""
+    most: int
+    ended: Literal["decided", "core-hours", "seeds", "not by seeds"] | None
+    """Why no more seeds are added; None if some are."""
+    wanted: int | None
+    """How many added seeds the next look needs."""
+
+
 class ReportContent(Strict):
     """A report, as `report.json` holds it."""
 
@@ -232,6 +256,8 @@ class ReportContent(Strict):
     needs: str | None
     verdict: Verdict
     words: str
+    looks: LooksFound | None = None
+    """None: the number of seeds was fixed before, and verdicts are those of one look."""
     claims: list[ClaimFound]
     picture: Literal["curves", "values", "sizes"] = "curves"
     numbers: list[NumberFound]
@@ -257,13 +283,14 @@ class ReportContent(Strict):
 def make_report(results: Results, id: str = "") -> ReportContent:
     """Return the report of results, judged by the suite and the rules of now."""
     suite = load_suite(results.name)
-    specs = make_specs(results.name, results.budget)
+    specs = make_specs(results.name, results.budget, results.added)
     curves = KeptCurves(results)
     measured = {each.label: Measured(each, curves) for each in results.experiments}
     for label, spec in specs.items():
         measured.setdefault(label, Measured(_describe_missing(label, spec), curves))
     analyses = AnalysisNumbers(results.analyses)
-    claims = [_judge(claim, results.budget, measured, analyses) for claim in suite.claims]
+    any_look = results.until is not None
+    claims = [_judge(claim, results.budget, measured, analyses, any_look) for claim in suite.claims]
     whole = judge_all([Standing(each.verdict, each.counts, each.setting) for each in claims])
     cut = suite.cut if results.budget == "short" else None
     numbers = [
@@ -288,6 +315,7 @@ def make_report(results: Results, id: str = "") -> ReportContent:
         needs=suite.needs,
         verdict=whole.verdict,
         words=whole.because,
+        looks=find_looks(results, whole.verdict),
         claims=claims,
         picture=suite.picture,
         numbers=numbers,
@@ -317,9 +345,68 @@ def make_report(results: Results, id: str = "") -> ReportContent:
         processor=results.processor,
         note=results.note,
         origins=_list_origins(results),
-        command=f"eigensweep reproduce {results.name} --budget {results.budget}",
+        command=_name_command(results),
         made_at=results.made_at,
     )
+
+
+def find_looks(results: Results, verdict: Verdict) -> LooksFound | None:
+    """Return what adding seeds has come to, and how many more the next look needs.
+
+    It is a function of the results alone, so whoever starts anew finds the same. At each look there
+    are a quarter more seeds, or as many as the time that is left is enough for.
+    """
+    until, first = results.until, count_first(results.name, results.budget)
+    if until is None:
+        return None
+    spent, each = _count_core_hours(results)
+    found = LooksFound(
+        seeds=[(first or 0) + added for added in until.looks],
+        core_hours=six_digits(spent),
+        allowed=until.core_hours,
+        most=until.most,
+        ended=None,
+        wanted=None,
+    )
+    if verdict != "not distinguishable" or first is None:
+        decided = verdict in ("holds", "does not hold", "equivalent")
+        return found.model_copy(update={"ended": "decided" if decided else "not by seeds"})
+    more = min(max(1, found.seeds[-1] // 4), until.most - found.seeds[-1])
+    if more < 1:
+        return found.model_copy(update={"ended": "seeds"})
+    if until.core_hours is not None and each > 0:
+        more = min(more, floor((until.core_hours - spent) / each))
+    if more < 1:
+        return found.model_copy(update={"ended": "core-hours"})
+    return found.model_copy(update={"wanted": until.added + more})
+
+
+def _count_core_hours(results: Results) -> tuple[float, float]:
+    """Return the core-hours of added seeds, and those of one seed of all arms."""
+    suite, first = load_suite(results.name), make_specs(results.name, results.budget)
+    spent, each = 0.0, 0.0
+    for experiment in results.experiments:
+        if experiment.label in find_deciding(suite) & first.keys():
+            spec = ExperimentSpec.from_stored(experiment.spec)
+            begun = range(spec.seed, spec.seed + first[experiment.label].replicates)
+            for trial in experiment.trials:
+                seeds = Result.from_dict(trial.result or {}).by_replicate
+                hours = [seed.seconds * spec.resources.cpus / 3600 for seed in seeds]
+                each += fmean(hours or [0.0])
+                spent += sum(
+                    took for seed, took in zip(seeds, hours, strict=True) if seed.seed not in begun
+                )
+    return spent, each
+
+
+def _name_command(results: Results) -> str:
+    words = f"eigensweep reproduce {results.name} --budget {results.budget}"
+    if results.until is None:
+        return words
+    most, hours = results.until.most, results.until.core_hours
+    words += " --until-decided"
+    words += "" if most == MOST_SEEDS else f" --most {most}"
+    return words + ("" if hours is None else f" --core-hours {hours:g}")
 
 
 def _judge(
@@ -327,8 +414,9 @@ def _judge(
     budget: Budget,
     measured: dict[str, Measured],
     analyses: AnalysisNumbers,
+    any_look: bool,
 ) -> ClaimFound:
-    found = _decide(claim, budget, measured, analyses)
+    found = _decide(claim, budget, measured, analyses, any_look)
     if budget == "short" and claim.short_confirms and found.verdict == "does not hold":
         words = f"not so far, and the short budget ends earlier: {found.because}"
         found = Judgement("not comparable", words, found.pairs)
@@ -366,12 +454,20 @@ def _decide(
     budget: Budget,
     measured: dict[str, Measured],
     analyses: AnalysisNumbers,
+    any_look: bool,
 ) -> Judgement:
     if budget == "short" and claim.not_short is not None:
         return Judgement("not comparable", claim.not_short)
     if claim.by.analysis is not None:
         side, ratios = analyses.side(claim.by), claim.by.over is not None
-        return judge_bounds(side, claim.at_least, claim.at_most, exact=claim.exact, ratios=ratios)
+        return judge_bounds(
+            side,
+            claim.at_least,
+            claim.at_most,
+            exact=claim.exact,
+            ratios=ratios,
+            any_look=any_look,
+        )
     name = claim.better or claim.alike or claim.arm
     assert name is not None
     side = _side(name, claim, measured)
@@ -386,10 +482,13 @@ def _decide(
             better,
             logarithms=claim.logarithms,
             alike_within=claim.alike_within,
+            any_look=any_look,
         )
     if claim.alike_within is not None:
-        return judge_alike(name, side, others, claim.alike_within)
-    return judge_bounds(side, claim.at_least, claim.at_most, better, exact=claim.exact)
+        return judge_alike(name, side, others, claim.alike_within, any_look=any_look)
+    return judge_bounds(
+        side, claim.at_least, claim.at_most, better, exact=claim.exact, any_look=any_look
+    )
 
 
 def _side(arm: str, claim: Claim, measured: dict[str, Measured]) -> Side:

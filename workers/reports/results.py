@@ -79,6 +79,7 @@ def collect(order: ReportOrder) -> Results:
         made_at=datetime.now(UTC),
         experiments=[_keep_experiment(suite, each, store) for each in order.experiments],
         analyses=[_keep_analysis(suite, each) for each in order.analyses],
+        until=order.until,
     )
 
 

@@ -19,11 +19,10 @@ from typing import Literal
 
 from eigensweep.direction import Better
 from eigensweep.search_spaces.labels import say_count
-from eigensweep.search_spaces.planning import find_seeds
+from eigensweep.search_spaces.planning import find_seeds, find_sign_e_value
 from eigensweep.workers.shared.sequential import (
     count_first,
     find_interval,
-    find_sign_e_value,
     look,
 )
 from eigensweep.workers.shared.statistics import (
@@ -409,11 +408,13 @@ def _describe(
         ratio = exp(found.mean)
     elif mine is not None and theirs is not None and theirs.mean:
         ratio = mine.mean / theirs.mean
-    if found.sd is not None and logarithms:
+    if any_look:
+        pass  # what a fixed number of seeds could show is another test's
+    elif found.sd is not None and logarithms:
         detectable_ratio = exp(min(find_detectable(found.sd, found.n), LARGEST_EXPONENT))
     elif found.sd is not None:
         detectable = find_detectable(found.sd, found.n)
-    if side.last is not None:
+    if side.last is not None and not any_look:
         least_p = 2 / comb(len(side.values) + len(against.values), len(side.values))
     if alike_within is not None and theirs is not None and verdict == "not distinguishable":
         margin = log(1 + alike_within) if logarithms else alike_within * abs(theirs.mean)

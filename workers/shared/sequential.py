@@ -4,18 +4,14 @@ The e-value is the Bayes factor of the t-statistic (`search_spaces.planning`): a
 is no difference, whatever the spread is. By Ville's inequality it ever reaches 20 in at most 5% of
 cases. The interval holds the means that were never excluded in this way.
 
-First steps to a threshold have an e-value by their signs: the seeds on which one side was first,
-against a fair coin.
-
-Source: Pérez-Ortiz et al., "E-statistics, group invariance and anytime-valid testing" (2024);
-Robbins (1970) for the mixture over coins.
+Source: Pérez-Ortiz et al., "E-statistics, group invariance and anytime-valid testing" (2024).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, fsum, inf, lgamma, log, sqrt
+from math import exp, fsum, inf, log, sqrt
 from statistics import fmean
 from typing import Literal
 
@@ -135,16 +131,6 @@ def count_first(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[int, in
     """
     shared = a.keys() & b.keys()
     return sum(a[seed] < b[seed] for seed in shared), sum(a[seed] > b[seed] for seed in shared)
-
-
-def find_sign_e_value(wins: int, losses: int) -> float:
-    """Return the e-value of a coin's sides against a fair one, by any other coin in equal parts.
-
-    >>> round(find_sign_e_value(8, 0), 1), round(find_sign_e_value(9, 1), 1)
-    (28.4, 9.3)
-    """
-    n = wins + losses
-    return exp(n * log(2) + lgamma(wins + 1) + lgamma(losses + 1) - lgamma(n + 2))
 
 
 def _effect(mean: float, sd: float) -> float:

@@ -5,22 +5,26 @@ Runs in the service's process.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import (
     BUDGETS,
     Budget,
+    count_first,
     estimate_core_seconds,
     find_missing_corpora,
     load_suite,
     make_specs,
+    plan_seeds,
     suite_names,
 )
 from eigensweep.service.api.callers import Submitter
@@ -88,6 +92,34 @@ class ReproductionRequest(BaseModel):
         description="`short`: at most about 20 minutes on two processors, with what that cuts; "
         "`full`: the paper's own size",
     )
+    until_decided: bool = Field(
+        False,
+        description="Add seeds until the primary claim is decided, by a test that holds at every "
+        "look together; those that are trained are taken over",
+    )
+    core_hours: float | None = Field(
+        None,
+        gt=0,
+        description="With `until_decided`: time that added seeds may take, by the cores of each; "
+        "null: `most` is the only limit",
+    )
+    most: int = Field(
+        messages.MOST_SEEDS,
+        ge=3,
+        le=1000,
+        description="With `until_decided`: largest number of seeds",
+    )
+
+    @model_validator(mode="after")
+    def _limits_what_is_added(self) -> Self:
+        given = self.model_fields_set & {"core_hours", "most"}
+        if given and not self.until_decided:
+            raise ValueError(f"'{min(given)}' limits added seeds: give 'until_decided', too")
+        return self
+
+    @property
+    def until(self) -> messages.Until | None:
+        return messages.Until(self.core_hours, self.most) if self.until_decided else None
 
 
 class ReproductionExperiment(Answer):
@@ -109,6 +141,14 @@ class ReproductionAnalysis(Answer):
     id: str | None
     problem: str | None = Field(description="Why it cannot be made")
     link: str | None
+
+
+class AddedSeeds(Answer):
+    """How many seeds were added until the primary claim is decided."""
+
+    core_hours: float | None = Field(description="The most that added seeds may take")
+    most: int = Field(description="The largest number of seeds")
+    seeds: list[int] = Field(description="Seeds at each look, the present one last")
 
 
 class ReproductionLinks(Answer):
@@ -139,6 +179,7 @@ class ReproductionNow(Answer):
         "`equivalent`, `not distinguishable` or `not comparable`; null before the report"
     )
     words: str | None = Field(description="How many claims have which verdict")
+    until_decided: AddedSeeds | None = Field(description="Null where the number of seeds is fixed")
     error: str | None = Field(description="Why its report could not be made")
     mlflow_problem: str | None = Field(description="Why MLflow does not have the report")
     links: ReproductionLinks
@@ -188,8 +229,23 @@ class Suites(Answer):
     items: list[SuiteListing]
 
 
+class PlannedSeeds(Answer):
+    """What it takes to decide the primary claim, if the difference is of some size."""
+
+    difference: str = Field(description="Its size, in words")
+    seeds: int | None = Field(description="About; null beyond 1,000")
+    core_hours: float | None = Field(
+        description="Of all these seeds on one core, as rough a guess as `core_minutes`"
+    )
+
+
 class SuiteEntry(SuiteListing):
     """A suite in full."""
+
+    plan: dict[Budget, list[PlannedSeeds]] = Field(
+        description="What it takes to decide the primary claim with `until_decided`; empty where "
+        "seeds decide nothing"
+    )
 
     suite: Json = Field(description="Its experiments, analyses and claims, as its file has them")
     specs: dict[Budget, dict[str, Json]] = Field(
@@ -221,7 +277,9 @@ def post_reproduction(
     opened again where it failed, was cancelled, or an experiment of it was.
     """
     service.record.require_to_lead()
-    found, is_new = service.reproductions.add(request.name, request.budget, caller.user)
+    found, is_new = service.reproductions.add(
+        request.name, request.budget, caller.user, request.until
+    )
     service.dispatcher.wake()
     answer = make_answer(service, found)
     response.headers["Location"] = answer.links.self
@@ -307,6 +365,10 @@ def get_suite(settings: TheSettings, name: Name) -> SuiteEntry:
     return SuiteEntry(
         **_list_suite(name, settings).model_dump(),
         suite=suite.model_dump(mode="json", exclude_unset=True),
+        plan={
+            budget: [PlannedSeeds(**vars(each)) for each in plan_seeds(name, budget)]
+            for budget in BUDGETS
+        },
         specs={
             budget: {
                 label: spec.model_dump(mode="json", exclude_unset=True)
@@ -366,6 +428,7 @@ def make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
         ],
         verdict=found.verdict,
         words=found.words,
+        until_decided=_describe_until(found),
         error=found.error,
         mlflow_problem=found.mlflow_problem,
         links=ReproductionLinks(
@@ -375,6 +438,16 @@ def make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
             report={f: f"{here}/report.{f}" for f in Format} if found.state == "finished" else {},
         ),
     )
+
+
+def _describe_until(found: ReproductionRecord) -> AddedSeeds | None:
+    if found.until is None:
+        return None
+    first = 0
+    with suppress(SpecError):  # it was removed since
+        first = count_first(found.name, found.budget) or 0
+    seeds = [first + added for added in found.until.looks]
+    return AddedSeeds(core_hours=found.until.core_hours, most=found.until.most, seeds=seeds)
 
 
 def _describe_experiment(
