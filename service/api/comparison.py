@@ -28,6 +28,7 @@ from eigensweep.workers.shared.states import RANKED
 from eigensweep.workers.shared.statistics import (
     TEST,
     Difference,
+    Summary,
     Verdict,
     compare_paired,
     correct,
@@ -267,17 +268,14 @@ def _describe_side(
         "valid": _take(result.by_replicate, "valid", measured.name, experiment.metric),
         "test": _take(result.by_replicate, "test", measured.name, experiment.metric),
     }
-    side = Side(
+    side = Side.made_of(
+        trial,
         name=name,
         chosen=chosen,
         experiment=experiment.id,
         experiment_name=experiment.name,
         trial=trial.number,
-        arm=trial.arm,
-        state=trial.state,
         hash=trial.config_hash,
-        params=trial.params,
-        steps=trial.steps,
         seeds=sorted({seed for column in values.values() for seed in column}),
         metric=measured,
         baseline=baseline,
@@ -294,16 +292,14 @@ def find_metric(
 ) -> tuple[Metric, float | None]:
     """Return the metric that is compared, and its baseline if that follows from the config."""
     if name is None or name == experiment.metric:
-        words = Metric(name=experiment.metric, unit=experiment.unit, better=experiment.better)
-        return words, experiment.baseline
+        return Metric.made_of(experiment, name=experiment.metric), experiment.baseline
     config = TASKS[task["name"]].Config.model_validate(task)
     known = [metric.name for metric in config.metrics]
     if name not in known:
         message = f"{config.name} has no metric '{name}'; it has {', '.join(known)}"
         raise UnknownMetricError("metric", message, got=name, available=known)
     metric = config.find_metric(name)
-    shown = Metric(name=metric.name, unit=metric.unit, better=metric.better)
-    return shown, config.baselines.get(name)
+    return Metric.made_of(metric), config.baselines.get(name)
 
 
 def _take(
@@ -321,10 +317,8 @@ def _take(
     return taken
 
 
-def _summarize(values: Mapping[int, float], metric: str) -> SummaryNow | None:
-    if not values:
-        return None
-    return SummaryNow(**summarize(list(values.values()), find_domain(metric)).to_dict())
+def _summarize(values: Mapping[int, float], metric: str) -> Summary | None:
+    return summarize(list(values.values()), find_domain(metric)) if values else None
 
 
 def _compare_all(
@@ -378,15 +372,13 @@ def list_differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 def _describe(
     a: _Found, b: _Found, split: Split, found: Difference, count: int, smallest: float | None
 ) -> DifferenceNow:
-    numbers = found.to_dict()
-    del numbers["better"]
     seen, so_far = look(found, max(1, count), within=smallest), None
     if seen is not None:
         looks = _look_back(a.values[split], b.values[split], found.seeds, max(1, count))
         plan = None if smallest is None else _make_plan(a, b, found, smallest, 1 / seen.wanted)
-        so_far = SoFarNow(**seen.to_dict(), looks=list(looks), plan=plan)
+        so_far = SoFarNow.made_of(seen, looks=list(looks), plan=plan)
     words = _say(a.side, b.side, split, found, count, smallest)
-    return DifferenceNow(**numbers, words=words, so_far=so_far)
+    return DifferenceNow.made_of(found, words=words, so_far=so_far)
 
 
 def _look_back(
@@ -398,7 +390,7 @@ def _look_back(
         seen = look(first, comparisons)
         assert seen is not None
         assert first.mean is not None
-        yield LookNow(seeds=n, mean=first.mean, low=seen.low, high=seen.high, e_value=seen.e_value)
+        yield LookNow.made_of(seen, seeds=n, mean=first.mean)
 
 
 def _make_plan(a: _Found, b: _Found, found: Difference, difference: float, error: float) -> PlanNow:

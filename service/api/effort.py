@@ -281,11 +281,11 @@ def _draw(found: _Found, search: Search | None, fewest: int) -> EffortSide:
     for k in sorted({*choose_counts(search.n), fewest}):
         seen = _turn(search.estimate(k), found.metric)
         points.append(
-            EffortPoint(
+            EffortPoint.made_of(
+                seen,
                 trials=k,
                 core_hours=k * side.core_hours,
                 gpu_hours=k * side.gpu_hours,
-                **vars(seen),
             )
         )
     return side.model_copy(update={"points": points})

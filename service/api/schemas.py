@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,9 +17,9 @@ from eigensweep.direction import Better
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.preview import ArmMemory
 from eigensweep.service.record.journal import spent_seconds
-from eigensweep.service.record.progress import Progress, compute_progress
+from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import ExperimentRecord, StoredTrial, TrialRecord
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import Attempt, Experiment, Trial
 from eigensweep.service.record.usage import UserUsage
 from eigensweep.workers.shared.messages import (
     Json,
@@ -43,9 +43,30 @@ ones. They take a few kilobytes each."""
 
 
 class Answer(BaseModel):
-    """A part of an answer."""
+    """A part of an answer: its fields are attributes of what it is made of, seconds are times."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    @classmethod
+    def made_of(cls, source: Any, /, **more: Any) -> Self:
+        """Return an answer with what `source` has under the names of fields, except for `more`."""
+        named = {name: getattr(source, name) for name in cls.model_fields if name not in more}
+        return cls(**named, **more)
+
+
+class Asked(BaseModel):
+    """A part of a request, which holds nothing else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PageAsked(Asked):
+    """Which page of a list."""
+
+    limit: int = Field(50, ge=1, le=200)
+    cursor: str | None = Field(
+        None, max_length=1000, description="`next_cursor` of the page before"
+    )
 
 
 class Page(Answer, Generic[Item]):
@@ -150,10 +171,10 @@ class UsageNow(Answer):
     )
 
     @classmethod
-    def of(cls, row: Experiment | Trial | UserUsage) -> UsageNow:
+    def made_of(cls, source: Experiment | Trial | UserUsage, /, **more: Any) -> Self:
         """Return what a row of the record says."""
-        cpu, gpu = row.cpu_seconds / 3600, row.gpu_seconds / 3600
-        return cls(trial_seconds=row.trial_seconds, cpu_hours=cpu, gpu_hours=gpu)
+        cpu, gpu = source.cpu_seconds / 3600, source.gpu_seconds / 3600
+        return cls(trial_seconds=source.trial_seconds, cpu_hours=cpu, gpu_hours=gpu, **more)
 
 
 class TrialLinks(Answer):
@@ -229,13 +250,6 @@ class NoticeNow(Answer):
     words: str = Field(description="What it is, and what would help")
     node: str | None = Field(description="Host name of a node that is left out; else null")
     until: datetime | None = Field(description="When that node is tried again; else null")
-
-    @classmethod
-    def of(cls, stored: Json) -> NoticeNow:
-        """Return a notice as it is stored."""
-        notice = Notice.from_dict(stored)
-        until = to_datetime_if_known(notice.until)
-        return cls(kind=notice.kind, words=notice.words, node=notice.node, until=until)
 
 
 class HeadLinks(Answer):
@@ -352,61 +366,47 @@ class Views:
         """Return an experiment in full."""
         here = f"/v1/experiments/{record.experiment.id}"
         actions = ExperimentLinks.model_fields.keys() - HeadLinks.model_fields.keys()
-        return ExperimentNow(
+        links = self._links(record.experiment) | {name: f"{here}/{name}" for name in actions}
+        return ExperimentNow.made_of(
+            record.experiment,
             **self._describe(record),
-            links=ExperimentLinks(
-                **self._links(record.experiment), **{name: f"{here}/{name}" for name in actions}
-            ),
+            links=links,
             best=None if record.best is None else self.trial(record.best),
-            reused_from=list(record.sources),
-            error=record.experiment.error,
-            spec=record.experiment.spec,
+            reused_from=record.sources,
         )
 
     def listed(self, record: ExperimentRecord) -> ExperimentSummary:
         """Return an experiment as it stands in a list."""
-        lines = (record.experiment.error or "").strip().splitlines()
-        return ExperimentSummary(
+        lines, best = (record.experiment.error or "").strip().splitlines(), record.best
+        return ExperimentSummary.made_of(
+            record.experiment,
             **self._describe(record),
-            links=HeadLinks(**self._links(record.experiment)),
-            best=None if record.best is None else TrialHead(**self._head(record.best.trial)),
+            links=self._links(record.experiment),
+            best=best and TrialHead.made_of(best.trial, links=self._link(best.trial)),
             error=lines[-1] if lines else None,
         )
 
     def _describe(self, record: ExperimentRecord) -> dict[str, Any]:
-        """Return what an experiment's answer has in a list, too."""
+        """Return what an experiment's row does not say by itself, in a list or alone."""
         row = record.experiment
         now = compute_progress(row, record.counts, time.time())
         return {
-            "id": row.id,
-            "owner": row.owner,
-            "name": row.name,
-            "project": row.project,
-            "state": row.state,
-            "priority": row.priority,
             "queue_place": record.place,
-            "created_at": to_datetime(row.created_at),
-            "started_at": to_datetime_if_known(row.started_at),
-            "finished_at": to_datetime_if_known(row.finished_at),
-            "archived_at": to_datetime_if_known(row.archived_at),
             "kept": row.kept or "all",
-            "baseline": row.baseline,
             "metric": Metric(name=row.metric, unit=row.unit, better=row.better),
-            "progress": _make_progress(now),
+            "progress": vars(now) | now.trials,
             "eta_seconds": now.eta_seconds,
             "wall_seconds": spent_seconds(row, time.time()),
-            "usage": UsageNow.of(row),
+            "usage": UsageNow.made_of(row),
             "notices": self._list_notices(row),
             "cancel_requested": row.state == "cancelling",
             "delivered": row.state in ENDED and row.tracked,
         }
 
-    def _list_notices(self, row: Experiment) -> list[NoticeNow]:
-        told = [NoticeNow.of(notice) for notice in row.notices or ()]
+    def _list_notices(self, row: Experiment) -> list[Notice]:
+        told = [Notice.from_dict(notice) for notice in row.notices or ()]
         away = None if row.state in {"paused", *ENDED} else self._explain_away()
-        if away is not None:
-            told.append(NoticeNow(kind="ray", words=away, node=None, until=None))
-        return told
+        return told if away is None else [*told, Notice("ray", away)]
 
     def _links(self, row: Experiment) -> dict[str, str | None]:
         here = f"/v1/experiments/{row.id}"
@@ -419,19 +419,9 @@ class Views:
             "run": self.run(row.run_id, row.run_project),
         }
 
-    def _head(self, row: Trial) -> dict[str, Any]:
-        """Return what a trial's answer has everywhere."""
-        return {
-            "number": row.number,
-            "arm": row.arm,
-            "state": row.state,
-            "params": row.params,
-            "value": row.value,
-            "links": TrialLinks(
-                self=f"/v1/experiments/{row.experiment_id}/trials/{row.number}",
-                mlflow=self.run(row.run_id, row.run_project),
-            ),
-        }
+    def _link(self, row: Trial) -> dict[str, str | None]:
+        here = f"/v1/experiments/{row.experiment_id}/trials/{row.number}"
+        return {"self": here, "mlflow": self.run(row.run_id, row.run_project)}
 
     def _read_trial(self, stored: StoredTrial) -> TrialSummary:
         return self.summary(stored.read())
@@ -441,56 +431,27 @@ class Views:
         row = record.trial
         result = row.scores
         newest = record.reports[-1].metrics if record.reports else {}
-        return TrialSummary(
-            **self._head(row),
-            lineage=[
-                TakeoverNow(step=taken["step"], source=taken["source"], params=taken["params"])
-                for taken in row.lineage or ()
-            ],
+        return TrialSummary.made_of(
+            row,
+            links=self._link(row),
+            lineage=row.lineage or (),
             hash=row.config_hash,
-            attempt=row.attempt,
-            best_step=result.get("best_step"),
-            step=row.step,
-            steps=row.steps,
             metrics=result.get("valid") or _name_as_at_the_end(newest),
             test=result.get("test") or {},
-            statistics={
-                name: SummaryNow(**found.to_dict())
-                for name, found in summarize_stored(row.scores).items()
-            },
-            parameters=result.get("parameters"),
-            seconds=result.get("seconds"),
-            error=row.error,
+            statistics=summarize_stored(row.scores),
+            **{name: result.get(name) for name in ("best_step", "parameters", "seconds")},
             reopened_for=None if row.earlier is None else row.earlier["reason"],
-            started_at=to_datetime_if_known(row.started_at),
-            ended_at=to_datetime_if_known(row.ended_at),
-            usage=UsageNow.of(row),
+            usage=UsageNow.made_of(row),
         )
 
     def trial(self, record: TrialRecord) -> TrialNow:
         """Return a trial in full."""
-        return TrialNow(
-            **dict(self.summary(record)),
+        return TrialNow.made_of(
+            self.summary(record),
             config=record.trial.config,
             result=record.trial.result,
-            reports=[
-                ReportNow(step=r.step, at=to_datetime(r.at), metrics=r.metrics)
-                for r in record.reports
-            ],
-            attempts=[
-                AttemptNow(
-                    attempt=a.attempt,
-                    started_at=to_datetime(a.started_at),
-                    ended_at=to_datetime_if_known(a.ended_at),
-                    reason=a.reason,
-                    node=a.place.get("node"),
-                    node_id=a.place.get("node_id"),
-                    pid=a.place.get("pid"),
-                    device=a.place.get("device"),
-                    lanes=a.place.get("lanes"),
-                )
-                for a in record.attempts
-            ],
+            reports=record.reports,
+            attempts=[AttemptNow.made_of(each, **read_place(each)) for each in record.attempts],
         )
 
     def run(self, run_id: str | None, project: str | None) -> str | None:
@@ -511,24 +472,10 @@ class Views:
         return f"{self._mlflow}/#/experiments/{row.run_project}/runs?{TRAINING}&{view}"
 
 
-def _make_progress(now: Progress) -> ProgressNow:
-    return ProgressNow(
-        total=now.total,
-        steps_done=now.steps_done,
-        steps_total=now.steps_total,
-        fraction=now.fraction,
-        **now.trials,
-    )
-
-
-def to_datetime(seconds: float) -> datetime:
-    """Return the time that is so many seconds after 1970 (UTC)."""
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def to_datetime_if_known(seconds: float | None) -> datetime | None:
-    """Return the same, None for None."""
-    return None if seconds is None else to_datetime(seconds)
+def read_place(attempt: Attempt | None) -> dict[str, Any]:
+    """Return where an attempt trains, as far as that is known."""
+    place = {} if attempt is None else attempt.place
+    return {name: place.get(name) for name in ("node", "node_id", "pid", "device", "lanes")}
 
 
 def _name_as_at_the_end(reported: Metrics) -> Metrics:

@@ -20,7 +20,7 @@ from fastapi import APIRouter, Query, Request, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -52,7 +52,7 @@ from eigensweep.service.api.routes.experiments import ExperimentId, ExperimentQu
 from eigensweep.service.api.routes.overviews import TrialNumber
 from eigensweep.service.api.routes.reproductions import ReproductionId, SuiteListing
 from eigensweep.service.api.routes.trials import TrialQuery
-from eigensweep.service.api.schemas import Metric, TrialNow, TrialSummary
+from eigensweep.service.api.schemas import Asked, Metric, TrialNow, TrialSummary
 from eigensweep.service.record.errors import ReproductionNotFoundError
 from eigensweep.service.record.overviews import list_arms, list_lineages
 from eigensweep.service.record.reproductions import OPEN
@@ -164,10 +164,8 @@ def ask(model: type[Query_], form: BaseModel, **more: Any) -> Query_:
     return validate(model, **filled, **more)
 
 
-class ListQuery(BaseModel):
+class ListQuery(Asked):
     """Selects experiments on the first page; what is empty selects all."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field("", max_length=120)
     state: Literal[""] | ExperimentState = ""
@@ -229,10 +227,8 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
     )
 
 
-class TrialsPageQuery(BaseModel):
+class TrialsPageQuery(Asked):
     """Selects trials; what is empty selects all."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: Literal[
         "",
@@ -347,10 +343,8 @@ def show_reproduction(service: TheService, caller: Reader, id: ReproductionId) -
     )
 
 
-class FormQuery(BaseModel):
+class FormQuery(Asked):
     """What the form starts from: a preset, or an experiment's spec."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: str = Field("quickstart", max_length=200)
     experiment: str | None = Field(None, max_length=32)
@@ -364,10 +358,8 @@ def show_fields(caller: Reader) -> Response:
     return render(caller, "fields.html", fields=write_fields())
 
 
-class ComparePageQuery(BaseModel):
+class ComparePageQuery(Asked):
     """What is compared; empty fields of the form are left out."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     of: list[str] = Field([], max_length=1000)  # empty ones among them; the API counts names
     metric: str = Field("", max_length=120)

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Annotated
 
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.service.api.callers import ADMIN, AsOperator, Reader, tell_audit
 from eigensweep.service.api.errors import answer_errors, describe_errors
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import TheService
-from eigensweep.service.api.schemas import Answer, Page, UsageNow
+from eigensweep.service.api.schemas import Answer, Asked, Page, PageAsked, UsageNow
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.accounts import (
     NAME,
@@ -72,10 +72,8 @@ class Me(Answer):
     )
 
 
-class UserRequest(BaseModel):
+class UserRequest(Asked):
     """A new user."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=f"^{NAME}$", examples=["anna"])
     quotas: Quotas = Quotas()
@@ -118,17 +116,11 @@ class UsageByUser(Answer):
     items: list[UserUsageNow]
 
 
-class AuditQuery(BaseModel):
+class AuditQuery(PageAsked):
     """Selects entries of the audit log."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     user: str | None = Field(None, max_length=64, description="Only of this user")
     refused: bool | None = Field(None, description="Only refusals, or only deeds")
-    limit: int = Field(50, ge=1, le=200)
-    cursor: str | None = Field(
-        None, max_length=1000, description="`next_cursor` of the page before"
-    )
 
 
 @router.get("/me", summary="Who am I?")
@@ -145,7 +137,7 @@ def show_usage(service: TheService, caller: Reader) -> UsageByUser:
         found = [each for each in found if each.user == caller.user]
     return UsageByUser(
         items=[
-            UserUsageNow(user=each.user, experiments=each.experiments, **dict(UsageNow.of(each)))
+            UserUsageNow.made_of(each, user=each.user, experiments=each.experiments)
             for each in found
         ]
     )

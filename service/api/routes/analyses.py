@@ -10,14 +10,14 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from eigensweep.service.api.callers import SUBMIT
 from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
-from eigensweep.service.api.schemas import Answer, Page, to_datetime, to_datetime_if_known
+from eigensweep.service.api.schemas import Answer, Page, PageAsked
 from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.analyses import AnalysisRecord, AnalysisState, OptionsJson
 from eigensweep.service.record.analysis_requests import AnalysisRequest, complete_request
@@ -88,19 +88,13 @@ class AnalysisKindEntry(AnalysisKindListing):
     schema_: JsonSchema = Field(alias="schema", description="JSON Schema of its `options`")
 
 
-class AnalysisQuery(BaseModel):
+class AnalysisQuery(PageAsked):
     """Selects analyses."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str | None = Field(None, description="Only of this kind")
     experiment: str | None = Field(None, description="Only of this experiment and its trials")
     trial: int | None = Field(None, description="Only of trials of this number")
     state: list[AnalysisState] = Field([], description="Only in these states")
-    limit: int = Field(50, ge=1, le=200)
-    cursor: str | None = Field(
-        None, max_length=1000, description="`next_cursor` of the page before"
-    )
 
 
 @router.post(
@@ -212,18 +206,8 @@ def get_kind(name: Name) -> AnalysisKindEntry:
 def _make_answer(service: Service, record: AnalysisRecord) -> AnalysisNow:
     here = f"/v1/analyses/{record.id}"
     finished = record.state == "finished"
-    return AnalysisNow(
-        id=record.id,
-        name=record.name,
-        experiment=record.experiment,
-        trial=record.trial,
-        options=record.options,
-        state=record.state,
-        created_at=to_datetime(record.created_at),
-        started_at=to_datetime_if_known(record.started_at),
-        finished_at=to_datetime_if_known(record.finished_at),
-        error=record.error,
-        mlflow_problem=record.mlflow_problem,
+    return AnalysisNow.made_of(
+        record,
         links=AnalysisLinks(
             self=here,
             files={name: f"{here}/files/{name}" for name in FILES} if finished else {},

@@ -10,12 +10,11 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import Answer, to_datetime
+from eigensweep.service.api.schemas import Answer, read_place
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.activity import Use, read_activity
-from eigensweep.service.record.leadership import Lead
 from eigensweep.service.record.tables import Experiment
-from eigensweep.workers.cluster.nodes import Amounts, Node
+from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.states import DRIVEN, ExperimentState
 
@@ -34,12 +33,7 @@ class AmountsNow(Answer):
 
     cpus: float
     gpus: float
-    memory_bytes: int
-
-    @classmethod
-    def of(cls, amounts: Amounts) -> AmountsNow:
-        """Describe amounts."""
-        return cls(cpus=amounts.cpus, gpus=amounts.gpus, memory_bytes=amounts.memory)
+    memory_bytes: int = Field(validation_alias="memory")
 
 
 class NodeNow(Answer):
@@ -143,20 +137,6 @@ class LeaderNow(Answer):
     heartbeat_seconds: float = Field(description="Seconds since it was last heard of")
     words: str
 
-    @classmethod
-    def of(cls, lead: Lead) -> LeaderNow:
-        """Describe who leads."""
-        about = lead.about
-        return cls(
-            here=lead.here,
-            host=about["host"],
-            pid=about["pid"],
-            address=about["address"],
-            since=to_datetime(lead.since),
-            heartbeat_seconds=lead.heartbeat_seconds,
-            words=lead.words,
-        )
-
 
 class ClusterNow(Answer):
     """The cluster as it is now."""
@@ -197,7 +177,7 @@ def get_cluster(service: TheService) -> ClusterNow:
     leadership = service.record.leadership
     lead = None if leadership is None else leadership.lead
     return ClusterNow(
-        leader=None if lead is None else LeaderNow.of(lead),
+        leader=None if lead is None else LeaderNow.made_of(lead, **lead.about),
         drivers=_describe_drivers(service, driven),
         problem=problem,
         nodes=[_describe_node(node) for node in nodes or ()],
@@ -205,15 +185,8 @@ def get_cluster(service: TheService) -> ClusterNow:
         running=activity.running,
         uses=[_describe_use(use) for use in activity.uses],
         waiting=[
-            WaitNow(
-                experiment=row.id,
-                name=row.name,
-                owner=row.owner,
-                state=row.state,
-                priority=row.priority,
-                trials=waiting,
-                why=why,
-                page=f"/experiments/{row.id}",
+            WaitNow.made_of(
+                row, experiment=row.id, trials=waiting, why=why, page=f"/experiments/{row.id}"
             )
             for row, waiting, why in waits
             if why is not None
@@ -252,36 +225,17 @@ def _find_drivers(driven: Iterable[Experiment], kept: int) -> list[DriverNow]:
 
 
 def _describe_node(node: Node) -> NodeNow:
-    return NodeNow(
-        id=node.id,
-        name=node.name,
-        address=node.address,
-        alive=node.alive,
-        answers=node.answers,
-        drains=node.drains_until is not None,
-        drains_until=to_datetime(node.drains_until) if node.drains_until else None,
-        gone_at=to_datetime(node.gone_at) if node.gone_at else None,
-        total=AmountsNow.of(node.total),
-        free=None if node.free is None else AmountsNow.of(node.free),
-        labels=node.labels,
-        accelerator_type=node.accelerator_type,
-    )
+    drains_until, gone_at = node.drains_until or None, node.gone_at or None
+    drains = node.drains_until is not None
+    return NodeNow.made_of(node, drains=drains, drains_until=drains_until, gone_at=gone_at)
 
 
 def _describe_use(use: Use) -> UseNow:
-    place = {} if use.attempt is None else use.attempt.place
-    return UseNow(
-        experiment=use.experiment.id,
-        name=use.experiment.name,
-        owner=use.experiment.owner,
-        trial=use.trial.number,
-        arm=use.trial.arm,
-        node=place.get("node"),
-        node_id=place.get("node_id"),
-        pid=place.get("pid"),
-        device=place.get("device"),
-        lanes=place.get("lanes"),
-        page=f"/experiments/{use.experiment.id}/trials/{use.trial.number}",
+    row, trial = use.experiment, use.trial
+    page = f"/experiments/{row.id}/trials/{trial.number}"
+    place = read_place(use.attempt)
+    return UseNow.made_of(
+        row, experiment=row.id, trial=trial.number, arm=trial.arm, page=page, **place
     )
 
 
@@ -289,9 +243,9 @@ def _find_engines(uses: Iterable[Use]) -> list[EngineNow]:
     """Return the engines in which trials have reported to be."""
     aboard: dict[tuple[str | None, int, str | None, int], list[int]] = defaultdict(list)
     for use in uses:
-        place = {} if use.attempt is None else use.attempt.place
-        if place.get("lanes") is not None and place.get("pid") is not None:
-            key = (place.get("node"), place["pid"], place.get("device"), place["lanes"])
+        place = read_place(use.attempt)
+        if place["lanes"] is not None and place["pid"] is not None:
+            key = (place["node"], place["pid"], place["device"], place["lanes"])
             aboard[key].append(use.trial.replicates or 1)
     return [
         EngineNow(

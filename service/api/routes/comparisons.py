@@ -6,12 +6,13 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from eigensweep.service.api.comparison import Comparison, compare
 from eigensweep.service.api.effort import Effort, measure_effort, write_csv
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import TheService
+from eigensweep.service.api.schemas import Asked
 from eigensweep.service.api.written import DescribedRoute
 
 router = APIRouter(tags=["trials"], route_class=DescribedRoute)
@@ -42,10 +43,8 @@ Subject = Annotated[
 ]
 
 
-class EffortQuery(BaseModel):
+class EffortQuery(Asked):
     """Names what is compared."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     of: Annotated[list[Subject], BeforeValidator(check_count)] = Field(
         json_schema_extra={"minItems": FEWEST, "maxItems": MOST},

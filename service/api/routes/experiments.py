@@ -8,7 +8,7 @@ from inspect import cleandoc
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from eigensweep.search_spaces.checks import find_errors
 from eigensweep.search_spaces.errors import CorpusError, SpecError, raise_errors
@@ -36,9 +36,11 @@ from eigensweep.service.api.parts import (
 )
 from eigensweep.service.api.schemas import (
     Answer,
+    Asked,
     ExperimentNow,
     ExperimentSummary,
     Page,
+    PageAsked,
     PostedExperiment,
 )
 from eigensweep.service.api.warm_start import count_observations
@@ -76,10 +78,8 @@ OwnExperimentId = Annotated[str, Depends(_require_owner)]
 """The id of an experiment that the caller may change: an own one, and to an admin any."""
 
 
-class ExperimentQuery(BaseModel):
+class ExperimentQuery(PageAsked):
     """Selects experiments, and their order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: list[ExperimentState] = Field([], description="Only in these states")
     project: str | None = Field(None, max_length=120, description="Only of this project")
@@ -89,10 +89,6 @@ class ExperimentQuery(BaseModel):
     )
     archived: bool = Field(False, description="Also those that are archived")
     sort: Literal["created_at", "-created_at", "name", "-name"] = "-created_at"
-    limit: int = Field(50, ge=1, le=200)
-    cursor: str | None = Field(
-        None, max_length=1000, description="`next_cursor` of the page before"
-    )
 
 
 @router.post(
@@ -146,8 +142,8 @@ def post_experiment(
         service.record.posted(experiment) if is_new else service.record.experiment(experiment.id)
     )
     now = service.views.experiment(found)
-    answer = PostedExperiment(
-        **dict(now), memory=describe_memory(spec, look.guesses), warnings=list_warnings(spec)
+    answer = PostedExperiment.made_of(
+        now, memory=describe_memory(spec, look.guesses), warnings=list_warnings(spec)
     )
     response.headers["Location"] = answer.links.self
     if not is_new:
@@ -269,10 +265,8 @@ def get_experiment(service: TheService, id: ExperimentId) -> ExperimentNow:
     return service.views.experiment(service.record.experiment(id))
 
 
-class PrioritizeRequest(BaseModel):
+class PrioritizeRequest(Asked):
     """The priority that an experiment gets."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     priority: int = Field(
         strict=True,
@@ -282,10 +276,8 @@ class PrioritizeRequest(BaseModel):
     )
 
 
-class DeleteRequest(BaseModel):
+class DeleteRequest(Asked):
     """Says that an experiment is to be removed for good."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     confirm: Literal[True] = Field(description="Has to be true")
 
@@ -413,10 +405,8 @@ for _action, _about in ACTS.items():
 BulkAction = Literal["pause", "resume", "cancel", "retry", "archive", "unarchive", "delete"]
 
 
-class BulkRequest(BaseModel):
+class BulkRequest(Asked):
     """One action, and the experiments that it is for."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     action: BulkAction
     ids: list[Annotated[str, Field(min_length=1, max_length=32)]] = Field(

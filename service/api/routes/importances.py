@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import APIRouter
 from pydantic import Field
 
-from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
@@ -63,22 +60,13 @@ def get_importance(
         for arm, found in list_finished(service.record, id).items()
     }
     return ImportanceNow(
-        metric=Metric(name=row.metric, unit=row.unit, better=row.better),
+        metric=Metric.made_of(row, name=row.metric),
         evaluator=EVALUATOR,
         arms=[
             ArmImportance(
                 arm=arm.name,
-                parameters=_measure(space, arm.name, finished),
+                parameters=measure_importance(space.axes(arm.name), finished.get(arm.name, [])),
             )
             for arm in arms
         ],
     )
-
-
-def _measure(
-    space: Space,
-    arm: str,
-    finished: Mapping[str, list[Scored]],
-) -> list[ParameterImportance]:
-    found = measure_importance(space.axes(arm), finished.get(arm, []))
-    return [ParameterImportance(**{**vars(each), "among": list(each.among)}) for each in found]

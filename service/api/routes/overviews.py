@@ -37,7 +37,7 @@ from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.checkpoints import BEST, PIECE, CurvePoint, Store, trial_key
 from eigensweep.workers.shared.messages import OBJECTIVE
 from eigensweep.workers.shared.states import TrialState
-from eigensweep.workers.shared.statistics import find_domain, summarize
+from eigensweep.workers.shared.statistics import Summary, find_domain, summarize
 
 router = APIRouter(tags=["overviews"], route_class=DescribedRoute)
 
@@ -244,7 +244,7 @@ def get_points(
 ) -> Points:
     """Return settings and values of the trials that ended with a value."""
     count, found = list_points(service.record, id, most)
-    return Points(count=count, items=[PointNow(**vars(point)) for point in found])
+    return Points(count=count, items=found)
 
 
 @router.get("/experiments/{id}/trials/{number}/curves", summary="Curves of a trial")
@@ -409,17 +409,17 @@ def _read_seeds(trial: Trial, part: str) -> list[Any]:
     return [each.get(part) for each in result.get("by_replicate") or [result]]
 
 
-def _summarize_metrics(trial: Trial, part: str) -> dict[str, SummaryNow]:
+def _summarize_metrics(trial: Trial, part: str) -> dict[str, Summary]:
     seeds = [scores or {} for scores in _read_seeds(trial, part)]
     names = dict.fromkeys(name for scores in seeds for name in scores)
     found = {name: _summarize_values([each.get(name) for each in seeds], name) for name in names}
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
-def _summarize_values(values: Iterable[Any], metric: str = "") -> SummaryNow | None:
+def _summarize_values(values: Iterable[Any], metric: str = "") -> Summary | None:
     """Return the summary of the finite numbers of a metric; None if there is none."""
     known = [float(v) for v in values if isinstance(v, int | float) and isfinite(v)]
-    return SummaryNow(**summarize(known, find_domain(metric)).to_dict()) if known else None
+    return summarize(known, find_domain(metric)) if known else None
 
 
 def _make_published(
@@ -452,7 +452,7 @@ def _find_place(row: Mapping[str, Any]) -> str | None:
 
 def _measure(
     experiment: Experiment, best: Mapping[str, Trial | None], row: Mapping[str, Any]
-) -> tuple[SummaryNow | None, str | None]:
+) -> tuple[Summary | None, str | None]:
     """Return what this experiment measured of a published number; or None, and why."""
     metric, arm = str(row["metric"]), row.get("arm")
     if metric == "baseline":
@@ -521,12 +521,8 @@ def _make_curve(
         for step, found in sorted(values.items())
         if len(found) == len(seeds)
     }
-    return CurveNow(
-        number=trial.number,
-        arm=trial.arm,
-        state=trial.state,
-        params=trial.params,
-        value=trial.value,
+    return CurveNow.made_of(
+        trial,
         n=len(seeds),
         steps=list(whole),
         mean=[summary.mean for summary in whole.values()],

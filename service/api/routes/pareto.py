@@ -84,7 +84,7 @@ def get_pareto(
         for number, values in best
     ]
     return ParetoTable(
-        objectives=[Metric(name=g.name, unit=g.unit, better=g.better) for g in goals],
+        objectives=goals,
         front=front,
         beaten=len(known) - len(front),
         unknown=len(ranked) - len(known),

@@ -17,7 +17,6 @@ from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import RacerRecord, list_racers
 from eigensweep.workers.shared.racing import (
     Race,
-    Round,
     Values,
     count_core_hours,
     find_race,
@@ -145,7 +144,7 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
         state=state,
         words=stopped + race.words,
         seeds=_seeds(spec),
-        rounds=[_make_round(each) for each in race.rounds],
+        rounds=race.rounds,
         racers=racers,
         wanted_e_value=1 / race.error,
         smallest=race.within,
@@ -159,17 +158,6 @@ def get_race(service: TheService, id: ExperimentId) -> RaceNow:
 
 def _seeds(spec: ExperimentSpec) -> list[int]:
     return [] if spec.racing is None else spec.racing.list_rounds(spec.replicates)
-
-
-def _make_round(found: Round) -> RaceRound:
-    return RaceRound(
-        seeds=found.seeds,
-        leader=found.leader,
-        rivals=list(found.rivals),
-        worse=list(found.worse),
-        equivalent=list(found.equivalent),
-        left_out=list(found.left_out),
-    )
 
 
 def _make_racers(
@@ -197,19 +185,15 @@ def _make_racers(
         if number != last.leader:
             found = compare_paired(*({seed: v[seed] for seed in seeds} for v in (known, leads)))
             assert found.mean is not None
-            behind = SummaryNow(
-                mean=found.mean, n=found.n, sd=found.sd, low=found.low, high=found.high
-            )
+            behind = SummaryNow.made_of(found)
             if verdict == "not distinguishable" and (seen := look(found, error=race.error)):
                 wanted = seen.seeds and seen.seeds + race.counted
         racers.append(
-            RacerNow(
-                number=number,
-                arm=trial.arm,
-                params=trial.params,
+            RacerNow.made_of(
+                trial,
                 seeds=len(known),
                 verdict=verdict,
-                value=SummaryNow(**summarize(now, find_domain(metric)).to_dict()),
+                value=summarize(now, find_domain(metric)),
                 behind=behind,
                 looks=looks,
                 wanted=wanted,
@@ -229,13 +213,7 @@ def _look_back(
             seen = look(found, error=race.error)
             assert seen is not None
             assert found.mean is not None
-            yield RaceLook(
-                seeds=found.n,
-                mean=found.mean,
-                low=seen.low,
-                high=seen.high,
-                e_value=seen.e_value,
-            )
+            yield RaceLook.made_of(seen, seeds=found.n, mean=found.mean)
 
 
 def _guess_hours(

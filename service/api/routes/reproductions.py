@@ -13,7 +13,7 @@ from typing import Annotated, Final, Self
 
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import (
@@ -31,7 +31,7 @@ from eigensweep.service.api.callers import Submitter
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.parts import Service, TheService, TheSettings
 from eigensweep.service.api.routes.catalogue import Name
-from eigensweep.service.api.schemas import Answer, to_datetime, to_datetime_if_known
+from eigensweep.service.api.schemas import Answer, Asked
 from eigensweep.service.api.written import DescribedRoute, ServiceRoute
 from eigensweep.service.record.errors import ExperimentNotFoundError
 from eigensweep.service.record.reproductions import ReproductionRecord, ReproductionState
@@ -81,10 +81,8 @@ SAFE: Final = {
 """A report opens nothing and runs nothing."""
 
 
-class ReproductionRequest(BaseModel):
+class ReproductionRequest(Asked):
     """A table or figure of a paper, and how much of it is run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(max_length=120, description="One of those at /v1/reproduction-suites")
     budget: Budget = Field(
@@ -191,10 +189,8 @@ class ReproductionList(Answer):
     items: list[ReproductionNow]
 
 
-class ReproductionQuery(BaseModel):
+class ReproductionQuery(Asked):
     """Selects reproductions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str | None = Field(None, max_length=120, description="Only of this suite")
     budget: Budget | None = Field(None, description="Only of this budget")
@@ -405,32 +401,16 @@ def make_answer(service: Service, found: ReproductionRecord) -> ReproductionNow:
     ]
     fractions = [each.fraction or 0.0 for each in experiments if each.id is not None]
     done = sum(fractions) / len(fractions) if fractions else 0.0
-    return ReproductionNow(
-        id=found.id,
-        owner=found.owner,
-        name=found.name,
-        budget=found.budget,
+    return ReproductionNow.made_of(
+        found,
         title=load_suite(found.name).title if found.name in suite_names() else found.name,
-        state=found.state,
         fraction=1.0 if found.state == "finished" else done,
-        created_at=to_datetime(found.created_at),
-        finished_at=to_datetime_if_known(found.finished_at),
         experiments=experiments,
         analyses=[
-            ReproductionAnalysis(
-                label=each.label,
-                repeat=each.repeat,
-                id=each.id,
-                problem=each.problem,
-                link=None if each.id is None else f"/v1/analyses/{each.id}",
-            )
+            ReproductionAnalysis.made_of(each, link=each.id and f"/v1/analyses/{each.id}")
             for each in found.analyses or ()
         ],
-        verdict=found.verdict,
-        words=found.words,
         until_decided=_describe_until(found),
-        error=found.error,
-        mlflow_problem=found.mlflow_problem,
         links=ReproductionLinks(
             self=here,
             page=f"/reproductions/{found.id}",

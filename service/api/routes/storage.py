@@ -10,11 +10,11 @@ from collections import defaultdict
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from eigensweep.service.api.callers import Caller, Reader, Submitter, tell_audit
 from eigensweep.service.api.parts import Service, TheService
-from eigensweep.service.api.schemas import Answer
+from eigensweep.service.api.schemas import Answer, Asked
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.retention import DAY
@@ -75,15 +75,7 @@ def show_storage(service: TheService, caller: Reader) -> StorageNow:
     found = service.store.ask(lambda _: service.disk_use.read())
     is_admin = caller.may("admin")
     rows = [
-        ExperimentUse(
-            id=row.id,
-            name=row.name,
-            owner=row.owner,
-            checkpoints=use.checkpoints,
-            weights=use.weights,
-            curves=use.curves,
-            total=use.total,
-        )
+        ExperimentUse.made_of(use, id=row.id, name=row.name, owner=row.owner)
         for row in service.record.list_names(None if is_admin else caller.user)
         if (use := found.experiments.get(row.id)) is not None
     ]
@@ -107,10 +99,8 @@ def show_storage(service: TheService, caller: Reader) -> StorageNow:
     )
 
 
-class PruneRequest(BaseModel):
+class PruneRequest(Asked):
     """Which checkpoints stay, and of which experiments the others are removed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     keep: Keep = Field(
         description="What stays of trials that are over. `last`: of each seed the last checkpoint "

@@ -8,12 +8,12 @@ from itertools import count
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from eigensweep.service.api.paging import decode, encode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
-from eigensweep.service.api.schemas import Page, TrialNow, TrialSummary
+from eigensweep.service.api.schemas import Page, PageAsked, TrialNow, TrialSummary
 from eigensweep.service.api.written import WrittenRoute
 from eigensweep.service.trial_rows import Row, make_frame, make_row
 from eigensweep.workers.shared.states import TrialState
@@ -24,19 +24,13 @@ EXPORTED_AT_ONCE = 1000
 router = APIRouter(tags=["trials"], route_class=WrittenRoute)
 
 
-class TrialQuery(BaseModel):
+class TrialQuery(PageAsked):
     """Selects trials, and their order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: list[TrialState] = Field([], description="Only in these states")
     arm: str | None = Field(None, description="Only of this arm")
     sort: Literal["number", "-number", "value"] = Field(
         "number", description="`value`: the best first, trials without a rank last"
-    )
-    limit: int = Field(50, ge=1, le=200)
-    cursor: str | None = Field(
-        None, max_length=1000, description="`next_cursor` of the page before"
     )
 
 
