@@ -48,8 +48,6 @@ UNUSED = (
     *(f"ray/{part}/*" for part in ("jars", "rllib", "cpp", "llm", "serve", "workflow")),
     "ray/dashboard/client/*",
     *(f"pyarrow/{part}" for part in ("*_flight.*", "libarrow_python*.so", "*.so.*.*.*")),
-    *(f"plotly/{part}/*" for part in ("graph_objs", "validators", "labextension", "package_data")),
-    "fastapi_offline/static/*.js",
     "pygments/lexers/[a-z]*",
     "databricks/sdk/*",  # MLflow looks for the package around it
     "mlflow/server/js/*",

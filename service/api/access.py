@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 PUBLIC: Final = frozenset(("/healthz", "/readyz", sessions.PLACE, sessions.END))
 """What answers everybody; `/readyz` tells strangers no details."""
-PUBLIC_BELOW: Final = ("/static/", "/static-offline-docs/")
+PUBLIC_BELOW: Final = ("/static/",)
 """Folders of files that are the same everywhere."""
 REFUSALS: Final = (401, 403, 429)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, params
-from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
@@ -86,8 +85,8 @@ def create_app(
     mlflow: Mlflow | None = None,
 ) -> FastAPI:
     """Return the application. Set `app.state.service.tailer.closing` to end open event streams."""
-    app = FastAPIOffline(  # it has what our own page /docs loads
-        docs_url=None,
+    app = FastAPI(
+        docs_url=None,  # we have a page of our own
         redoc_url=None,
         routes=list(_make_routes()),
         title="Eigensweep",

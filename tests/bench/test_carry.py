@@ -16,7 +16,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from test_images import PROJECT, close
+from needed_packages import close
+from test_images import SERVICE, WORKER
 
 from bench import carry
 
@@ -40,7 +41,7 @@ def site(tmp_path):
     """A folder of installed packages, some of it of no use to a sweep."""
     site = tmp_path / "site"
     for path in (
-        *("ray/tune/tune.py", "ray/jars/a.jar", "ray/rllib/b.py", "plotly/labextension/c.js"),
+        *("ray/tune/tune.py", "ray/jars/a.jar", "ray/rllib/b.py", "ray/cpp/c.js"),
         *("mlflow/server/js/build/index.html", "mlflow/server/js/build/d.js", "pandas/tests/e.py"),
     ):
         (site / path).parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ def test_an_archive_that_lacks_a_part_is_left_aside_and_the_wheels_are_used(carr
 @pytest.mark.timeout(1800)
 def test_a_sweep_runs_from_the_archive_where_there_is_pytorch_alone(tmp_path, monkeypatch):
     """As on a machine with a GPU, but for the GPU, and the versions of Python and PyTorch."""
-    installed = close(PROJECT["dependencies"])
+    installed = close(WORKER + SERVICE)
     carried = {name for name in installed if carry.is_carried(name)}
     site, bare, folder = (tmp_path / name for name in ("site", "bare", "carried"))
     site.mkdir()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from compilers import need_nvrtc
+from needed_packages import close, find_modules
 from packaging.utils import canonicalize_name
-from test_images import close, find_modules
 
 from bench import carry
 from bench.gpu import __main__ as command

@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -507,10 +506,10 @@ def test_without_scripts_nothing_is_an_empty_hole(browser, serve, finished):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+AXE = (Path(__file__).parents[1] / "vendor/axe-4.12.1.min.js").read_text(encoding="utf-8")
 """Finds what hinders people: contrast, names, headings, landmarks, sizes of what is touched.
 
-Source: axe-core, https://github.com/dequelabs/axe-core.
+Source: axe-core, https://github.com/dequelabs/axe-core, under the Mozilla Public License 2.0.
 """
 RUN_AXE = """
 const done = arguments[arguments.length - 1];

@@ -7,14 +7,12 @@ nothing: its scripts call the API.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-import plotly  # type: ignore[import-untyped]
 import yaml
 from fastapi import APIRouter, Query, Request, params
 from fastapi.exceptions import RequestValidationError
@@ -71,9 +69,6 @@ from eigensweep.workers.shared.states import (
 Query_ = TypeVar("Query_", bound=BaseModel)
 
 PLACE: Final = Path(__file__).parent
-PLOTLY: Final = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-PLOTLY_NAME: Final = f"plotly-{plotly.__version__}.min.js"
-"""The version in its name: a browser keeps it for a year and asks no more."""
 A_YEAR: Final = "public, max-age=31536000, immutable"
 UNRANKED_ENDS: Final[tuple[TrialState, ...]] = ("failed", "stalled", "diverged", "invalid")
 SHOWN: Final = 20
@@ -95,7 +90,7 @@ TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= FILTERS
-TEMPLATES.globals |= {"plotly": PLOTLY_NAME, "ACTIONS": ACTIONS, "ENDED": ENDED}
+TEMPLATES.globals |= {"ACTIONS": ACTIONS, "ENDED": ENDED}
 
 
 class PageRoute(APIRoute):
@@ -459,16 +454,15 @@ def _make_log(trial: TrialNow) -> list[tuple[datetime, str]]:
 
 
 class _Static(StaticFiles):
-    """The stylesheet, the scripts, and plotly's script out of its own package."""
+    """The stylesheet and the scripts.
 
-    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        if path == PLOTLY_NAME:
-            return str(PLOTLY), PLOTLY.stat()
-        return super().lookup_path(path)
+    Those of `vendor` are others', each with its version in its name: a browser keeps it for a year
+    and asks no more.
+    """
 
     def file_response(self, full_path: Any, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(full_path, *args, **kwargs)
-        is_plotly = str(full_path) == str(PLOTLY)
-        response.headers["Cache-Control"] = A_YEAR if is_plotly else "no-cache"
+        is_fixed = Path(full_path).parent.name == "vendor"
+        response.headers["Cache-Control"] = A_YEAR if is_fixed else "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
