@@ -3,7 +3,8 @@
 uv resolves all extras as each platform would, from the package index alone: of pip's settings it
 gets the index and how to reach it, but no folder of wheels and no further index. Where the index
 does not answer, the metadata of the installed packages decides, and that in recorded.toml for what
-only other platforms install.
+only other platforms install. With `--write` it writes pylock.toml: the same versions, with the
+digests of their files.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).parents[1]
+LOCK: Final = "pylock.toml"
 PLATFORMS: Final = {
     "Linux x86-64": ("x86_64-unknown-linux-gnu", "linux", "Linux", "x86_64"),
     "Linux aarch64": ("aarch64-unknown-linux-gnu", "linux", "Linux", "aarch64"),
@@ -70,22 +72,32 @@ def judge(status: int, words: str) -> Answer:
     return Answer(words.strip(), is_reached=False)
 
 
+def compile_all(variables: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Have uv resolve all that Eigensweep's extras and tests need, with the pinned versions."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet"]
+    command += ["--all-extras", "--group", "dev", "--no-header", "-c", "constraints.txt"]
+    return subprocess.run(
+        [*command, *words, "pyproject.toml"],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+def write_lock(variables: Mapping[str, str]) -> int:
+    """Write pylock.toml anew, and return uv's exit status."""
+    (ROOT / LOCK).unlink(missing_ok=True)  # uv would keep to what is there
+    words = ("--universal", "--python-version", PYTHONS[0], "--format", "pylock.toml", "-o", LOCK)
+    done = compile_all(variables, *words)
+    tell(done.stderr.strip() or f"written: {LOCK}")
+    return done.returncode
+
+
 def resolve(platform: str, python: str, variables: Mapping[str, str]) -> Answer:
     """Resolve all extras for a platform, as uv does when it installs them there."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet"]
-    command += ["--python-platform", PLATFORMS[platform][0], "--python-version", python]
-    command += [
-        "--all-extras",
-        "--group",
-        "dev",
-        "--no-header",
-        "--no-annotate",
-        "-c",
-        "constraints.txt",
-    ]
-    done = subprocess.run(
-        [*command, "pyproject.toml"], cwd=ROOT, env=variables, capture_output=True, text=True
-    )
+    words = ("--python-platform", PLATFORMS[platform][0], "--python-version", python)
+    done = compile_all(variables, *words, "--no-annotate")
     answer = judge(done.returncode, done.stderr)
     if answer.problem:
         return answer
@@ -177,6 +189,8 @@ def main() -> int:
         subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
     )
     variables = set_up(settings, os.environ)
+    if "--write" in sys.argv[1:]:
+        return write_lock(variables)
     pins = read_pins((ROOT / "constraints.txt").read_text())
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda target: resolve(*target, variables), TARGETS))

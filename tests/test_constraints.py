@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import urlsplit
 
 import pytest
+from packaging.markers import Marker
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci"
@@ -50,6 +53,32 @@ def test_a_compiler_of_kernels_that_is_not_torch_s_own_is_refused(
             "needs nvidia-cuda-nvrtc==13.0.88.*, constraints.txt pins 13.5.37" in each
             for each in found
         )
+
+
+def test_the_lock_has_the_pinned_versions_and_digests(
+    program: ModuleType, pins: dict[str, str]
+) -> None:
+    lock = tomllib.loads((ROOT / "pylock.toml").read_text(encoding="utf-8"))
+    places = [
+        {
+            **{"sys_platform": system, "platform_system": name, "platform_machine": machine},
+            **{"os_name": "posix", "python_version": python, "python_full_version": f"{python}.0"},
+        }
+        for _, system, name, machine in program.PLATFORMS.values()
+        for python in program.PYTHONS
+    ]
+    here = [
+        package
+        for package in lock["packages"]
+        if "marker" not in package
+        or any(Marker(package["marker"]).evaluate(place) for place in places)
+    ]
+    found = {package["name"]: package["version"] for package in here}
+    assert found == pins, "run: python .ci/resolve.py --write"
+    files = [file for package in here for file in package.get("wheels", [])]
+    files += [package["sdist"] for package in here if "sdist" in package]
+    assert all(file["hashes"]["sha256"] for file in files)
+    assert {urlsplit(file["url"]).hostname for file in files} == {"files.pythonhosted.org"}
 
 
 def test_a_package_that_nothing_pins_is_named(program: ModuleType, pins: dict[str, str]) -> None:
