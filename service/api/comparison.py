@@ -5,7 +5,7 @@ Runs in the service's process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf
@@ -23,9 +23,10 @@ from eigensweep.service.record.queries import Queries
 from eigensweep.service.record.tables import Experiment, Trial
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared.messages import Metrics, ReplicateResult, Result
-from eigensweep.workers.shared.sequential import VerdictSoFar, look
+from eigensweep.workers.shared.sequential import VerdictSoFar, look, look_back
 from eigensweep.workers.shared.states import RANKED
 from eigensweep.workers.shared.statistics import (
+    SIGNIFICANCE,
     TEST,
     Difference,
     Summary,
@@ -374,23 +375,13 @@ def _describe(
 ) -> DifferenceNow:
     seen, so_far = look(found, max(1, count), within=smallest), None
     if seen is not None:
-        looks = _look_back(a.values[split], b.values[split], found.seeds, max(1, count))
+        parts = [found.seeds[:n] for n in range(2, found.n + 1)]
+        back = look_back(a.values[split], b.values[split], parts, SIGNIFICANCE / max(1, count))
+        looks = [LookNow.made_of(each, seeds=first.n, mean=first.mean) for first, each in back]
         plan = None if smallest is None else _make_plan(a, b, found, smallest, 1 / seen.wanted)
-        so_far = SoFarNow.made_of(seen, looks=list(looks), plan=plan)
+        so_far = SoFarNow.made_of(seen, looks=looks, plan=plan)
     words = _say(a.side, b.side, split, found, count, smallest)
     return DifferenceNow.made_of(found, words=words, so_far=so_far)
-
-
-def _look_back(
-    a: Mapping[int, float], b: Mapping[int, float], seeds: Sequence[int], comparisons: int
-) -> Iterator[LookNow]:
-    """Yield what there was to see after each seed, from the second one on."""
-    for n in range(2, len(seeds) + 1):
-        first = compare_paired(*({seed: side[seed] for seed in seeds[:n]} for side in (a, b)))
-        seen = look(first, comparisons)
-        assert seen is not None
-        assert first.mean is not None
-        yield LookNow.made_of(seen, seeds=n, mean=first.mean)
 
 
 def _make_plan(a: _Found, b: _Found, found: Difference, difference: float, error: float) -> PlanNow:

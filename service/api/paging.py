@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from eigensweep.search_spaces.errors import SpecError
 
+T = TypeVar("T")
 Part = float | int | str
 """A sorted column's value."""
 LARGEST = 2**63 - 1
@@ -23,6 +25,14 @@ def encode(sort: str, key: Sequence[Part]) -> str:
     """
     text = json.dumps([sort, *key], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def cut(
+    found: Sequence[T], limit: int, sort: str, find_key: Callable[[T], Sequence[Part]]
+) -> tuple[Sequence[T], str | None]:
+    """Return the items of a page, of which one more was looked for, and the cursor of the next."""
+    page = found[:limit]
+    return page, encode(sort, find_key(page[-1])) if len(found) > limit else None
 
 
 def decode(sort: str, cursor: str | None, kinds: Sequence[type]) -> list[Part] | None:

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -322,8 +322,8 @@ def _find_problem(token: Token) -> str | None:
 def _describe_user(user: User) -> UserNow:
     return UserNow(
         name=user.name,
-        created_at=datetime.fromtimestamp(user.created_at, UTC),
-        removed_at=_to_datetime(user.removed_at),
+        created_at=user.created_at,
+        removed_at=user.removed_at,
         quotas=read_quotas(user),
     )
 
@@ -338,12 +338,8 @@ def _describe_token(token: Token) -> TokenNow:
         id=token.id,
         user=token.user_name,
         scope=token.scope,
-        created_at=datetime.fromtimestamp(token.created_at, UTC),
-        expires_at=_to_datetime(token.expires_at),
-        revoked_at=_to_datetime(token.revoked_at),
+        created_at=token.created_at,
+        expires_at=token.expires_at,
+        revoked_at=token.revoked_at,
         usable=_find_problem(token) is None,
     )
-
-
-def _to_datetime(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

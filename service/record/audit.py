@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from sqlalchemy import delete, select
 
 from eigensweep.service.record import database
@@ -28,11 +28,13 @@ LONGEST: Final = 500
 class AuditNow(BaseModel):
     """An entry of the audit log."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
     id: int
     at: datetime
-    user: str | None = Field(description="null: nobody who is known")
+    user: str | None = Field(
+        validation_alias=AliasChoices("user", "user_name"), description="null: nobody who is known"
+    )
     token: str | None = Field(description="Id of the token, EIGENSWEEP_TOKEN, or `proxy`")
     address: str | None = Field(description="null: at the database, by command")
     action: str = Field(description="Method and path of a request, or the words of a command")
@@ -95,7 +97,8 @@ class Audit:
             query = query.where(AuditEntry.refused.is_(refused))
         if before is not None:
             query = query.where(AuditEntry.id < before)
-        return database.read(self.url, lambda s: [_describe(each) for each in s.scalars(query)])
+        read = AuditNow.model_validate
+        return database.read(self.url, lambda session: list(map(read, session.scalars(query))))
 
 
 def _make_room(rows: Rows, refused: bool, most: int) -> None:
@@ -109,16 +112,3 @@ def _make_room(rows: Rows, refused: bool, most: int) -> None:
 def _plain(text: str) -> str:
     """Return a text without control characters, which would forge lines of a terminal's list."""
     return "".join(sign if sign.isprintable() else "�" for sign in text[:LONGEST])
-
-
-def _describe(entry: AuditEntry) -> AuditNow:
-    return AuditNow(
-        id=entry.id,
-        at=datetime.fromtimestamp(entry.at, UTC),
-        user=entry.user_name,
-        token=entry.token,
-        address=entry.address,
-        action=entry.action,
-        refused=entry.refused,
-        detail=entry.detail,
-    )

@@ -10,7 +10,7 @@ Importing this loads neither torch nor Ray nor pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
@@ -351,27 +351,29 @@ def summarize_replicates(replicates: Iterable[Measures]) -> dict[str, Summary]:
     """
     given = list(replicates)
     kept = [each for each in given if each.outcome != "diverged"] or given
-    return _summarize((each.value, each.valid, each.test) for each in kept)
+    return _summarize((each.value, {"valid": each.valid, "test": each.test}) for each in kept)
 
 
-def summarize_stored(result: Mapping[str, Any]) -> dict[str, Summary]:
+def summarize_stored(
+    result: Mapping[str, Any], splits: Sequence[str] = ("valid", "test")
+) -> dict[str, Summary]:
     """Return the `statistics` of a result as it is stored, without reading the rest of it."""
     given = result.get("by_replicate", ())
     kept = [each for each in given if each.get("outcome") != "diverged"] or given
     return _summarize(
-        (each.get("value"), each.get("valid") or {}, each.get("test") or {}) for each in kept
+        (each.get("value"), {split: each.get(split) or {} for split in splits}) for each in kept
     )
 
 
 def _summarize(
-    rows: Iterable[tuple[float | None, Mapping[str, float | None], Mapping[str, float | None]]],
+    rows: Iterable[tuple[float | None, Mapping[str, Mapping[str, float | None]]]],
 ) -> dict[str, Summary]:
-    """Summarize the value, the validation metrics and the test metrics of several trainings."""
+    """Summarize the value, and the metrics on each part of the data, of several trainings."""
     columns: dict[str, list[float]] = {}
-    for value, valid, test in rows:
+    for value, splits in rows:
         if value is not None:
             columns.setdefault("value", []).append(value)
-        for split, metrics in (("valid", valid), ("test", test)):
+        for split, metrics in splits.items():
             for name, number in metrics.items():
                 if number is not None:
                     columns.setdefault(f"{split}/{name}", []).append(number)

@@ -9,7 +9,7 @@ Source: Pérez-Ortiz et al., "E-statistics, group invariance and anytime-valid t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, inf, log, sqrt
 from statistics import fmean
@@ -22,6 +22,7 @@ from eigensweep.workers.shared.statistics import (
     SIGNIFICANCE,
     Difference,
     Domain,
+    compare_paired,
     make_interval,
 )
 
@@ -79,6 +80,16 @@ def look(
         seeds=find_seeds(_effect(mean, sd), error),
         verdict=judge(mean, sd, n, difference.better, error, within),
     )
+
+
+def look_back(
+    a: Mapping[int, float], b: Mapping[int, float], parts: Iterable[Iterable[int]], error: float
+) -> Iterator[tuple[Difference, SoFar]]:
+    """Yield what each part of the seeds says of `a` against `b`; parts of one seed say nothing."""
+    for seeds in map(list, parts):
+        found = compare_paired(*({seed: side[seed] for seed in seeds} for side in (a, b)))
+        if (seen := look(found, error=error)) is not None:
+            yield found, seen
 
 
 def judge(

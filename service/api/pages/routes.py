@@ -225,19 +225,7 @@ def show_experiment(service: TheService, caller: Reader, id: ExperimentId) -> Re
 class TrialsPageQuery(Asked):
     """Selects trials; what is empty selects all."""
 
-    state: Literal[
-        "",
-        "waiting",
-        "running",
-        "completed",
-        "pruned",
-        "diverged",
-        "stalled",
-        "failed",
-        "cancelled",
-        "reused",
-        "invalid",
-    ] = ""
+    state: Literal[""] | TrialState = ""
     arm: str = Field("", max_length=200)
     sort: Literal["value", "number", "-number"] = "value"
     cursor: str | None = Field(None, max_length=1000)

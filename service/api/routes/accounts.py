@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from eigensweep.plain_numbers import PlainNumbers
 from eigensweep.service.api.callers import ADMIN, AsOperator, Reader, tell_audit
 from eigensweep.service.api.errors import answer_errors, describe_errors
-from eigensweep.service.api.paging import decode, encode
+from eigensweep.service.api.paging import cut, decode
 from eigensweep.service.api.parts import TheService
 from eigensweep.service.api.schemas import Answer, Asked, Page, PageAsked, UsageNow
 from eigensweep.service.api.written import ServiceRoute
@@ -224,5 +224,5 @@ def list_audit(service: TheService, query: Annotated[AuditQuery, Query()]) -> Pa
         limit=query.limit + 1,
         before=None if after is None else int(after[0]),
     )
-    page, more = found[: query.limit], len(found) > query.limit
-    return Page(items=page, next_cursor=encode("-id", [page[-1].id]) if more else None)
+    page, cursor = cut(found, query.limit, "-id", lambda last: [last.id])
+    return Page(items=page, next_cursor=cursor)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from eigensweep.service.api.callers import SUBMIT
 from eigensweep.service.api.errors import NotInCatalogueError, describe_errors
-from eigensweep.service.api.paging import decode, encode
+from eigensweep.service.api.paging import cut, decode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.catalogue import JsonSchema, Listing, Name, describe
 from eigensweep.service.api.schemas import Answer, Page, PageAsked
@@ -148,9 +148,7 @@ def list_analyses(
         )
 
     found = service.analyses.list(matches)
-    page = found[: query.limit]
-    more = len(found) > query.limit
-    cursor = encode(SORT, [page[-1].created_at, page[-1].id]) if more else None
+    page, cursor = cut(found, query.limit, SORT, lambda last: [last.created_at, last.id])
     return Page(items=[_make_answer(service, each) for each in page], next_cursor=cursor)
 
 

@@ -25,7 +25,7 @@ from eigensweep.service.api.callers import (
     enter_deed,
 )
 from eigensweep.service.api.errors import describe_errors
-from eigensweep.service.api.paging import decode, encode
+from eigensweep.service.api.paging import cut, decode
 from eigensweep.service.api.parts import (
     Queue,
     Service,
@@ -251,11 +251,13 @@ def list_experiments(
         limit=query.limit + 1,
         after=decode(query.sort, query.cursor, (kind, str)),
     )
-    page, more = found[: query.limit], len(found) > query.limit
-    cursor = None
-    if more:
-        last = page[-1].experiment
-        cursor = encode(query.sort, [last.created_at if kind is float else last.name, last.id])
+    by = query.sort.removeprefix("-")
+    page, cursor = cut(
+        found,
+        query.limit,
+        query.sort,
+        lambda last: [getattr(last.experiment, by), last.experiment.id],
+    )
     return Page(items=[service.views.listed(each) for each in page], next_cursor=cursor)
 
 

@@ -7,10 +7,9 @@ record.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from math import isfinite
 from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -35,7 +34,7 @@ from eigensweep.service.record.overviews import (
 )
 from eigensweep.service.record.tables import Experiment, Report, Trial
 from eigensweep.workers.shared.checkpoints import BEST, PIECE, CurvePoint, Store, trial_key
-from eigensweep.workers.shared.messages import OBJECTIVE
+from eigensweep.workers.shared.messages import OBJECTIVE, summarize_stored
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import Summary, find_domain, summarize
 
@@ -384,9 +383,8 @@ def _find_differences(experiment: Experiment) -> str:
 
 def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
     best = arm.best
-    value = (
-        None if best is None else _summarize_values(_read_seeds(best, "value"), experiment.metric)
-    )
+    found = {} if best is None else _summarize(best)
+    value = found.get("value")
     return ArmNow(
         name=arm.name,
         model=((best and best.config) or {}).get("model", {}).get("name"),
@@ -398,28 +396,20 @@ def _make_arm(experiment: Experiment, arm: ArmRecord) -> ArmNow:
         seconds=None if best is None else best.scores.get("seconds"),
         value=value,
         ratio=value.mean / experiment.baseline if value and experiment.baseline else None,
-        valid={} if best is None else _summarize_metrics(best, "valid"),
-        test={} if best is None else _summarize_metrics(best, "test"),
+        valid=_choose(found, "valid/"),
+        test=_choose(found, "test/"),
     )
 
 
-def _read_seeds(trial: Trial, part: str) -> list[Any]:
-    """Return a part of the result of each seed; of the whole trial, where seeds are not known."""
-    result: Mapping[str, Any] = trial.scores
-    return [each.get(part) for each in result.get("by_replicate") or [result]]
+def _summarize(trial: Trial) -> dict[str, Summary]:
+    """Return a trial's numbers over its seeds; those of the whole trial, where none is known."""
+    result = trial.scores
+    seeds = result.get("by_replicate") or [result]
+    return summarize_stored({"by_replicate": seeds}, ("valid", "test", "best_test", "last_test"))
 
 
-def _summarize_metrics(trial: Trial, part: str) -> dict[str, Summary]:
-    seeds = [scores or {} for scores in _read_seeds(trial, part)]
-    names = dict.fromkeys(name for scores in seeds for name in scores)
-    found = {name: _summarize_values([each.get(name) for each in seeds], name) for name in names}
-    return {name: summary for name, summary in found.items() if summary is not None}
-
-
-def _summarize_values(values: Iterable[Any], metric: str = "") -> Summary | None:
-    """Return the summary of the finite numbers of a metric; None if there is none."""
-    known = [float(v) for v in values if isinstance(v, int | float) and isfinite(v)]
-    return summarize(known, find_domain(metric)) if known else None
+def _choose(found: Mapping[str, Summary], part: str) -> dict[str, Summary]:
+    return {name.removeprefix(part): found[name] for name in found if name.startswith(part)}
 
 
 def _make_published(
@@ -456,8 +446,9 @@ def _measure(
     """Return what this experiment measured of a published number; or None, and why."""
     metric, arm = str(row["metric"]), row.get("arm")
     if metric == "baseline":
-        found = _summarize_values([experiment.baseline])
-        return found, None if found else "the baseline of this experiment is not known"
+        if experiment.baseline is None:
+            return None, "the baseline of this experiment is not known"
+        return summarize([experiment.baseline]), None
     if arm is None:
         return None, "no arm of this experiment measures it"
     trial = best.get(arm)
@@ -465,11 +456,9 @@ def _measure(
         return None, f"arm '{arm}' has no ranked trial yet"
     if row.get("step") is not None:
         return None, f"a point of a curve, at step {row['step']}"
-    part, _, name = metric.partition("/")
-    if metric == "parameters":
-        found = _summarize_values([(trial.scores.get("parameters") or {}).get("free")])
-    else:
-        found = _summarize_metrics(trial, part).get(name)
+    found = _summarize(trial).get(metric)
+    if metric == "parameters" and (count := trial.scores.get("parameters")) is not None:
+        found = summarize([float(count["free"])])
     return found, None if found else f"the best trial of '{arm}' has no '{metric}'"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from fastapi import APIRouter
@@ -17,12 +16,11 @@ from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.overviews import RacerRecord, list_racers
 from eigensweep.workers.shared.racing import (
     Race,
-    Values,
     count_core_hours,
     find_race,
     read_values,
 )
-from eigensweep.workers.shared.sequential import look
+from eigensweep.workers.shared.sequential import look, look_back
 from eigensweep.workers.shared.states import ENDED
 from eigensweep.workers.shared.statistics import compare_paired, find_domain, summarize
 
@@ -175,13 +173,15 @@ def _make_racers(
     judged = [(number, kind) for kind, numbers in kinds.items() for number in numbers]
     seeds = range(spec.seed, spec.seed + last.seeds)
     leads = read_values(trials[last.leader].result)
+    first = spec.seed + race.counted
+    counted = [range(first, spec.seed + played.seeds) for played in race.rounds]
     racers = []
     for number, verdict in judged[:MOST_RACERS]:
         trial = trials[number]
         known = read_values(trial.result)
         now = [known[seed] for seed in seeds]
         behind, wanted = None, None
-        looks = [] if number == last.leader else list(_look_back(spec, race, known, leads))
+        looks = [] if number == last.leader else list(look_back(known, leads, counted, race.error))
         if number != last.leader:
             found = compare_paired(*({seed: v[seed] for seed in seeds} for v in (known, leads)))
             assert found.mean is not None
@@ -195,25 +195,11 @@ def _make_racers(
                 verdict=verdict,
                 value=summarize(now, find_domain(metric)),
                 behind=behind,
-                looks=looks,
+                looks=[RaceLook.made_of(seen, seeds=f.n, mean=f.mean) for f, seen in looks],
                 wanted=wanted,
             )
         )
     return racers
-
-
-def _look_back(
-    spec: ExperimentSpec, race: Race, known: Values, leads: Values
-) -> Iterator[RaceLook]:
-    """Yield what each round's seeds say of a trial against the leader of now."""
-    for played in race.rounds:
-        counted = range(spec.seed + race.counted, spec.seed + played.seeds)
-        if len(counted) > 1:
-            found = compare_paired(*({seed: v[seed] for seed in counted} for v in (known, leads)))
-            seen = look(found, error=race.error)
-            assert seen is not None
-            assert found.mean is not None
-            yield RaceLook.made_of(seen, seeds=found.n, mean=found.mean)
 
 
 def _guess_hours(

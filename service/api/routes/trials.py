@@ -10,11 +10,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
-from eigensweep.service.api.paging import decode, encode
+from eigensweep.service.api.paging import Part, cut, decode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Page, PageAsked, TrialNow, TrialSummary
 from eigensweep.service.api.written import WrittenRoute
+from eigensweep.service.record.queries import StoredTrial
 from eigensweep.service.trial_rows import Row, make_frame, make_row
 from eigensweep.workers.shared.states import TrialState
 
@@ -48,12 +49,12 @@ def list_trials(
         limit=query.limit + 1,
         after=decode(query.sort, query.cursor, (int, float, int) if by_value else (int,)),
     )
-    page, more = found[: query.limit], len(found) > query.limit
-    cursor = None
-    if more:
-        last = page[-1].read().trial
-        by = [last.tier, last.rank] if by_value else []
-        cursor = encode(query.sort, [*by, last.number])
+
+    def find_key(last: StoredTrial) -> list[Part]:
+        row = last.read().trial
+        return [row.tier, row.rank, row.number] if by_value else [row.number]
+
+    page, cursor = cut(found, query.limit, query.sort, find_key)
     return Page(items=[service.views.listed_trial(each) for each in page], next_cursor=cursor)
 
 
