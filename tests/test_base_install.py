@@ -104,3 +104,12 @@ def test_a_plot_needs_the_packages_of_a_notebook(begin: str, address: str, tmp_p
     done = run(begin + MAIN.format(words=words), EIGENSWEEP_URL=address)
     assert done.returncode == 1
     assert "pip install 'eigensweep[notebook]'" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["token list", "serve"])
+def test_postgresql_needs_its_driver(tmp_path: Path, words: str) -> None:
+    told = {"EIGENSWEEP_HOME": str(tmp_path), "EIGENSWEEP_DATABASE_URL": "postgresql://me@/none"}
+    done = run(HIDE.format(absent={"psycopg"}) + MAIN.format(words=words.split()), **told)
+    assert done.returncode == 1
+    assert "pip install 'eigensweep[postgres]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ from eigensweep.service.client.spec_file import InputError, with_settings
 from eigensweep.service.client.tables import format_cell, format_html
 from eigensweep.service.client.trial import Trial
 from eigensweep.service.client.trial_table import TrialTable
-from eigensweep.workers.shared.states import ENDED
+from eigensweep.workers.shared.states import ENDED, Action
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -266,7 +266,7 @@ class Experiment(Remote):
         """
         self.connection.post(f"{self.path}/delete", {"confirm": confirm})
 
-    def _act(self, action: str, body: JsonObject | None = None) -> Self:
+    def _act(self, action: Action, body: JsonObject | None = None) -> Self:
         self.connection.post(f"{self.path}/{action}", body)
         return self.refresh()
 

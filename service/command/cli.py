@@ -19,7 +19,7 @@ from urllib.parse import quote
 import typer
 
 from eigensweep.service.client import Analysis, AnalysisFailedError, Experiment, answers
-from eigensweep.service.client.connection import TOKEN_FILE
+from eigensweep.service.client.connection import TOKEN_FILE, JsonObject
 from eigensweep.service.client.spec_file import (
     InputError,
     parse_options,
@@ -37,6 +37,7 @@ from eigensweep.service.command.frame import (
     find_extra,
     make_folder,
 )
+from eigensweep.workers.shared.states import Action
 
 Source = Annotated[
     str,
@@ -379,22 +380,24 @@ def importance(
     call.tell(call.client.experiment(experiment).importance())
 
 
-def _act(call: Call, action: str, ids: list[str]) -> None:
+def _act(call: Call, action: Action, ids: list[str]) -> None:
     """Do something to each experiment; fail if one of them was refused."""
     ids = [call.client.find_id(each) for each in ids]
     found = call.client.act(action, *ids, confirm=action == "delete")
-    if call.as_json:
-        call.tell(found)
-    for each in found if not call.as_json else ():
-        if each["problem"] is None:
-            typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
-        else:
-            typer.echo(f"error: {each['problem']}", err=True)
+    call.tell(found, _show_deeds)
     if any(each["problem"] is not None for each in found):
         raise typer.Exit(FAILURE)
 
 
-def _add_action(action: str, words: str) -> None:
+def _show_deeds(found: list[JsonObject]) -> None:
+    for each in found:
+        if each["problem"] is None:
+            typer.echo(f"{each['id']} is {each['state'].replace('_', ' ')}")
+        else:
+            typer.echo(f"error: {each['problem']}", err=True)
+
+
+def _add_action(action: Action, words: str) -> None:
     """Add the command of an action that needs nothing but experiments."""
 
     @command(app, action, help=words, rich_help_panel=CONTROL)
