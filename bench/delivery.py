@@ -27,7 +27,8 @@ from eigensweep.service.process.mlflow_server import HOST, MlflowServer
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ReplicateResult
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.tracking.subject import make_subject

@@ -29,7 +29,8 @@ from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import UNRANKED, Experiment, Report, Trial
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ParameterCount, ReplicateResult
 from eigensweep.workers.shared.results import summarise
 

@@ -28,7 +28,7 @@ from bench.report import add_json, new_parser, say, table, write
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.client import Client, Experiment
 from eigensweep.service.command.quickstart import running_service
-from eigensweep.workers.shared.checkpoints import open_store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
 
 KINDS = {"cold": "0", "warm": "1"}
 """What `EIGENSWEEP_WARM_DRIVERS` is set to."""
@@ -67,7 +67,7 @@ def time_start(client: Client, storage: Path, offset: int) -> dict[str, float]:
     trial = experiment.trial(0)
     (seed,) = TrialConfig.from_dict(trial["config"]).seeds
     key = replicate_key(experiment.id, 0, seed)
-    steps = [point for point in open_store(str(storage)).points(key) if point.step > 0]
+    steps = [point for point in Store(str(storage)).points(key) if point.step > 0]
     return {
         "began": seconds_of(trial["attempts"][-1]["started_at"]) - posted,
         "stepped": min(point.timestamp_ms for point in steps) / 1000 - posted,

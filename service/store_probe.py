@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
-from eigensweep.workers.shared.checkpoints import Store, open_store
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class StoreProbe:
     """Looks whether the store answers, in a thread of its own, one look at a time."""
 
     def __init__(self, place: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store: Store = open_store(place)
+        self._store: Store = Store(place)
         self._clock = clock
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -94,7 +94,7 @@ class StoreProbe:
 
     def _look(self) -> None:
         try:
-            self._store.file_names(".probe")  # nothing is called so
+            self._store.files.names(".probe")  # nothing is called so
             self._found = None
         except StorageError as error:
             self._found = str(error)

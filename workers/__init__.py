@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from eigensweep.workers.driver.experiment import run_experiment as run_experiment
     from eigensweep.workers.engine.notebook import TrialResult as TrialResult
     from eigensweep.workers.engine.notebook import train as train
-    from eigensweep.workers.shared.checkpoints import CurvePoint as CurvePoint
     from eigensweep.workers.shared.checkpoints import Snapshot as Snapshot
-    from eigensweep.workers.shared.checkpoints import StaleAttemptError as StaleAttemptError
     from eigensweep.workers.shared.checkpoints import Store as Store
+    from eigensweep.workers.shared.curves import CurvePoint as CurvePoint
     from eigensweep.workers.shared.durable_files import StorageError as StorageError
     from eigensweep.workers.shared.durable_files import write_whole as write_whole
+    from eigensweep.workers.shared.heads import StaleAttemptError as StaleAttemptError
     from eigensweep.workers.shared.ledger import Finished as Finished
     from eigensweep.workers.shared.ledger import Ledger as Ledger
     from eigensweep.workers.shared.ledger import StaleWriteError as StaleWriteError
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from eigensweep.workers.trial.training import Training as Training
 
 _HOME = {
-    "CurvePoint": "shared.checkpoints",
+    "CurvePoint": "shared.curves",
     "Snapshot": "shared.checkpoints",
-    "StaleAttemptError": "shared.checkpoints",
+    "StaleAttemptError": "shared.heads",
     "Store": "shared.checkpoints",
     "ClusterError": "cluster.ray_cluster",
     "DriverHandle": "cluster.ray_cluster",

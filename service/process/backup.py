@@ -52,12 +52,15 @@ from eigensweep.service.record.migrations import (
 )
 from eigensweep.service.record.tables import Trial
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import is_url, open_store
-from eigensweep.workers.shared.object_store import ObjectStore
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.copies import copy_out
+from eigensweep.workers.shared.files import is_url
 from eigensweep.workers.shared.states import OPEN_TRIALS
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The form of the archive; a later one that cannot be read by this version has another number."""
+FORMATS: Final = (1, FORMAT)
+"""Forms that can be restored; in the first one the store's heads were `head.json`."""
 MANIFEST: Final = "manifest.json"
 RECORD: Final = "eigensweep.db"
 MLFLOW: Final = "mlflow/mlflow.db"
@@ -115,10 +118,10 @@ class Manifest:
         """
         try:
             known = json.loads(content)
-            if known["format"] != FORMAT:
+            if known["format"] not in FORMATS:
                 raise BackupError(
                     f"this backup has the form {known['format']}, and this version of Eigensweep "
-                    f"reads the form {FORMAT}: restore it with Eigensweep {known['version']}"
+                    f"reads the forms up to {FORMAT}: restore it with Eigensweep {known['version']}"
                 )
             files = {name: Member(**each) for name, each in known.pop("files").items()}
             return cls(**{**known, "left_out": tuple(known["left_out"])}, files=files)
@@ -317,10 +320,9 @@ class _StoreCopy:
     """
 
     def __init__(self, storage: str, staging: Path) -> None:
-        self._store, self._staging = open_store(storage), staging
+        self._store, self._staging = Store(storage), staging
         self._reports = None if is_url(storage) else Path(storage)
         self._taken: dict[tuple[str, int], _TrialRow] = {}
-        self._sizes: dict[str, int] = {}
         self._wanted: list[_TrialRow] = []
 
     def take(self, trials: Iterable[_TrialRow], only_ended: bool = False) -> None:
@@ -339,27 +341,24 @@ class _StoreCopy:
     def _copy(self, trial: _TrialRow) -> None:
         place = f"{trial.experiment}/{trial.number:05d}"
         shutil.rmtree(self._staging / place, ignore_errors=True)
-        for seed in self._store.file_names(place):
+        for seed in self._store.files.names(place):
             key = f"{place}/{seed}"
             target = self._staging / key
             target.mkdir(parents=True)
-            copied = self._store.copy_out(key, target, trial.attempt)
-            if copied is not None:
-                curve, size = copied
-                self._sizes[f"{key}/{curve}"] = size
+            copy_out(self._store, key, target, trial.attempt)
 
-    def list_files(self) -> Iterator[tuple[str, Path, int | None]]:
-        """Yield name, path, and how many bytes count of each file; None: all of them."""
+    def list_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield name and path of each file."""
         for trial in self._wanted:
             folder = self._staging / trial.experiment / f"{trial.number:05d}"
             for path in _list_files(folder):
                 name = path.relative_to(self._staging).as_posix()
-                yield f"storage/{name}", path, self._sizes.get(name)
+                yield f"storage/{name}", path
         if self._reports is None:
             return
         for experiment in dict.fromkeys(trial.experiment for trial in self._wanted):
             for path in _list_files(self._reports / experiment / "report"):
-                yield f"storage/{path.relative_to(self._reports).as_posix()}", path, None
+                yield f"storage/{path.relative_to(self._reports).as_posix()}", path
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -389,9 +388,9 @@ def _write_archive(
         FORMAT, _read_version(), _read_schema(copies / RECORD), time.time(), _tell(settings)
     )
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
-        for name, path, size in _list_members(settings, copies, shots):
+        for name, path in _list_members(settings, copies, shots):
             with suppress(FileNotFoundError), path.open("rb") as source:
-                made.files[name] = _add(archive, name, source, size)
+                made.files[name] = _add(archive, name, source)
         content = made.to_json()
         archive.addfile(_describe(MANIFEST, len(content), made.made_at), io.BytesIO(content))
     return made
@@ -399,20 +398,20 @@ def _write_archive(
 
 def _list_members(
     settings: Settings, copies: Path, shots: _StoreCopy
-) -> Iterator[tuple[str, Path, int | None]]:
+) -> Iterator[tuple[str, Path]]:
     for path in _list_files(copies):
-        yield path.relative_to(copies).as_posix(), path, None
+        yield path.relative_to(copies).as_posix(), path
     yield from shots.list_files()
     for folder in LIVE:
         for path in _list_files(settings.home / folder):
             if path.suffix not in (".tmp", ".new", ".lock"):
-                yield path.relative_to(settings.home).as_posix(), path, None
+                yield path.relative_to(settings.home).as_posix(), path
 
 
-def _add(archive: tarfile.TarFile, name: str, source: IO[bytes], size: int | None) -> Member:
-    """Add the first `size` bytes of a file, or all of it."""
+def _add(archive: tarfile.TarFile, name: str, source: IO[bytes]) -> Member:
+    """Add as much of a file as it holds now."""
     seen = os.fstat(source.fileno())
-    info = _describe(name, seen.st_size if size is None else size, seen.st_mtime)
+    info = _describe(name, seen.st_size, seen.st_mtime)
     reader = _Digesting(source)
     archive.addfile(info, cast(IO[bytes], reader))
     return Member(info.size, reader.digest.hexdigest())
@@ -541,14 +540,15 @@ def _put_into_store(copied: Path, place: str) -> None:
         for each in sorted(copied.iterdir()) if copied.exists() else ():
             shutil.move(each, folder / each.name)
         return
-    store = ObjectStore(place)
-    if next(store.list_sizes(), None) is not None:
+    store = Store(place)
+    if next(store.files.sizes(), None) is not None:
         raise BackupError(
             f"{place} is not empty, and a backup is restored into an empty place only: choose "
             "another prefix with --storage"
         )
-    for head in sorted(copied.glob("*/*/*/head.json")):
-        store.copy_in(head.parent.relative_to(copied).as_posix(), head.parent)
+    for folder in sorted({head.parent for head in copied.glob("*/*/*/head*.json")}):
+        for path in _list_files(folder):
+            store.files.write(path.relative_to(copied).as_posix(), path.read_bytes())
     shutil.rmtree(copied, ignore_errors=True)
 
 

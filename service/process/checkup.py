@@ -36,9 +36,9 @@ from eigensweep.private_folders import UnsafeFolderError, require_private
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.settings import Settings
 from eigensweep.variables import describe_unknown, find_unknown
-from eigensweep.workers.shared.checkpoints import is_url
 from eigensweep.workers.shared.disk_space import LEAST_FILES, find_low
 from eigensweep.workers.shared.durable_files import StorageError, StoreKeysError
+from eigensweep.workers.shared.files import is_url
 
 State = Literal["ok", "warning", "problem"]
 
@@ -347,11 +347,11 @@ def _look_at_object_store(url: str) -> Finding:
 
     That is to write, read, list and remove, and a put that is refused where the object exists.
     """
-    from eigensweep.workers.shared.object_store import ObjectStore
+    from eigensweep.workers.shared.files import open_files, try_out
 
     began = time.monotonic()
     try:
-        problem = ObjectStore(url).try_out()
+        problem = try_out(open_files(url))
     except StorageError as error:
         has_keys = not isinstance(error, StoreKeysError)
         advice = "see that it runs, and that the bucket exists" if has_keys else "bring keys there"

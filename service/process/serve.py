@@ -372,7 +372,7 @@ def _build(
     from eigensweep.service.queue.retention import Pruner, Schedule
     from eigensweep.service.record import database
     from eigensweep.service.record.record import Record
-    from eigensweep.workers.shared.checkpoints import open_store
+    from eigensweep.workers.shared.checkpoints import Store
 
     database.look_for_damage_soon(settings.database)
     record = Record(settings.database, settings.webhook_urls)
@@ -405,9 +405,7 @@ def _build(
         asked=service.deletions,
     )
     schedule = Schedule(settings.keep, settings.retention_days, settings.retention_hours)
-    pruner = Pruner(
-        record, open_store(storage), schedule, files=deleter.files, asked=service.prunings
-    )
+    pruner = Pruner(record, Store(storage), schedule, files=deleter.files, asked=service.prunings)
     return app, dispatcher, runner, reproducer, deleter, pruner
 
 

@@ -49,7 +49,7 @@ from eigensweep.workers.reports.messages import (
     ReportOrder,
     ReportOutcome,
 )
-from eigensweep.workers.shared.checkpoints import open_store
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
 
@@ -177,7 +177,7 @@ class Reproducer:
             return posted.id, None
         spec = make_specs(found.name, found.budget, found.added)[analysis.experiment]
         measured = Measured(
-            self._measure(found.name, analysis.experiment, spec, posted), open_store(self.storage)
+            self._measure(found.name, analysis.experiment, spec, posted), Store(self.storage)
         )
         if analysis.arm not in measured.arms:
             raise NotFoundError(f"no trial of arm '{analysis.arm}' trained to an end")

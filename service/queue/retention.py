@@ -22,9 +22,10 @@ from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.retention import DAY
 from eigensweep.workers.shared import corpora
-from eigensweep.workers.shared.checkpoints import Keep, Store, trial_key
+from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 from eigensweep.workers.shared.states import ENDED
+from eigensweep.workers.shared.thinning import Keep, thin_out
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Pruner:
             for trial in self.record.list_ended_trials(id):
                 if self._stopping.is_set():
                     return
-                freed += self.store.thin_out(trial_key(id, trial.number), keep, trial.attempt)
+                freed += thin_out(self.store, trial_key(id, trial.number), keep, trial.attempt)
         self.record.set_pruned(id, keep)
         logger.info("checkpoints removed experiment=%s keep=%s bytes=%d", id, keep, freed)
 

@@ -23,7 +23,7 @@ from eigensweep.workers.analyses.base import (
     TrialOptions,
     TrialSubject,
 )
-from eigensweep.workers.shared.checkpoints import Store, open_store, trial_key
+from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 
 TRAINED = ("completed", "pruned", "diverged", "reused")
@@ -67,7 +67,7 @@ def complete_request(request: AnalysisRequest, queries: Queries, storage: str) -
         assert request.experiment is not None
         assert request.trial is not None
         trial = _find_trial(request.experiment, request.trial, queries)
-        _check_weights(trial, options, open_store(storage))
+        _check_weights(trial, options, Store(storage))
     elif analysis.of == "experiment":
         assert request.experiment is not None
         experiment = _find_experiment(request.experiment, queries)
@@ -126,7 +126,7 @@ def _check_weights(subject: TrialSubject, options: Options, store: Store) -> Non
     if store.has_checkpoint(key):
         return
     which = f"trial {subject.number} of {subject.experiment}"
-    if not store.has_best(key):
+    if not store.kept.has_best(key):
         raise NotAnalysableError(
             f"{which} is {subject.state} and the store holds no checkpoint of it"
         )

@@ -20,8 +20,9 @@ from eigensweep.service.record.control import Control, lock
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.journal import emit
 from eigensweep.service.record.tables import Experiment, Trial
-from eigensweep.workers.shared.checkpoints import STRICTNESS, Keep, Store, stricter, trial_key
+from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
+from eigensweep.workers.shared.thinning import STRICTNESS, Keep, stricter, thin_out
 
 DAY: Final = 86_400.0
 """Seconds."""
@@ -146,7 +147,7 @@ class Retention(Control):
             StorageError: if the store cannot be read.
         """
         return sum(
-            store.thin_out(trial_key(id, each.number), keep, each.attempt, only_measure=True)
+            thin_out(store, trial_key(id, each.number), keep, each.attempt, only_measure=True)
             for each in self.list_ended_trials(id)
         )
 

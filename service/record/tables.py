@@ -22,9 +22,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from eigensweep.direction import Better
-from eigensweep.workers.shared.checkpoints import Keep
 from eigensweep.workers.shared.messages import ConfigJson, Json, Metrics, Params, SpecJson
 from eigensweep.workers.shared.states import Outcome
+from eigensweep.workers.shared.thinning import Keep
 
 OPERATOR = "operator"
 """Who runs the service: the user of EIGENSWEEP_TOKEN, and of everybody while there is no token."""

@@ -21,10 +21,11 @@ from eigensweep.service.record.posting import make_row
 from eigensweep.service.record.tables import UNRANKED, Experiment, Trial
 from eigensweep.workers.reports.messages import KeptExperiment, KeptTrial, Results
 from eigensweep.workers.reports.results import join_blocks
-from eigensweep.workers.shared.checkpoints import open_store, replicate_key, trial_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.results import split_seeds, summarise
 from eigensweep.workers.shared.states import RANKED
+from eigensweep.workers.shared.thinning import thin_out
 
 TAKEN: tuple[str, ...] = ("completed", "reused", "diverged")
 """Ends of trials whose results are taken up: their whole budget was trained, or diverged."""
@@ -110,10 +111,10 @@ def _add_origin(trial: KeptTrial, origin: str) -> Result:
 
 def _write_curves(storage: str, experiment: str, trial: KeptTrial) -> None:
     """Write the curves into the store, as those of a trial whose checkpoints were removed."""
-    store = open_store(storage)
+    store = Store(storage)
     for seed, blocks in trial.curves.items():
         points = join_blocks(blocks)
         key = replicate_key(experiment, trial.number, seed)
         store.begin(key, 1)
         store.commit(key, 1, points[-1].step, {}, points)
-    store.thin_out(trial_key(experiment, trial.number), "none", 1)
+    thin_out(store, trial_key(experiment, trial.number), "none", 1)

@@ -8,7 +8,8 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ParameterCount, Place, ReplicateResult
 from eigensweep.workers.shared.results import summarise
 

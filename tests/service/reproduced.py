@@ -9,7 +9,8 @@ from eigensweep.service.queue.reproductions import Reproducer
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.workers.reports.__main__ import main as make_report
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ReplicateResult
 from eigensweep.workers.shared.results import summarise
 

@@ -23,7 +23,8 @@ from eigensweep.service.record.record import Record
 from eigensweep.workers.analyses.__main__ import main as make_analysis
 from eigensweep.workers.reports.book import make_page
 from eigensweep.workers.reports.results import name_file
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ReplicateResult
 from eigensweep.workers.shared.results import summarise
 

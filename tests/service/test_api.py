@@ -690,7 +690,7 @@ class TestReading:
             return []
 
         for act, words in ((fail, "connection refused"), (hang, "has not answered since 2")):
-            monkeypatch.setattr(store, "file_names", act)
+            monkeypatch.setattr(store.files, "names", act)
             client.get("/readyz")  # what the look before this one has found may be told yet
             answer = client.get("/readyz")
             assert answer.status_code == 503

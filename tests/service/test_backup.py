@@ -36,7 +36,7 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import RecordUnusableError, migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import Store, open_store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.states import OUTCOMES
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -115,7 +115,7 @@ def drive(settings: Settings, id: str, at_rung: Callable[[], None] = lambda: Non
 
 def read_curves(settings: Settings, id: str) -> list[list[tuple[int, dict[str, float]]]]:
     """Return step and metrics of each point, but for the seconds that training took."""
-    store = open_store(settings.storage_folder)
+    store = Store(settings.storage_folder)
     return [
         [
             (point.step, {k: v for k, v in point.metrics.items() if "second" not in k})
@@ -291,7 +291,7 @@ class TestRefusals:
         assert len(Record(postgresql_url).experiments()) == 1
         (tmp_path / "store").mkdir()
         (tmp_path / "store" / "mine").touch()
-        open_store(f"{store_url}/full").write_file("mine", b"mine")
+        Store(f"{store_url}/full").files.write("mine", b"mine")
         for place in (str(tmp_path / "store"), f"{store_url}/full"):
             with pytest.raises(BackupError, match="not empty"):
                 restore(file, home, storage=place)
@@ -312,7 +312,7 @@ class TestRefusals:
             ("member", "contradicts 1 file, such as"),
             ("missing", "contradicts 1 file, such as"),
             ("newer schema", "which is newer than this one"),
-            ("newer form", "reads the form 1"),
+            ("newer form", "reads the forms up to 2"),
             ("above", "holds '../x'"),
             ("absolute", "holds '/x'"),
             ("link", "holds 'storage/x'"),

@@ -29,6 +29,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.deaths import Death, explain
+from eigensweep.workers.shared.folder_files import FolderFiles
 from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 
@@ -215,11 +216,10 @@ class TestDispatcher:
         self, record, launcher, post, tmp_path, monkeypatch
     ):
         goes_on = threading.Event()
-        works = Store.file_names
+        works = FolderFiles.names
         monkeypatch.setattr(store_probe, "PATIENCE_SECONDS", 0.1)
         monkeypatch.setattr(store_probe, "FRESH_SECONDS", 0.0)
-        for name in ("file_names", "progress"):
-            monkeypatch.setattr(Store, name, lambda *given: goes_on.wait(60) and works(*given))
+        monkeypatch.setattr(FolderFiles, "names", lambda *given: goes_on.wait(60) and works(*given))
         clock = iter(range(0, 10**9, 1000))
         options = replace(OPTIONS, storage=str(tmp_path))
         dispatcher = Dispatcher(

@@ -20,8 +20,9 @@ from eigensweep.service.process.serve import THREADS
 from eigensweep.service.store_probe import StoreProbe
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StoreAwayError
+from eigensweep.workers.shared.folder_files import FolderFiles
 
-READS = ("file_names", "sample", "points", "list_checkpoints", "open_newest", "open_kept")
+READS = ("names", "read", "open", "size")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return wait_and_read
 
     for name in READS:
-        monkeypatch.setattr(Store, name, slow(getattr(Store, name)))
+        monkeypatch.setattr(FolderFiles, name, slow(getattr(FolderFiles, name)))
     yield made
     made.goes_on()
 
@@ -87,10 +88,10 @@ def test_who_reads_there_is_refused_and_all_other_requests_are_answered(
 
 def test_a_question_is_refused_at_once_while_an_earlier_one_hangs(tmp_path, folder):
     probe = StoreProbe(str(tmp_path))
-    assert probe.ask(lambda store: store.file_names("e1")) == []
+    assert probe.ask(lambda store: store.files.names("e1")) == []
     folder.hangs()
     with pytest.raises(StoreAwayError, match="has not answered since"):
-        probe.ask(lambda store: store.file_names("e1"))
+        probe.ask(lambda store: store.files.names("e1"))
     asked = []
     with pytest.raises(StoreAwayError, match="Drivers and trials wait for it"):
         probe.ask(asked.append)

@@ -21,7 +21,8 @@ from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
-from eigensweep.workers.shared.checkpoints import CurvePoint, open_store, trial_key
+from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.results import summarise
 
 SPEC: dict[str, Any] = {
@@ -58,7 +59,7 @@ def experiment(direct: Direct, record: Record, settings: Settings) -> Experiment
     posted = direct.submit(SPEC)
     spec = ExperimentSpec.model_validate(SPEC)
     ledger = RecordLedger(record.url, posted.id, record.claim(posted.id).generation)
-    store = open_store(settings.storage_folder)
+    store = Store(settings.storage_folder)
     fixed = {"optimizer.name": "rmsprop", "model.negative_fraction": 0.5}
     points = [("scornn", {"optimizer.lr": 0.25, **fixed}, 0.1),
               ("scornn", {"optimizer.lr": 3.3e-5, **fixed}, 0.0),

@@ -20,7 +20,7 @@ from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Mlflow, Settings
-from eigensweep.workers.shared.checkpoints import CurvePoint
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.tracking.batched_runs import open_runs
 from eigensweep.workers.tracking.mlflow_runs import Content
 

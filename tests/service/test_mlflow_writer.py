@@ -15,7 +15,7 @@ import pytest
 from mlflow import MlflowClient
 
 from eigensweep.service.process.mlflow_server import MlflowServer
-from eigensweep.workers.shared.checkpoints import CurvePoint
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.tracking import run_writes
 from eigensweep.workers.tracking.batched_runs import BatchedRuns, open_runs
 from eigensweep.workers.tracking.mlflow_runs import AwayError, Content, RefusedError, Runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from eigensweep.service.record.retention import DAY
 from eigensweep.workers.driver.deletion import remove
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store, replicate_key, trial_key
+from eigensweep.workers.shared.thinning import thin_out
 from eigensweep.workers.trial.attempt import Attempt
 
 STEPS = 20
@@ -93,16 +95,21 @@ def make(record: Record, storage: Path) -> Callable[..., Pruner]:
 
 
 def files(storage: Path, id: str, number: int) -> list[str]:
+    """Return the names of weights and checkpoints, without the part that is drawn."""
     folder = storage / replicate_key(id, number, 0)
-    return sorted(path.name for path in folder.iterdir() if path.suffix == ".pt")
+    return sorted(
+        re.sub(r"-[0-9a-f]{8}\.", ".", path.name)
+        for path in folder.iterdir()
+        if path.suffix == ".pt"
+    )
 
 
 class TestRules:
     @pytest.mark.parametrize(
         ("keep", "completed", "failed"),
         [
-            ("last", ["best.pt", "step-000000020-2-1.pt"], ["step-000000010-1-1.pt"]),
-            ("best", ["best.pt"], ["step-000000010-1-1.pt"]),
+            ("last", ["best-1.pt", "step-000000020-2.pt"], ["step-000000010-1.pt"]),
+            ("best", ["best-1.pt"], ["step-000000010-1.pt"]),
             ("none", [], []),
         ],
     )
@@ -121,11 +128,11 @@ class TestRules:
         assert record.experiment(id).best.trial.number == 0
 
     def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(self, record, storage, id, make):
-        newest = storage / replicate_key(id, 0, 0) / "step-000000020-2-1.pt"
+        (newest,) = (storage / replicate_key(id, 0, 0)).glob("step-000000020-*.pt")
         newest.write_bytes(b"damaged")
         record.prune(id, "last")
         make().tick()
-        assert files(storage, id, 0) == ["best.pt", "step-000000010-1-1.pt"]
+        assert files(storage, id, 0) == ["best-1.pt", "step-000000010-1.pt"]
         assert Store(storage).newest(replicate_key(id, 0, 0)).step == 10
 
     def test_what_goes_on_or_is_being_delivered_is_left_alone(self, record, storage, content):
@@ -170,7 +177,7 @@ class TestDeaths:
         work = Attempt(make_attempt(id, 1, 2, record.trial(id, 1).trial.config, storage), "cpu")
         work.advance()
         freed = [
-            Store(storage).thin_out(trial_key(id, t.number), "none", t.attempt) for t in trials
+            thin_out(Store(storage), trial_key(id, t.number), "none", t.attempt) for t in trials
         ]
         assert freed[0] > 0
         assert freed[1] == 0
@@ -262,10 +269,10 @@ class TestCorpora:
         record.prune(id, "last")
         make().tick()
         assert corpora.list_users(store, id) == []
-        assert store.file_names(corpora.FOLDER) == [archive]
+        assert store.files.names(corpora.FOLDER) == [archive]
         remove(running, "project", str(storage), str(tmp_path / "optuna"), None)
         make().tick()
-        assert store.file_names(corpora.FOLDER) == []
+        assert store.files.names(corpora.FOLDER) == []
 
     def test_one_stays_if_its_experiment_is_taken_up_meanwhile(
         self, record, storage, id, make, publish, monkeypatch
@@ -282,7 +289,7 @@ class TestCorpora:
         monkeypatch.setattr(record, "row", look_after_a_retry)
         make().tick()
         assert len(corpora.list_users(Store(storage), id)) == 2
-        assert Store(storage).file_names(corpora.FOLDER) == [archive]
+        assert Store(storage).files.names(corpora.FOLDER) == [archive]
 
 
 class TestSchedule:
@@ -296,7 +303,7 @@ class TestSchedule:
         assert record.row(id).kept is None
         now[0] = ended + 10 * DAY
         pruner.tick()
-        assert (record.row(id).kept, files(storage, id, 0)) == ("best", ["best.pt"])
+        assert (record.row(id).kept, files(storage, id, 0)) == ("best", ["best-1.pt"])
         assert record.list_prunable("best") == []
         assert record.list_prunable("none") == [id]
 
@@ -366,7 +373,7 @@ class TestDiskUse:
         parts = {part["name"]: part["bytes"] for part in found["parts"]}
         checkpoints = sum(f.stat().st_size for f in storage.rglob("step-*.pt"))
         assert parts["checkpoints"] == checkpoints
-        assert parts["weights"] == sum(f.stat().st_size for f in storage.rglob("best.pt"))
+        assert parts["weights"] == sum(f.stat().st_size for f in storage.rglob("best-*.pt"))
         assert parts["record"] == 5600
         assert found["total"] == sum(parts.values())
         assert {each["user"] for each in found["users"]} == {"anna", "bob"}

@@ -30,16 +30,10 @@ from eigensweep.service.command import cli, frame
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.engine.replicates import open_attempt
-from eigensweep.workers.shared.checkpoints import (
-    BEST,
-    PIECE,
-    open_store,
-    pack,
-    replicate_key,
-    trial_key,
-)
+from eigensweep.workers.shared.checkpoints import PIECE, Store, pack, replicate_key, trial_key
+from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.messages import Source
-from eigensweep.workers.shared.object_store import ObjectStore
+from eigensweep.workers.shared.thinning import thin_out
 from eigensweep.workers.trial.weights import NoWeightsError
 
 SPEC: dict[str, Any] = {
@@ -143,10 +137,10 @@ class TestTheRoute:
 
     @pytest.mark.parametrize("which", ["best", "last"])
     def test_never_holds_a_whole_file(self, client, ledger, settings, which, monkeypatch):
-        store, key = open_store(settings.storage_folder), replicate_key(ledger.experiment_id, 0, 0)
+        store, key = Store(settings.storage_folder), replicate_key(ledger.experiment_id, 0, 0)
         large = {"weights": torch.rand(12 * PIECE)}  # 48 MiB
         if which == "best":
-            store.keep_file(key, 1, BEST, pack(large))
+            store.kept.write(key, 1, BEST, pack(large))
         else:
             store.commit(key, 1, 21, large, [])
         path = f"/v1/experiments/{ledger.experiment_id}/trials/0/weights"
@@ -155,13 +149,14 @@ class TestTheRoute:
         sizes: list[int] = []
         told: dict[bytes, bytes] = {}
         most = 0
-        whole = ObjectStore._get
+        files = type(store.files)
+        whole = files.read
 
-        def refuse_weights(store: ObjectStore, path: Path) -> bytes:
-            assert path.suffix != ".pt", "a file of weights is asked for in parts"
-            return whole(store, path)
+        def refuse_weights(self: Any, path: str) -> bytes:
+            assert not path.endswith(".pt"), "a file of weights is asked for in parts"
+            return whole(self, path)
 
-        monkeypatch.setattr(ObjectStore, "_get", refuse_weights)
+        monkeypatch.setattr(files, "read", refuse_weights)
 
         async def receive() -> Any:
             await anyio.sleep_forever()
@@ -187,10 +182,10 @@ class TestTheRoute:
         here = f"/v1/experiments/{ledger.experiment_id}/trials"
         answer = client.get(f"{here}/0/weights?seed=7")
         assert (answer.status_code, "it has 0, 1" in answer.json()["detail"]) == (404, True)
-        store = open_store(settings.storage_folder)
-        store.thin_out(trial_key(ledger.experiment_id, 0), "best", 1)
+        store = Store(settings.storage_folder)
+        thin_out(store, trial_key(ledger.experiment_id, 0), "best", 1)
         assert client.get(f"{here}/0/weights").status_code == 200
-        store.thin_out(trial_key(ledger.experiment_id, 0), "none", 1)
+        thin_out(store, trial_key(ledger.experiment_id, 0), "none", 1)
         answer = client.get(f"{here}/0/weights?which=last")
         assert answer.status_code == 404
         assert (

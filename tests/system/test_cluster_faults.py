@@ -142,12 +142,12 @@ class Commits:
 
     def look(self) -> None:
         while not self.ending.wait(0.02):
-            for head in self.folder.glob("[0-9]*/*/head.json"):
+            for head in sorted(self.folder.glob("[0-9]*/*/head-*.json")):
                 with suppress(OSError, ValueError):
                     now = json.loads(head.read_bytes())
                     lines = self.seen.setdefault(head.parts[-3], [])
                     found = (now["attempt"], now["commits"])
-                    if not lines or lines[-1][:2] != found:
+                    if not lines or lines[-1][:2] < found:
                         lines.append((*found, time.monotonic()))
 
     def wait_for(self, trial: str, attempt: int) -> float:

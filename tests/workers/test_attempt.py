@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from orders import make_order
 from sweeps import spec
 
@@ -25,7 +24,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.analyses.base import Folders, TrialSubject
 from eigensweep.workers.analyses.weights import load_snapshot
 from eigensweep.workers.shared import code
-from eigensweep.workers.shared.checkpoints import StaleAttemptError, Store, pause_mark
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import (
     ForeignCodeError,
     check_code,
@@ -33,8 +32,11 @@ from eigensweep.workers.shared.code import (
     own_code,
     own_parts,
 )
+from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.marks import pause_mark
 from eigensweep.workers.shared.messages import Code, Order, Report, Source
 from eigensweep.workers.shared.results import split_seeds, summarise
+from eigensweep.workers.shared.thinning import thin_out
 from eigensweep.workers.trial.attempt import Attempt, cancel_mark
 
 
@@ -104,7 +106,7 @@ KEPT = {"training": {"steps": 20, "evaluate_every": 5, "spectra": True}}
 
 TRAINER = """
 import json, sys
-from eigensweep.workers.shared.checkpoints import StaleAttemptError
+from eigensweep.workers.shared.heads import StaleAttemptError
 from eigensweep.workers.shared.messages import Order
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -185,7 +187,7 @@ class TestKnownSeeds:
         """Train a seed, remove its checkpoints, and return an order for two seeds that knows it."""
         first = to_the_end(Attempt(order(folder), "cpu"))[-1].result
         (seed,) = split_seeds(first)
-        Store(folder).thin_out("e1/00003", "none", 1)
+        thin_out(Store(folder), "e1/00003", "none", 1)
         known = summarise([replace(seed, origin="another machine")])
         two = order(folder, replicates=2)
         return replace(two, experiment="e2", donor=Source("e1", 3), known=known)
@@ -274,7 +276,7 @@ class TestRungs:
             cut_off.send_signal(signal.SIGSTOP)
             assert [go_on(successor) for _ in range(5)] == ["begun", "5", "10", "15", "20"]
             before = written(tmp_path)
-            assert {"best.pt", "head.json", "000000020.json"} <= {path.name for path in before}
+            assert {"best-2.pt", "000000020-2.json"} <= {path.name for path in before}
             cut_off.send_signal(signal.SIGCONT)
             assert go_on(cut_off) == "attempt 1 of e1/00003/0 has a successor, 2"
             assert written(tmp_path) == before
@@ -311,7 +313,7 @@ class TestRungs:
     def test_the_best_weights_lie_beside_the_checkpoints(self, tmp_path):
         attempt = Attempt(order(tmp_path), "cpu")
         result = to_the_end(attempt)[-1].result
-        kept = torch.load(tmp_path / "e1/00003/0/best.pt", weights_only=True)
+        kept = Store(tmp_path).kept.best("e1/00003/0")
         assert (kept["step"], kept["value"]) == (result.best_step, result.value)
         attempt.replicates[0].training.model.load_state_dict(kept["weights"])
         assert Store(tmp_path).points("e1/00003/0")[-1].step == 20

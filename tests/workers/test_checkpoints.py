@@ -6,11 +6,13 @@ import ast
 import json
 import pickle
 import random
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +20,13 @@ import pytest
 import torch
 
 import eigensweep.workers
-from eigensweep.workers.shared import checkpoints
-from eigensweep.workers.shared.checkpoints import CurvePoint, StaleAttemptError, Store
-from eigensweep.workers.shared.durable_files import Draft, StorageError
+from eigensweep.workers.shared import spectrum_files
+from eigensweep.workers.shared.checkpoints import Store, pack
+from eigensweep.workers.shared.copies import copy_out
+from eigensweep.workers.shared.curves import CurvePoint, add_checksum
+from eigensweep.workers.shared.durable_files import StorageError
+from eigensweep.workers.shared.heads import Heads, StaleAttemptError
+from eigensweep.workers.shared.thinning import thin_out
 
 KEY = "e7/00012/0"
 
@@ -43,7 +49,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def files(store: Store) -> list[str]:
-    return sorted(p.name for p in (store.root / KEY).iterdir())
+    return sorted(p.name for p in (Path(store.place) / KEY).iterdir())
 
 
 @contextmanager
@@ -69,7 +75,7 @@ class TestTakeover:
 
     def test_the_checkpoint_is_the_sources_byte_for_byte_and_the_curve_stays(self, source):
         source.take_over(self.SOURCE, KEY, 2, 30)
-        copied, original = (source.root / key for key in (KEY, self.SOURCE))
+        copied, original = (Path(source.place) / key for key in (KEY, self.SOURCE))
         (theirs,), (mine,) = original.glob("step-*.pt"), copied.glob("step-*.pt")
         assert mine.read_bytes() == theirs.read_bytes()
         snapshot = source.newest(KEY)
@@ -80,7 +86,7 @@ class TestTakeover:
         source.take_over(self.SOURCE, KEY, 2, 30)
         source.commit(KEY, 2, 40, state(40), [point(40)])
         newest = source.list_checkpoints(KEY)[0].file
-        (source.root / KEY / newest).write_bytes(b"damaged")
+        (Path(source.place) / KEY / newest).write_bytes(b"damaged")
         snapshot = source.newest(KEY)
         assert (snapshot.step, snapshot.state["step"]) == (30, 77)
         assert snapshot.points[-1].step == 40
@@ -146,13 +152,19 @@ def test_a_key_without_a_commit_has_no_snapshot_and_no_points(tmp_path):
     assert store.points("begun") == []
 
 
+def kinds(store: Store) -> list[str]:
+    """Return the names of what lies there up to what nobody can foretell."""
+    return [re.sub(r"-[0-9a-f]{8}(?=\.)", "", name) for name in files(store)]
+
+
 def test_the_newest_two_checkpoints_are_kept_and_nothing_else(store):
-    assert files(store) == [
-        "curve-1.jsonl",
-        "head.json",
-        "lock",
-        "step-000000020-2-1.pt",
-        "step-000000030-3-1.pt",
+    assert kinds(store) == [
+        "curve-000000004.jsonl",
+        "curve-000000006.jsonl",
+        "head-000000003.json",
+        "head-000000004.json",
+        "step-000000020-2.pt",
+        "step-000000030-3.pt",
     ]
 
 
@@ -174,76 +186,130 @@ def test_a_later_attempt_shuts_the_earlier_one_out(store):
     assert store.attempt(KEY) == 2
 
 
-def test_what_was_never_committed_is_written_over(store):
-    folder = store.root / KEY
-    with open(folder / "curve-1.jsonl", "a") as file:
-        file.write('{"step": 35, "metrics": {"train/lo')
-    for name in ("step-000000040-4-1.pt", "step-000000040-4-1.pt.tmp", "attempt-1.tmp"):
+def test_what_was_never_committed_is_removed(store):
+    folder = Path(store.place) / KEY
+    for name in ("step-000000040-4-1.pt", "curve-7.jsonl", "head-000000005.json.ab.tmp"):
         (folder / name).write_bytes(b"half")
     assert len(store.points(KEY)) == 6
     store.begin(KEY, 2)
-    kept = ["step-000000020-2-1.pt", "step-000000030-3-1.pt"]
-    assert files(store) == ["curve-2.jsonl", "head.json", "lock", *kept]
+    assert kinds(store)[-2:] == ["step-000000020-2.pt", "step-000000030-3.pt"]
+    assert not any(b"half" in path.read_bytes() for path in folder.iterdir())
     store.commit(KEY, 2, 40, state(40), [point(40)])
-    lines = (folder / "curve-2.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [5, 10, 15, 20, 25, 30, 40]
+    assert [p.step for p in store.points(KEY)] == [5, 10, 15, 20, 25, 30, 40]
 
 
-def test_a_folder_of_an_older_version_is_read_and_gone_on_from(store):
-    """Its files did not say which attempt had written them."""
-    folder = store.root / KEY
-    head = json.loads((folder / "head.json").read_text())
-    curve = (folder / head.pop("curve")).rename(folder / "curve.jsonl")
-    del head["crc32"]  # nor had they checksums
-    lines = [json.loads(line) for line in curve.read_text().splitlines()]
-    plain = [json.dumps({name: line[name] for name in line if name != "crc32"}) for line in lines]
-    curve.write_text("".join(f"{line}\n" for line in plain))
-    head["curve_bytes"] = curve.stat().st_size
-    for checkpoint in head["checkpoints"]:
-        del checkpoint["points"]
-        older = checkpoint["file"].replace("-1.pt", ".pt")
-        (folder / checkpoint["file"]).rename(folder / older)
-        checkpoint["file"] = older
-    (folder / "head.json").write_text(json.dumps(head))
-    for name in ("head.json.tmp", "step-000000040-4.pt"):
-        (folder / name).write_bytes(b"half")
-    reader = Store(store.root)
-    assert [p.step for p in reader.points(KEY)] == [5, 10, 15, 20, 25, 30]
-    assert reader.newest(KEY).state["step"] == 30
-    store.begin(KEY, 2)
-    store.commit(KEY, 2, 40, state(40), [point(40)])
-    assert reader.points(KEY, since=6) == [point(40)]
-    checkpoints = ["step-000000030-3.pt", "step-000000040-4-2.pt"]
-    assert files(store) == ["curve-2.jsonl", "head.json", "lock", *checkpoints]
+class TestAnOlderVersion:
+    """It replaced one `head.json` under a lock, and appended to one file for the curve."""
+
+    def write(self, root: Path, *, says_attempt: bool) -> Store:
+        """Write what it had when the second attempt was killed; the oldest had no checksums."""
+        folder = root / KEY
+        folder.mkdir(parents=True)
+        mine = "-2" if says_attempt else ""
+        lines = [
+            {"step": p.step, "metrics": p.metrics, "timestamp_ms": p.timestamp_ms}
+            for p in self.points()
+        ]
+        written = [json.dumps(line).encode() for line in lines]
+        if says_attempt:
+            written = [add_checksum(line) for line in written]
+        curve = b"".join(line + b"\n" for line in written)
+        (folder / f"curve{mine}.jsonl").write_bytes(curve + b'{"step": 35, "metr')
+        checkpoints = []
+        for commit, step in ((3, 30), (2, 20)):
+            content = pack(state(step))
+            file = f"step-{step:09d}-{commit}{mine}.pt"
+            (folder / file).write_bytes(content)
+            checkpoints.append({"file": file, "step": step, "crc": zlib.crc32(content)})
+            if says_attempt:
+                checkpoints[-1]["points"] = step // 5
+        head = {"attempt": 2, "commits": 3, "curve_bytes": len(curve), "curve_points": 6}
+        head |= {"last_step": 30, "checkpoints": checkpoints}
+        content = json.dumps(head).encode()
+        if says_attempt:
+            head |= {"curve": "curve-2.jsonl", "taken_over": ""}
+            content = add_checksum(json.dumps(head).encode())
+        (folder / "head.json").write_bytes(content)
+        for name in ("step-000000040-4-2.pt.tmp", "attempt-2.tmp", "lock"):
+            (folder / name).write_bytes(b"half")
+        (folder / "best.pt").write_bytes(b"weights")
+        (folder / "spectra").mkdir()
+        (folder / "spectra/000000030.json").write_bytes(b"{}")
+        return Store(root)
+
+    def points(self) -> list[CurvePoint]:
+        return [point(step) for step in (5, 10, 15, 20, 25, 30)]
+
+    @pytest.mark.parametrize("says_attempt", [True, False])
+    def test_is_read_as_it_is(self, tmp_path, says_attempt):
+        store = self.write(tmp_path, says_attempt=says_attempt)
+        before = files(store)
+        assert (store.attempt(KEY), store.progress(KEY).step) == (2, 30)
+        assert store.points(KEY) == self.points()
+        assert store.points(KEY, since=4) == self.points()[4:]
+        assert (store.newest(KEY).step, store.newest(KEY).state["step"]) == (30, 30)
+        assert [c.step for c in store.list_checkpoints(KEY)] == [30, 20]
+        assert store.kept.read(KEY, "best.pt") == b"weights"
+        assert spectrum_files.read(store, KEY) == [(30, {})]
+        assert files(store) == before, "reading changes nothing"
+
+    @pytest.mark.parametrize("says_attempt", [True, False])
+    def test_is_gone_on_from(self, tmp_path, says_attempt):
+        store, reader = self.write(tmp_path, says_attempt=says_attempt), Store(tmp_path)
+        assert len(reader.points(KEY)) == 6
+        with pytest.raises(StaleAttemptError):
+            store.begin(KEY, 1)
+        store.commit(KEY, 2, 33, state(33), [point(33)])
+        assert store.begin(KEY, 3) is None
+        store.commit(KEY, 3, 40, state(40), [point(40)])
+        assert reader.points(KEY, since=6) == [point(33), point(40)]
+        assert Store(tmp_path).points(KEY) == [*self.points(), point(33), point(40)]
+        assert [c.step for c in reader.list_checkpoints(KEY)] == [40, 33]
+        for step in range(41, 50):
+            store.commit(KEY, 3, step, state(step), [point(step)])
+        assert not {"head.json", "lock", "attempt-2.tmp"} & {*files(store)}
+        assert [p.step for p in Store(tmp_path).points(KEY)][6:] == [33, *range(40, 50)]
+        store.kept.write(KEY, 3, "best.pt", b"better")
+        assert store.kept.read(KEY, "best.pt") == b"better"
+
+    def test_is_gone_back_behind_where_its_curve_is_damaged(self, tmp_path):
+        store = self.write(tmp_path, says_attempt=True)
+        curve = tmp_path / KEY / "curve-2.jsonl"
+        curve.write_bytes(curve.read_bytes().replace(b'"step": 25', b'"step": 26'))
+        assert "from the checkpoint of step 20" in store.begin(KEY, 3)
+        assert store.points(KEY) == self.points()[:4]
+
+    def test_is_thinned_out_and_copied(self, tmp_path):
+        store = self.write(tmp_path / "store", says_attempt=True)
+        (target := tmp_path / "copy" / KEY).mkdir(parents=True)
+        copy_out(store, KEY, target, 2)
+        assert Store(tmp_path / "copy").points(KEY) == self.points()
+        assert Store(tmp_path / "copy").newest(KEY).step == 30
+        assert thin_out(store, "e7/00012", "best", 2) > 0
+        assert store.points(KEY) == self.points()
+        assert store.list_checkpoints(KEY) == []
 
 
 def test_who_reads_a_curve_while_an_attempt_begins_reads_the_same_points(store, monkeypatch):
-    reader, look = Store(store.root), Store._head
+    reader, look = Store(store.place), Heads.read
     assert len(reader.points(KEY)) == 6
     store.commit(KEY, 1, 40, state(40), [point(40)])
 
-    def look_and_be_late(self, folder):
-        head = look(self, folder)
+    def look_and_be_late(self, key):
+        head = look(self, key)
         monkeypatch.undo()
         store.begin(KEY, 2)
         store.commit(KEY, 2, 50, state(50), [point(50)])
         return head
 
-    monkeypatch.setattr(Store, "_head", look_and_be_late)
+    monkeypatch.setattr(Heads, "read", look_and_be_late)
     assert reader.points(KEY, since=6) == [point(40)]
     assert reader.points(KEY, since=6) == [point(40), point(50)]
 
 
-def test_a_commit_writes_behind_the_last_committed_point_whatever_the_file_holds_there(store):
-    with open(store.root / KEY / "curve-1.jsonl", "a") as file:
-        file.write('{"step": 35, "metrics": {"train/lo')
-    store.commit(KEY, 1, 40, state(40), [point(35), point(40)])
-    assert [p.step for p in Store(store.root).points(KEY)] == list(range(5, 41, 5))
-
-
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint"])
 def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog, damage):
-    (store.root / KEY / "step-000000030-3-1.pt").write_bytes(damage)
+    (Path(store.place) / KEY / store.list_checkpoints(KEY)[0].file).write_bytes(damage)
     snapshot = store.newest(KEY)
     assert snapshot.step == 20
     assert "checkpoint damaged, falling back" in caplog.text
@@ -254,13 +320,12 @@ def test_a_damaged_checkpoint_falls_back_without_doubling_a_point(store, caplog,
 
 
 def test_a_full_disk_is_named_and_leaves_the_last_commit_as_it_was(store):
-    before, curve = files(store), (store.root / KEY / "curve-1.jsonl").read_bytes()
+    before = files(store)
     with a_full_disk(allowed=20_000), pytest.raises(StorageError) as error:
         store.commit(KEY, 1, 40, state(40, size=100_000), [point(40)])
-    assert "step-000000040-4-1.pt: File too large" in str(error.value)
+    assert re.search(r"step-000000040-4-\w+\.pt: File too large", str(error.value))
     assert isinstance(error.value.__cause__, OSError)
     assert files(store) == before
-    assert (store.root / KEY / "curve-1.jsonl").read_bytes() == curve
     assert store.newest(KEY).step == 30
     store.commit(KEY, 1, 40, state(40), [point(40)])
     assert [p.step for p in store.points(KEY)] == [5, 10, 15, 20, 25, 30, 40]
@@ -278,25 +343,26 @@ def test_a_kill_at_any_write_of_a_commit_leaves_all_of_it_or_nothing(
     writes = []
 
     def kill_at(original):
-        def write_or_die(*arguments):
+        def write_or_die(*arguments, **named):
             writes.append(original)
             number = len(writes)
             if moment == "before" and number == write:
                 raise KilledError
-            original(*arguments)
+            done = original(*arguments, **named)
             if moment == "after" and number == write:
                 raise KilledError
+            return done
 
         return write_or_die
 
-    for place, name in ((checkpoints, "write_from"), (Draft, "replace")):
-        monkeypatch.setattr(place, name, kill_at(getattr(place, name)))
+    for name in ("write", "create"):
+        monkeypatch.setattr(store.files, name, kill_at(getattr(store.files, name)))
     with pytest.raises(KilledError):
         store.commit(KEY, 1, 40, state(40), [point(35), point(40)])
     monkeypatch.undo()
 
-    later = Store(store.root)
-    reached = 40 if (write, moment) == (3, "after") else 30  # the third write is head.json
+    later = Store(Path(store.place))
+    reached = 40 if (write, moment) == (3, "after") else 30  # the third write is the head
     assert (later.newest(KEY).step, later.newest(KEY).state["step"]) == (reached, reached)
     assert [p.step for p in later.points(KEY)] == list(range(5, reached + 1, 5))
     later.begin(KEY, 2)
@@ -351,7 +417,7 @@ def test_killed_at_random_moments_it_never_loses_or_doubles_a_point(tmp_path):
     store = Store(tmp_path / "store")
     reached = 0
     for attempt in range(1, 4):
-        command = [sys.executable, "-c", WRITER, store.root, str(attempt), tmp_path]
+        command = [sys.executable, "-c", WRITER, Path(store.place), str(attempt), tmp_path]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout.readline() == "begun\n"
             time.sleep(moments.uniform(0, 0.5))

@@ -19,17 +19,10 @@ from eigensweep.search_spaces.space import Point
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.searcher import Recorder
 from eigensweep.workers.engine.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared.checkpoints import (
-    CHECKSUM,
-    DAMAGED_CURVE,
-    DAMAGED_HEAD,
-    CurvePoint,
-    NewerStoreError,
-    Store,
-    open_store,
-    replicate_key,
-)
+from eigensweep.workers.shared.checkpoints import DAMAGED_CURVE, Store, replicate_key
+from eigensweep.workers.shared.curves import CHECKSUM, CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError, disk_failure
+from eigensweep.workers.shared.heads import DAMAGED_HEAD, NewerStoreError
 from eigensweep.workers.shared.messages import Order, Report
 from eigensweep.workers.trial.attempt import Attempt
 
@@ -81,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def name_of(store: Store, kind: str) -> str:
     """Return the path of the head, of the curve's first part, or of the newest checkpoint."""
-    names = store.file_names(KEY)
+    names = store.files.names(KEY)
     if kind == "step":
         return f"{KEY}/{store.list_checkpoints(KEY)[0].file}"
     found = [name for name in names if name.startswith(kind)]
@@ -91,15 +84,15 @@ def name_of(store: Store, kind: str) -> str:
 def edit(kind: str, change: Callable[[bytes], bytes]) -> Callable[[Store], None]:
     def damage(store: Store) -> None:
         name = name_of(store, kind)
-        before = store.read_file(name)
+        before = store.files.read(name)
         assert change(before) != before
-        store.write_file(name, change(before))
+        store.files.write(name, change(before))
 
     return damage
 
 
 def remove(kind: str) -> Callable[[Store], None]:
-    return lambda store: store.remove_file(name_of(store, kind))
+    return lambda store: store.files.remove(name_of(store, kind))
 
 
 def attempt_a_billion(head: bytes) -> bytes:
@@ -122,7 +115,7 @@ def both(*damages: Callable[[Store], None]) -> Callable[[Store], None]:
 
 def garble_checkpoints(store: Store) -> None:
     for checkpoint in store.list_checkpoints(KEY):
-        store.write_file(f"{KEY}/{checkpoint.file}", b"garbled")
+        store.files.write(f"{KEY}/{checkpoint.file}", b"garbled")
 
 
 HEAD, CURVE = "head", "curve"
@@ -155,7 +148,7 @@ def test_a_trial_ends_with_the_same_numbers_whatever_is_damaged(
 ) -> None:
     order = order_in(storage)
     train(order, until=10)
-    store = open_store(storage)
+    store = Store(storage)
     DAMAGES[name](store)
     second = Attempt(replace(order, attempt=2, reported=10), "cpu")
     report = second.advance()
@@ -164,8 +157,8 @@ def test_a_trial_ends_with_the_same_numbers_whatever_is_damaged(
     assert "goes on from" in report.damage
     while report.outcome is None:
         report = second.advance()
-    assert numbers(report, open_store(storage)) == undisturbed
-    kept = {DAMAGED_HEAD, DAMAGED_CURVE} & {*store.file_names(KEY)}
+    assert numbers(report, Store(storage)) == undisturbed
+    kept = {DAMAGED_HEAD, DAMAGED_CURVE} & {*store.files.names(KEY)}
     expected = {DAMAGED_HEAD} if "head" in name or "attempt" in name else set()
     is_kept = ("curve" in name and name != "no curve") or "line" in name
     expected |= {DAMAGED_CURVE} if is_kept else set()
@@ -177,7 +170,7 @@ def test_a_trial_ends_with_the_same_numbers_whatever_is_damaged(
 @pytest.mark.parametrize("name", ["half a head", "an absurd attempt"])
 def test_a_damaged_head_costs_no_checkpoint(storage: str, name: str) -> None:
     train(order_in(storage), until=10)
-    store = open_store(storage)
+    store = Store(storage)
     DAMAGES[name](store)
     assert "from the checkpoint of step" in (store.begin(KEY, 2) or "")
     assert store.newest(KEY).step >= 5
@@ -185,14 +178,14 @@ def test_a_damaged_head_costs_no_checkpoint(storage: str, name: str) -> None:
 
 
 def test_a_digit_of_the_last_line_costs_the_newest_checkpoint_only(storage: str) -> None:
-    store = open_store(storage)
+    store = Store(storage)
     store.begin(KEY, 1)
     for step in (10, 20, 30):
         store.commit(KEY, 1, step, {"step": step}, [CurvePoint(step, {"x": step / 7}, 1)])
-    names = [name for name in store.file_names(KEY) if name.startswith(CURVE)]
+    names = [name for name in store.files.names(KEY) if name.startswith(CURVE)]
     for name in names:
-        content = store.read_file(f"{KEY}/{name}")
-        store.write_file(f"{KEY}/{name}", content.replace(b"4.28", b"4.29"))
+        content = store.files.read(f"{KEY}/{name}")
+        store.files.write(f"{KEY}/{name}", content.replace(b"4.28", b"4.29"))
     with pytest.raises(DamagedError, match="a line of a curve is damaged") as error:
         store.points(KEY)
     assert disk_failure(error.value) is error.value, "no trial is to blame"
@@ -203,7 +196,7 @@ def test_a_digit_of_the_last_line_costs_the_newest_checkpoint_only(storage: str)
 
 
 def test_who_has_read_on_reads_a_curve_anew_that_went_back(storage: str) -> None:
-    store, reader = open_store(storage), open_store(storage)
+    store, reader = Store(storage), Store(storage)
     store.begin(KEY, 1)
     for step in (10, 20):
         store.commit(KEY, 1, step, {}, [CurvePoint(step, {"x": step / 7}, 1)])
@@ -218,25 +211,25 @@ class TestANewerVersion:
     def rewrite(self, store: Store) -> bytes:
         """Write the head as a newer version would, which knows one thing more."""
         name = name_of(store, HEAD)
-        content = json.loads(store.read_file(name).rpartition(CHECKSUM)[0] + b"}")
+        content = json.loads(store.files.read(name).rpartition(CHECKSUM)[0] + b"}")
         body = json.dumps(content | {"compressed": "zstd"}).encode()
         newer = b"%b%b%d}" % (body[:-1], CHECKSUM, zlib.crc32(body))
-        store.write_file(name, newer)
+        store.files.write(name, newer)
         return newer
 
     def test_is_refused_with_words_and_nothing_of_it_is_changed(self, storage):
         order = order_in(storage)
         train(order, until=10)
-        store = open_store(storage)
-        newer, names = self.rewrite(store), store.file_names(KEY)
+        store = Store(storage)
+        newer, names = self.rewrite(store), store.files.names(KEY)
         for act in (lambda: store.begin(KEY, 2), lambda: store.points(KEY)):
             with pytest.raises(NewerStoreError, match="does not know 'compressed'"):
                 act()
         told = Runner(replace(order, attempt=2, reported=10).to_dict()).train()
         report = Report.from_dict(json.loads(told[REPORT]))
         assert (told[LOST], report.lost_by, report.outcome) == (True, "disk", None)
-        assert store.read_file(name_of(store, HEAD)) == newer
-        assert [n for n in store.file_names(KEY) if n not in ("lock",)] == [
+        assert store.files.read(name_of(store, HEAD)) == newer
+        assert [n for n in store.files.names(KEY) if n not in ("lock",)] == [
             n for n in names if n not in ("lock",)
         ]
 

@@ -19,7 +19,8 @@ from waiting import PATIENCE, wait_until
 from eigensweep.workers.driver import capacity
 from eigensweep.workers.driver.draining import LOOK_SECONDS, Draining
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared.checkpoints import Store, leave_mark
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.marks import leave_mark
 from eigensweep.workers.trial.attempt import Attempt
 
 RAY = str(Path(sys.executable).parent / "ray")

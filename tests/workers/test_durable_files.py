@@ -11,8 +11,10 @@ import sys
 import pytest
 
 from eigensweep.workers.shared import durable_files
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure, hold_lock
+from eigensweep.workers.shared.folder_files import FolderFiles
 
 HOLD = """
 import sys
@@ -55,17 +57,17 @@ def test_a_file_system_that_gives_no_lock_is_nobodys_fault(tmp_path, monkeypatch
         raise error
 
     monkeypatch.setattr(durable_files.FileLock, "acquire", refuse)
-    with pytest.raises(StoreAwayError, match="cannot lock") as refused:
-        Store(tmp_path).begin("e1/00000/0", 1)
+    with pytest.raises(StoreAwayError, match="cannot lock") as refused, hold_lock(tmp_path):
+        pytest.fail("it is held")
     assert disk_failure(refused.value) is refused.value
 
 
 @pytest.mark.parametrize("own_disk", [True, False])
-def test_where_no_disk_keeps_the_order_the_folder_is_synced_after_the_head_took_its_place(
+def test_a_commit_syncs_three_files_and_the_folder_where_no_disk_keeps_the_order(
     tmp_path, monkeypatch, own_disk
 ):
     monkeypatch.setattr(durable_files, "has_own_disk", lambda folder: own_disk)
-    acts, fsync, rename = [], os.fsync, os.replace
+    acts, fsync, rename, link = [], os.fsync, os.replace, os.link
 
     def sync(file):
         is_folder = stat.S_ISDIR(os.fstat(file).st_mode)
@@ -73,14 +75,60 @@ def test_where_no_disk_keeps_the_order_the_folder_is_synced_after_the_head_took_
         fsync(file)
 
     def replace(source, target):
-        acts.append(f"rename {os.path.basename(target)}")
+        acts.append(f"rename {target.name.partition('-')[0]}")
         rename(source, target)
+
+    def link_and_tell(source, target):
+        acts.append(f"link {target.name}")
+        link(source, target)
 
     store = Store(tmp_path)
     store.begin("e1/00000/0", 1)
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "link", link_and_tell)
     store.commit("e1/00000/0", 1, 5, {}, [CurvePoint(5, {}, 0)])
-    checkpoint = "rename step-000000005-1-1.pt"
-    expected = ["sync file", "sync file", checkpoint, "sync file", "rename head.json"]
+    expected = ["sync file", "rename step", "sync file", "rename curve"]
+    expected += ["sync file", "link head-000000002.json"]
     assert acts == expected + ([] if own_disk else ["sync folder"])
+
+
+class TestAFileThatMustNotExistYet:
+    def test_is_made_by_one_alone_and_whole(self, tmp_path):
+        files = FolderFiles(tmp_path)
+        assert files.create("e1/head", b"first")
+        assert not files.create("e1/head", b"second")
+        assert files.read("e1/head") == b"first"
+        assert files.names("e1") == ["head"]
+
+    def test_is_known_as_ones_own_after_a_lost_answer(self, tmp_path, monkeypatch):
+        """A network's file system may ask twice, and be told of the first time the second time."""
+        link = os.link
+
+        def link_twice(source, target):
+            link(source, target)
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", link_twice)
+        files = FolderFiles(tmp_path)
+        assert files.create("head", b"mine")
+        assert not files.create("head", b"theirs")
+
+    def test_is_made_on_a_file_system_without_links(self, tmp_path, monkeypatch):
+        def refuse(source, target):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+        files = FolderFiles(tmp_path)
+        assert files.create("head", b"first")
+        assert not files.create("head", b"second")
+        assert (files.read("head"), files.names("")) == (b"first", ["head"])
+
+    def test_is_nobodys_fault_where_nobody_knows(self, tmp_path, monkeypatch):
+        def break_off(source, target):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "link", break_off)
+        with pytest.raises(StoreAwayError, match="cannot write") as error:
+            FolderFiles(tmp_path).create("head", b"x")
+        assert disk_failure(error.value) is error.value

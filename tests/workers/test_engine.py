@@ -7,6 +7,7 @@ import json
 import os
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,14 +19,10 @@ from eigensweep.models import MODELS
 from eigensweep.tasks import TASKS
 from eigensweep.workers.engine.engine import Engine
 from eigensweep.workers.engine.errors import EngineError
-from eigensweep.workers.shared.checkpoints import (
-    StaleAttemptError,
-    Store,
-    cancel_mark,
-    pause_mark,
-    replicate_key,
-)
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.durable_files import storage_error
+from eigensweep.workers.shared.heads import StaleAttemptError
+from eigensweep.workers.shared.marks import cancel_mark, pause_mark
 from eigensweep.workers.shared.messages import EngineNeed
 from eigensweep.workers.trial import attempt
 from eigensweep.workers.trial.attempt import Attempt
@@ -120,7 +117,7 @@ class TestReports:
 
     def test_the_best_weights_lie_beside_the_checkpoints(self, bench):
         result = bench.to_the_end(bench.order(2))[0][-1].result
-        kept = torch.load(bench.folder / "e1/00002/0/best.pt", weights_only=True)
+        kept = Store(bench.folder).kept.best("e1/00002/0")
         assert (kept["step"], kept["value"]) == (result.best_step, result.value)
 
     def test_what_a_report_tells_is_committed(self, bench):
@@ -382,7 +379,7 @@ class TestErrors:
     def test_a_full_disk_is_nobodys_failure(self, bench, monkeypatch):
         def refuse(self, key, *content):
             error = OSError(errno.ENOSPC, "No space left on device")
-            raise storage_error("write", self.root, error) from error
+            raise storage_error("write", Path(self.place), error) from error
 
         orders = [bench.order(0), bench.order(1)]
         with monkeypatch.context() as patch:

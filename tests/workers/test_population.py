@@ -438,7 +438,7 @@ class TestWhatGoesOn:
         assert states[0]["step"] == states[1]["step"] == 20
         for name, weights in states[0]["model"].items():
             assert torch.equal(weights, states[1]["model"][name])
-        best = [torch.load(tmp_path / f"e1/{n:05d}/0/best.pt")["weights"] for n in (0, 1)]
+        best = [trainer.store.kept.best(f"e1/{n:05d}/0")["weights"] for n in (0, 1)]
         assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
 
     def test_with_another_rate_it_goes_on_from_the_source_and_learns_otherwise(self, tmp_path):

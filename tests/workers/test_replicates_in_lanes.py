@@ -10,7 +10,8 @@ from toys import to_exact
 
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.replicates import AttemptInLanes, gains_by_lanes, open_attempt
-from eigensweep.workers.shared.checkpoints import Store, cancel_mark, pause_mark
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.marks import cancel_mark, pause_mark
 from eigensweep.workers.trial.attempt import Attempt
 
 SEEDS = (0, 1, 2)

@@ -44,7 +44,8 @@ from eigensweep.workers.reports.verdicts import (
     judge_number,
     judge_order,
 )
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, trial_key
+from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ReplicateResult
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.shared.statistics import summarize

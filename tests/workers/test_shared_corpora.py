@@ -24,6 +24,7 @@ from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.corpora import DamagedArchiveError
 from eigensweep.workers.shared.durable_files import StoreAwayError, disk_failure
+from eigensweep.workers.shared.folder_files import FolderFiles
 from eigensweep.workers.trial.attempt import Attempt
 
 TEXT = {"name": "ptb_chars", "batch_size": 2, "eval_batch_size": 2, "bptt": 10}
@@ -67,7 +68,7 @@ def publish(store: Store, data_root: Path, experiment: str = "e1") -> str:
 
 def test_what_is_fetched_is_what_was_put_there_and_it_is_put_there_once(store, data_root, tmp_path):
     archive = publish(store, data_root)
-    stored = store.root / corpora.FOLDER / archive
+    stored = Path(store.place) / corpora.FOLDER / archive
     written = stored.stat().st_mtime_ns
     (data_root / "one" / "a.txt").touch()
     assert publish(store, data_root) == archive
@@ -79,13 +80,13 @@ def test_what_is_fetched_is_what_was_put_there_and_it_is_put_there_once(store, d
 
 def test_all_processes_of_a_node_fetch_once(store, data_root, tmp_path, monkeypatch):
     archive, reads = publish(store, data_root), []
-    original = Store.read_file
+    original = FolderFiles.read
 
-    def read(self: Store, path: str) -> bytes:
+    def read(self: FolderFiles, path: str) -> bytes:
         reads.append(path)
         return original(self, path)
 
-    monkeypatch.setattr(Store, "read_file", read)
+    monkeypatch.setattr(FolderFiles, "read", read)
     with ThreadPoolExecutor(8) as pool:
         fetch = pool.submit
         asked = [fetch(corpora.fetch, store, archive, tmp_path / "node") for _ in range(8)]
@@ -108,7 +109,7 @@ def test_an_archive_that_is_not_what_its_name_says_is_refused_with_words(
     store, data_root, tmp_path, kind
 ):
     archive = publish(store, data_root)
-    stored = store.root / corpora.FOLDER / archive
+    stored = Path(store.place) / corpora.FOLDER / archive
     stored.unlink()
     if kind == "damaged":
         stored.write_bytes(b"other bytes")
@@ -162,13 +163,13 @@ def test_a_driver_puts_there_what_its_trials_need_and_no_more(store, small_corpo
     order = text_order(tmp_path)
     shared = SharedCorpora(store, str(small_corpora), "e1")
     archive = shared.provide(order.config)
-    assert store.file_names(corpora.FOLDER) == [archive]
+    assert store.files.names(corpora.FOLDER) == [archive]
     other = {**order.config, "task": {**order.config["task"], "batch_size": 3}}
     assert shared.provide(other) == archive
     copying = {**order.config, "task": {"name": "copying", "delay": 5}}
     assert shared.provide(copying) is None
     assert SharedCorpora(store, str(tmp_path / "empty"), "e1").provide(order.config) is None
-    assert store.file_names(corpora.FOLDER) == [archive]
+    assert store.files.names(corpora.FOLDER) == [archive]
 
 
 class TestRemoval:
@@ -179,12 +180,12 @@ class TestRemoval:
         assert len(corpora.list_users(store, "e1")) == 2
         corpora.release(store, corpora.list_users(store, "e1"))
         assert corpora.remove_unused(store) == []
-        assert store.file_names(corpora.FOLDER) == [archive]
+        assert store.files.names(corpora.FOLDER) == [archive]
         corpora.release(store, corpora.list_users(store, "e10"))
         assert corpora.remove_unused(store) == [archive]
-        assert store.file_names(corpora.FOLDER) == []
+        assert store.files.names(corpora.FOLDER) == []
         assert publish(store, data_root, "e1") == archive
-        assert store.file_names(corpora.FOLDER) == [archive]
+        assert store.files.names(corpora.FOLDER) == [archive]
 
     def test_a_deleted_experiment_uses_none(self, store, data_root, tmp_path):
         archive = publish(store, data_root)
@@ -197,9 +198,9 @@ class TestRemoval:
     ):
         archive = publish(store, data_root)
         corpora.release(store, corpora.list_users(store, "e1"))
-        name = "write_file" if moment == "before the second look" else "remove_file"
-        original = getattr(store, name)
-        other, pool = Store(store.root), ThreadPoolExecutor(1)
+        name = "write" if moment == "before the second look" else "remove"
+        original = getattr(store.files, name)
+        other, pool = Store(store.place), ThreadPoolExecutor(1)
         came = []
 
         def wait_for_user() -> None:
@@ -207,7 +208,7 @@ class TestRemoval:
             wait_until(lambda: corpora.list_users(other, "e2"))
 
         def act(*given: Any) -> None:
-            if name == "write_file":  # the mark that it is leaving
+            if name == "write":  # the mark that it is leaving
                 original(*given)
                 wait_for_user()
             elif not came:  # the archive itself: two have looked, and nobody used it
@@ -216,18 +217,18 @@ class TestRemoval:
             else:
                 original(*given)
 
-        monkeypatch.setattr(store, name, act)
-        assert corpora.remove_unused(store) == ([] if name == "write_file" else [archive])
+        monkeypatch.setattr(store.files, name, act)
+        assert corpora.remove_unused(store) == ([] if name == "write" else [archive])
         assert came[0].result() == archive
-        assert store.file_names(corpora.FOLDER) == [archive]
+        assert store.files.names(corpora.FOLDER) == [archive]
 
     def test_one_who_died_while_removing_holds_nobody_up(self, store, data_root, monkeypatch):
         monkeypatch.setattr(corpora, "LEAVING_SECONDS", 0.2)
         archive = publish(store, data_root)
         corpora.release(store, corpora.list_users(store, "e1"))
-        monkeypatch.setattr(store, "remove_file", lambda path: None)
+        monkeypatch.setattr(store.files, "remove", lambda path: None)
         assert corpora.remove_unused(store) == [archive]
-        other = Store(store.root)
+        other = Store(store.place)
         assert publish(other, data_root) == archive
         assert corpora.remove_unused(other) == []
 

@@ -19,7 +19,8 @@ from waiting import wait_until
 
 from eigensweep.workers.driver.searcher import LIVE, Recorder
 from eigensweep.workers.driver.stalls import Stall, StallWatch, read_progress
-from eigensweep.workers.shared.checkpoints import CurvePoint, Progress, Store
+from eigensweep.workers.shared.checkpoints import Progress, Store
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import TrialEntry
 from eigensweep.workers.shared.messages import Place
@@ -201,7 +202,7 @@ def test_a_process_that_hangs_in_native_code_is_found_by_what_it_does_not_commit
     assert job is not None
     store, model = Store(tmp_path / "store"), {"name": "toy_hang", "hidden_size": 4, "hangs": True}
     config = {**job.entry.config, "model": model}
-    order = make_order(number=0, config=config, storage=str(store.root)).to_dict()
+    order = make_order(number=0, config=config, storage=store.place).to_dict()
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, "-c", HANGING, json.dumps(order)],

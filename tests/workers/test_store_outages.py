@@ -25,7 +25,7 @@ from eigensweep.workers.driver import stopping, store_watch
 from eigensweep.workers.driver.experiment import ExperimentDriver
 from eigensweep.workers.driver.store_watch import FIRST_PAUSE, LONGEST_PAUSE, StoreWatch
 from eigensweep.workers.engine.runner import LOST, REPORT, Runner
-from eigensweep.workers.shared.checkpoints import open_store, pause_mark
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.deaths import explain
 from eigensweep.workers.shared.durable_files import (
     StorageError,
@@ -33,8 +33,8 @@ from eigensweep.workers.shared.durable_files import (
     StoreKeysError,
     disk_failure,
 )
+from eigensweep.workers.shared.marks import pause_mark
 from eigensweep.workers.shared.messages import DriverOptions, Report
-from eigensweep.workers.shared.object_store import ObjectStore
 
 Outage = Callable[[], AbstractContextManager[None]]
 
@@ -118,7 +118,7 @@ class TestADriver:
             assert not driver.must_stop(), "its trials may commit and leave yet"
         assert not pause_mark(url, "e1").exists()
         driver.must_stop()
-        ObjectStore(url).read_file("e1/paused")
+        Store(url).files.read("e1/paused")
 
     def test_can_be_cancelled_meanwhile(self, driver, ledger, outage):
         with outage():
@@ -129,7 +129,7 @@ class TestADriver:
 
     def test_that_died_of_it_all_the_same_is_known_by_its_error(self, url, outage):
         with outage(), pytest.raises(StoreAwayError) as error:
-            open_store(url).read_file("e1/x")
+            Store(url).files.read("e1/x")
         raised = RuntimeError("Tune's own words")
         raised.__cause__ = error.value
         assert explain(raised).cause == "store"
@@ -186,14 +186,14 @@ class TestMissingKeys:
         [PermissionError("Access Denied"), OSError("Forbidden: https://storage/b/lab\nno right")],
     )
     def test_that_are_wrong_are_told_alike(self, url, monkeypatch, refusal):
-        store = ObjectStore(url)
+        store = Store(url)
 
         def refuse(*given: Any, **named: Any) -> None:
             raise refusal
 
-        monkeypatch.setattr(store._files, "cat_file", refuse)
+        monkeypatch.setattr(store.files._library, "cat_file", refuse)
         with pytest.raises(StoreKeysError, match="has no keys that open s3://lab") as error:
-            store.read_file("e1/x")
+            store.files.read("e1/x")
         assert disk_failure(error.value) is error.value
 
 

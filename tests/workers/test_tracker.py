@@ -16,7 +16,9 @@ from file_ledger import FileLedger
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.experiment import ExperimentDriver
-from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, Store, open_store
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.ledger import Earlier, TrialEntry
 from eigensweep.workers.shared.messages import ReplicateResult, Result, Source, Takeover
 from eigensweep.workers.shared.results import summarise
@@ -170,7 +172,7 @@ class TestBestWeights:
         for name in ("e1/00004", "e0/00002"):
             for seed, _ in self.VALUES:
                 (folder / name / str(seed)).mkdir(parents=True)
-                (folder / name / str(seed) / "best.pt").write_bytes(b"weights")
+                (folder / name / str(seed) / "best-1.pt").write_bytes(f"{name}/{seed}".encode())
         tracker = make_tracker(folder, better)
         tracker.close("completed", None, best)
         tracker.start()
@@ -182,7 +184,8 @@ class TestBestWeights:
         self, tmp_path, runs, better, seed
     ):
         self.publish(tmp_path, better)
-        assert runs.files == {("run-None-None", "best"): tmp_path / f"e1/00004/{seed}/best.pt"}
+        assert runs.files.keys() == {("run-None-None", "best")}
+        assert runs.contents["best.pt"] == f"e1/00004/{seed}".encode()
 
     def test_the_parent_run_has_their_number_spread_and_interval(self, tmp_path, runs):
         self.publish(tmp_path, "lower")
@@ -194,13 +197,14 @@ class TestBestWeights:
 
     def test_those_of_a_reused_trial_are_taken_from_where_it_was_trained(self, tmp_path, runs):
         self.publish(tmp_path, "lower", reused_from=Source("e0", 2, "r"))
-        assert runs.files == {("run-None-None", "best"): tmp_path / "e0/00002/8/best.pt"}
+        assert runs.files.keys() == {("run-None-None", "best")}
+        assert runs.contents["best.pt"] == b"e0/00002/8"
 
     def test_those_in_an_object_store_are_fetched(self, tmp_path, runs):
         best = make_entry(result=Result(value=0.5, step=20))
         record_trial(tmp_path, best)
         with gcs.serve() as bucket:
-            open_store(bucket).keep_file("e1/00004/7", 1, BEST, b"weights")
+            Store(bucket).kept.write("e1/00004/7", 1, BEST, b"weights")
             tracker = make_tracker(tmp_path, storage=bucket)
             tracker.close("completed", None, best)
             tracker.start()

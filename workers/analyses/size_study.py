@@ -23,7 +23,7 @@ from eigensweep.workers.analyses.base import (
     six_digits,
 )
 from eigensweep.workers.shared import figures
-from eigensweep.workers.shared.checkpoints import Store, open_store
+from eigensweep.workers.shared.checkpoints import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +127,7 @@ class SizeStudy(Analysis[SizeStudyOptions, ExperimentSubject, SizeStudyContent])
     def run(
         self, options: SizeStudyOptions, subject: ExperimentSubject, folders: Folders
     ) -> Findings[SizeStudyContent]:
-        path, store = _parameter(options, subject), open_store(folders.storage)
+        path, store = _parameter(options, subject), Store(folders.storage)
         metric = _metric(options, subject)
         split = _split(subject.trials, store, metric.name)
         lines = group_arms(subject.trials, path)

@@ -29,7 +29,7 @@ from eigensweep.workers.analyses.weights import (
     seed_of,
 )
 from eigensweep.workers.shared import figures, spectrum_files
-from eigensweep.workers.shared.checkpoints import open_store
+from eigensweep.workers.shared.checkpoints import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ class Spectra(Analysis[SpectraOptions, TrialSubject, SpectraContent]):
     ) -> Findings[SpectraContent]:
         seed = seed_of(TrialOptions(replicate=options.replicate), subject)
         last = load_snapshot(subject, seed, folders).step
-        kept = spectrum_files.read(open_store(folders.storage), subject.store_key(seed))
+        kept = spectrum_files.read(Store(folders.storage), subject.store_key(seed))
         points = [(step, content) for step, content in kept if step <= last]
         over_training = bool(points)
         if not over_training:

@@ -11,7 +11,7 @@ from torch import Tensor
 from eigensweep.models.base import Model
 from eigensweep.tasks.base import Task
 from eigensweep.workers.analyses.base import Folders, TrialOptions, TrialSubject
-from eigensweep.workers.shared.checkpoints import Snapshot, open_store
+from eigensweep.workers.shared.checkpoints import Snapshot, Store
 from eigensweep.workers.trial.selection import selected_weights
 from eigensweep.workers.trial.training import Training
 
@@ -75,9 +75,9 @@ def _load_weights(
     which: str, subject: TrialSubject, seed: int, folders: Folders
 ) -> tuple[dict[str, Tensor], int]:
     """Return the best or the last weights, and the optimizer steps before them."""
-    store, key = open_store(folders.storage), subject.store_key(seed)
+    store, key = Store(folders.storage), subject.store_key(seed)
     if which == "best" and not store.has_checkpoint(key):
-        found = store.best(key)  # retention may have left nothing else
+        found = store.kept.best(key)  # retention may have left nothing else
         if found is not None:
             return found["weights"], found["step"]
     state = load_snapshot(subject, seed, folders).state
@@ -99,7 +99,7 @@ def load_snapshot(subject: TrialSubject, seed: int, folders: Folders) -> Snapsho
     Raises:
         ValueError: if there is none.
     """
-    found = open_store(folders.storage).newest(subject.store_key(seed))
+    found = Store(folders.storage).newest(subject.store_key(seed))
     if found is None:
         raise ValueError(
             f"the store has no checkpoint of trial {subject.number} of {subject.experiment} with "

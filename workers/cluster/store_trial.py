@@ -17,7 +17,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from eigensweep.workers.cluster.ray_cluster import RayCluster
-from eigensweep.workers.shared.checkpoints import open_store
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError, StoreAwayError
 
 FOLDER: Final = ".doctor"
@@ -28,11 +28,11 @@ ANSWER_SECONDS: Final = 60.0
 
 def try_here(storage: str, name: str) -> str | None:
     """Return why this process cannot use the store in which somebody left a file; None: it can."""
-    store, own = open_store(storage), f"{FOLDER}/{secrets.token_hex(8)}"
+    store, own = Store(storage), f"{FOLDER}/{secrets.token_hex(8)}"
     try:
-        store.read_file(f"{FOLDER}/{name}")
-        store.write_file(own, b"")
-        store.remove_file(own)
+        store.files.read(f"{FOLDER}/{name}")
+        store.files.write(own, b"")
+        store.files.remove(own)
     except FileNotFoundError:
         return f"{storage} is another store there: what this machine has just written is missing"
     except StorageError as error:
@@ -48,10 +48,10 @@ def try_nodes(storage: str) -> dict[str, str | None]:
     Raises:
         StorageError: if this machine itself cannot use the store.
     """
-    store, name = open_store(storage), secrets.token_hex(8)
+    store, name = Store(storage), secrets.token_hex(8)
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     living = {n["NodeID"]: n["NodeManagerHostname"] for n in nodes if n["Alive"]}
-    store.write_file(f"{FOLDER}/{name}", b"x")
+    store.files.write(f"{FOLDER}/{name}", b"x")
     try:
         trial = ray.remote(num_cpus=0, max_retries=0)(try_here)
         asked = {
@@ -63,7 +63,7 @@ def try_nodes(storage: str) -> dict[str, str | None]:
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
         return {node: _read(answer, answer in answered) for answer, node in asked.items()}
     finally:
-        store.remove_file(f"{FOLDER}/{name}")
+        store.files.remove(f"{FOLDER}/{name}")
 
 
 def _read(answer: Any, is_there: bool) -> str | None:

@@ -14,7 +14,7 @@ import optuna
 
 from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared import corpora
-from eigensweep.workers.shared.checkpoints import open_store
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 
@@ -32,9 +32,9 @@ def remove(
     if mlflow_uri is not None:
         Runs(mlflow_uri, project, experiment).delete_all()
     remove_studies(studies, experiment)
-    store = open_store(storage)
+    store = Store(storage)
     corpora.release(store, corpora.list_users(store, experiment))
-    store.remove_all(experiment)
+    store.files.remove_all(experiment)
 
 
 def remove_studies(where: str, experiment: str) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared.checkpoints import Mark, leave_mark
 from eigensweep.workers.shared.ledger import TrialEntry
+from eigensweep.workers.shared.marks import Mark, leave_mark
 from eigensweep.workers.shared.messages import Notice
 
 LOOK_SECONDS = 5.0
@@ -59,7 +59,7 @@ class Draining:
                 mark.touch()
                 self._told[key] = mark
             for key in self._told.keys() - there.keys():
-                self._told[key].unlink(missing_ok=True)
+                self._told[key].unlink()
                 del self._told[key]
 
     def notices(self) -> list[Notice]:

@@ -53,10 +53,11 @@ from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.trial_processes import load_ahead
 from eigensweep.workers.driver.tune_loop import run_tune
 from eigensweep.workers.engine.shares import Share, share_of, spread_lanes
-from eigensweep.workers.shared.checkpoints import Store, is_url, open_store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.code import own_code, own_parts
 from eigensweep.workers.shared.disk_space import DiskSpace
 from eigensweep.workers.shared.fair_shares import Want
+from eigensweep.workers.shared.files import is_url
 from eigensweep.workers.shared.ledger import Ledger, StaleWriteError, TrialEntry
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -125,7 +126,7 @@ class ExperimentDriver:
         if options.mlflow_uri is not None:
             subject = make_subject(experiment, spec, better, standing.owner)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
-        store = open_store(options.storage)
+        store = Store(options.storage)
         self._optuna = open_storage(options.optuna, experiment)
         study = Study(self._optuna, experiment, spec, standing.edition)
         self.sweep = Sweep(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.shared.checkpoints import Mark, cancel_mark, pause_mark
 from eigensweep.workers.shared.ledger import PAUSED, Ledger
+from eigensweep.workers.shared.marks import Mark, cancel_mark, pause_mark
 
 ASK_SECONDS = 1.0
 """The ledger is asked at most this often."""
@@ -70,12 +69,10 @@ class StopReason:
         right: Mark | None = None
         if self._reason is not None:
             right = self._pause_mark if self.is_pause else self._cancel_mark
-            if isinstance(right, Path):
-                right.parent.mkdir(parents=True, exist_ok=True)
             right.touch()
         for mark in (self._cancel_mark, self._pause_mark):
             if mark != right:
-                mark.unlink(missing_ok=True)
+                mark.unlink()
 
     def _find(self) -> str | None:
         intent = self._ledger.intent()

@@ -20,7 +20,8 @@ from eigensweep.search_spaces.single_trial import read_trial
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.engine.replicates import gains_by_lanes
 from eigensweep.workers.shared import figures, spectrum_files
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store
+from eigensweep.workers.shared.checkpoints import Store
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import ConfigJson, Metrics, ReplicateResult, Result
 from eigensweep.workers.shared.results import summarise
 from eigensweep.workers.shared.states import Outcome

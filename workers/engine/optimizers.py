@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from eigensweep.search_spaces.trial import OptimizerConfig
-from eigensweep.workers.shared.checkpoints import StateDict
+from eigensweep.workers.shared.kept_files import StateDict
 from eigensweep.workers.trial.optimizers import Optimizers, UpdatedGroup
 from eigensweep.workers.trial.tf1_optimizers import (
     ADAM_EPSILON,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from eigensweep.workers.engine.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.shared import logs, nonces, traces
-from eigensweep.workers.shared.checkpoints import open_store
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import ForeignCodeError, check_build, check_code
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
@@ -194,7 +194,7 @@ def check_order(order: Order) -> None:
     logs.name_process(order.experiment, order.number)
     parts = None
     if order.nonce is not None:
-        parts = nonces.read(open_store(order.storage), order.experiment, order.nonce)
+        parts = nonces.read(Store(order.storage), order.experiment, order.nonce)
     check_code(order.code, parts)
 
 

@@ -15,7 +15,7 @@ from eigensweep.search_spaces.reproductions import Measure
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.reports.messages import KeptAnalysis, MeasuredExperiment, MeasuredTrial
 from eigensweep.workers.reports.verdicts import Side
-from eigensweep.workers.shared.checkpoints import CurvePoint
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import ReplicateResult, Result
 from eigensweep.workers.shared.statistics import Domain, find_domain

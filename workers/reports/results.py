@@ -34,7 +34,8 @@ from eigensweep.workers.reports.messages import (
     ReportOrder,
     Results,
 )
-from eigensweep.workers.shared.checkpoints import CurvePoint, Store, open_store, trial_key
+from eigensweep.workers.shared.checkpoints import Store, trial_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
 
 MOST_EVALUATIONS: Final = 1000
@@ -69,7 +70,7 @@ def collect(order: ReportOrder) -> Results:
         name_versions,
     )
 
-    suite, store = load_suite(order.name), open_store(order.storage)
+    suite, store = load_suite(order.name), Store(order.storage)
     return Results(
         name=order.name,
         budget=order.budget,

@@ -60,10 +60,10 @@ def publish(store: Store, files: Iterable[Path], data_root: Path, user: str) -> 
     """
     content = _pack(sorted(files), data_root)
     name = f"{hashlib.sha256(content).hexdigest()}.tar"
-    store.write_file(f"{USERS}/{name}/{user}", b"")
+    store.files.write(f"{USERS}/{name}/{user}", b"")
     _wait_for_removers(store, name)
-    if name not in store.file_names(FOLDER):
-        store.write_file(f"{FOLDER}/{name}", content)
+    if name not in store.files.names(FOLDER):
+        store.files.write(f"{FOLDER}/{name}", content)
     return name
 
 
@@ -75,8 +75,8 @@ def list_users(store: Store, experiment: str) -> list[str]:
     """
     return [
         f"{USERS}/{archive}/{user}"
-        for archive in store.file_names(USERS)
-        for user in store.file_names(f"{USERS}/{archive}")
+        for archive in store.files.names(USERS)
+        for user in store.files.names(f"{USERS}/{archive}")
         if user.rpartition(".")[0] == experiment
     ]
 
@@ -88,7 +88,7 @@ def release(store: Store, users: Iterable[str]) -> None:
         StorageError: if they cannot be removed.
     """
     for path in users:
-        store.remove_file(path)
+        store.files.remove(path)
 
 
 def remove_unused(store: Store) -> list[str]:
@@ -97,31 +97,31 @@ def remove_unused(store: Store) -> list[str]:
     Raises:
         StorageError: if the store cannot be read, or one not be removed.
     """
-    archives = [name for name in store.file_names(FOLDER) if name.endswith(".tar")]
+    archives = [name for name in store.files.names(FOLDER) if name.endswith(".tar")]
     return [name for name in archives if not _is_used(store, name) and _remove(store, name)]
 
 
 def _remove(store: Store, name: str) -> bool:
     """Remove an archive that nobody seems to use; return False if now somebody does."""
     mark = f"{USERS}/{name}/{LEAVING}{secrets.token_hex(4)}"
-    store.write_file(mark, b"")
+    store.files.write(mark, b"")
     try:
         if _is_used(store, name):
             return False
-        store.remove_file(f"{FOLDER}/{name}")
+        store.files.remove(f"{FOLDER}/{name}")
     finally:
-        store.remove_file(mark)
+        store.files.remove(mark)
     return True
 
 
 def _is_used(store: Store, name: str) -> bool:
-    return any(not user.startswith(LEAVING) for user in store.file_names(f"{USERS}/{name}"))
+    return any(not user.startswith(LEAVING) for user in store.files.names(f"{USERS}/{name}"))
 
 
 def _wait_for_removers(store: Store, name: str) -> None:
     """Wait until nobody is about to remove an archive; who takes a minute for that has died."""
     deadline = time.monotonic() + LEAVING_SECONDS
-    while marks := [u for u in store.file_names(f"{USERS}/{name}") if u.startswith(LEAVING)]:
+    while marks := [u for u in store.files.names(f"{USERS}/{name}") if u.startswith(LEAVING)]:
         if time.monotonic() > deadline:
             release(store, [f"{USERS}/{name}/{mark}" for mark in marks])
         time.sleep(0.1)
@@ -164,7 +164,7 @@ def _pack(files: list[Path], data_root: Path) -> bytes:
 def _read(store: Store, archive: str, digest: str) -> bytes:
     path = f"{FOLDER}/{archive}"
     try:
-        content = store.read_file(path)
+        content = store.files.read(path)
     except FileNotFoundError as error:
         raise StoreAwayError(f"the corpus {store.place}/{path} is not there any more") from error
     found = hashlib.sha256(content).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections import defaultdict
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from eigensweep.workers.shared.checkpoints import is_url
+from eigensweep.workers.shared.files import open_files
 
 WEIGHTS: Final = re.compile(r"best(-\d+)?\.pt")
 """Files of weights of best evaluations; in an object store each attempt has its own."""
@@ -39,7 +38,10 @@ def measure(path: Path) -> int:
 
     Links are not followed, and what vanishes meanwhile does not count.
     """
-    return sum(size for _, size in _walk(path))
+    with suppress(OSError):
+        if stat.S_ISREG((seen := path.lstat()).st_mode):
+            return seen.st_size
+    return sum(size for _, size in open_files(path).sizes())
 
 
 def measure_store(place: str | Path) -> dict[str, StoreUse]:
@@ -48,22 +50,8 @@ def measure_store(place: str | Path) -> dict[str, StoreUse]:
     Raises:
         StorageError: if it is an object store that does not answer.
     """
-    if is_url(place):
-        return _measure_objects(str(place))
-    found: dict[str, StoreUse] = {}
-    storage = Path(place)
-    with suppress(FileNotFoundError):
-        for folder in sorted(storage.iterdir()):
-            if folder.is_dir() and not folder.name.startswith("."):
-                found[folder.name] = _add_up(_walk(folder))
-    return found
-
-
-def _measure_objects(url: str) -> dict[str, StoreUse]:
-    from eigensweep.workers.shared.object_store import ObjectStore
-
     files: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    for path, size in ObjectStore(url).list_sizes():
+    for path, size in open_files(place).sizes():
         experiment, slash, rest = path.partition("/")
         if slash and not experiment.startswith("."):
             files[experiment].append((rest.rpartition("/")[2], size))
@@ -81,17 +69,3 @@ def _add_up(files: Iterable[tuple[str, int]]) -> StoreUse:
         else:
             curves += size
     return StoreUse(checkpoints, weights, curves)
-
-
-def _walk(path: Path) -> list[tuple[str, int]]:
-    """Return name and size of each file at or below a path."""
-    places = [(path.name, str(path))]
-    for place, _, files in os.walk(path):
-        places += [(name, os.path.join(place, name)) for name in files]
-    found = []
-    for name, place in places:
-        with suppress(OSError):
-            seen = os.lstat(place)
-            if stat.S_ISREG(seen.st_mode):
-                found.append((name, seen.st_size))
-    return found

@@ -1,7 +1,7 @@
 """Files that a process writes whole or not at all, one process at a time, and may die meanwhile.
 
 The lock is `filelock`'s. What is written and replaced here is ours: no library that is kept up
-syncs the content to the disk before it replaces a file, and cuts an appended file back on failure.
+syncs the content to the disk before it replaces a file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -117,76 +116,37 @@ def has_own_disk(folder: Path) -> bool:
     return os.major(folder.stat().st_dev) != 0
 
 
-class Draft:
-    """A file that exists already, and takes the place of another one later.
-
-    Whoever removes it in between forbids that, whatever its owner believes.
-    """
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path, self._file = path, file
-        self._is_placed = False
-
-    def replace(self, target: Path, content: bytes) -> None:
-        """Replace a file's content in one act; on failure nothing has changed.
-
-        Raises:
-            StorageError: if it cannot be written, or the draft is gone.
-        """
-        try:
-            with self._file:
-                self._file.write(content)
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            os.replace(self._path, target)
-        except OSError as error:
-            raise storage_error("write", target, error) from error
-        self._is_placed = True
-
-    def discard(self) -> None:
-        """Remove it, unless it has taken its place."""
-        with suppress(OSError):
-            self._file.close()
-        if not self._is_placed:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
-
-
-@contextmanager
-def open_draft(path: Path, target: Path) -> Iterator[Draft]:
-    """Make a draft; one that has replaced nothing is removed at the end. `target` is for words.
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file's content in one act; on failure nothing has changed and nothing is left.
 
     Raises:
-        StorageError: if it cannot be made.
+        StorageError: if it cannot be written.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        write_durably(draft, content, path)
+        os.replace(draft, path)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise storage_error("write", path, error) from error
+        raise
+
+
+def write_durably(draft: Path, content: bytes, target: Path) -> None:
+    """Write a file and sync it; `target` is for words.
+
+    Raises:
+        StorageError: if it cannot be written.
     """
     try:
-        draft = Draft(path, open(path, "wb"))  # noqa: SIM115  (the draft closes it)
-    except OSError as error:
-        raise storage_error("write", target, error) from error
-    try:
-        yield draft
-    finally:
-        draft.discard()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file's content in one act; on failure nothing has changed and nothing is left."""
-    with open_draft(path.with_name(path.name + ".tmp"), path) as draft:
-        draft.replace(path, content)
-
-
-def write_from(path: Path, offset: int, content: bytes) -> None:
-    """Write into a file from byte `offset` on, durably; on failure the file ends there."""
-    try:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
-            file.seek(offset)
+        with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        with suppress(OSError):
-            os.truncate(path, offset)
-        raise storage_error("write", path, error) from error
+        raise storage_error("write", target, error) from error
 
 
 def disk_failure(error: BaseException) -> BaseException | None:

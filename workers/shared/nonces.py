@@ -34,10 +34,10 @@ def leave(store: Store, experiment: str, parts: Mapping[str, str]) -> str:
         StorageError: if it cannot be written.
     """
     nonce = secrets.token_hex(16)
-    for name in store.file_names(experiment):
+    for name in store.files.names(experiment):
         if name.startswith(PREFIX):
-            store.remove_file(f"{experiment}/{name}")
-    store.write_file(_file(experiment, nonce), json.dumps(parts).encode())
+            store.files.remove(f"{experiment}/{name}")
+    store.files.write(_file(experiment, nonce), json.dumps(parts).encode())
     return nonce
 
 
@@ -50,7 +50,7 @@ def read(store: Store, experiment: str, nonce: str) -> dict[str, str]:
     """
     path = _file(experiment, nonce)
     try:
-        parts: dict[str, str] = json.loads(store.read_file(path))
+        parts: dict[str, str] = json.loads(store.files.read(path))
     except FileNotFoundError:
         raise NoNonceError(
             f"{store.place} is not the store of the driver here: {path} is missing, which the "

@@ -39,7 +39,7 @@ def write(store: Store, key: str, attempt: int, step: int, content: Json) -> Non
         StorageError: if that cannot be written.
     """
     content_bytes = json.dumps(content, allow_nan=False).encode()
-    store.keep_file(key, attempt, f"{FOLDER}/{step:09d}.json", content_bytes)
+    store.kept.write(key, attempt, f"{FOLDER}/{step:09d}.json", content_bytes)
 
 
 def read(store: Store, key: str) -> list[tuple[int, Json]]:
@@ -49,12 +49,12 @@ def read(store: Store, key: str) -> list[tuple[int, Json]]:
         StorageError: if a file cannot be read.
     """
     found = []
-    for name in store.kept_names(key, FOLDER):
+    for name in store.kept.names(key, FOLDER):
         stem, _, kind = name.partition(".")
         if kind != "json":
             continue
         try:
-            found.append((int(stem), json.loads(store.read_kept(key, f"{FOLDER}/{name}"))))
+            found.append((int(stem), json.loads(store.kept.read(key, f"{FOLDER}/{name}"))))
         except (FileNotFoundError, ValueError) as error:
             path = f"{store.place}/{key}/{FOLDER}/{name}"
             raise StorageError(f"cannot read {path}: {error}") from error

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from eigensweep.workers.shared.checkpoints import CurvePoint
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.tracking.run_writes import PATH, is_kept_by_server
 

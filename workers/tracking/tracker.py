@@ -23,8 +23,10 @@ from typing import Final
 
 from eigensweep.direction import sign
 from eigensweep.workers.shared import logs
-from eigensweep.workers.shared.checkpoints import BEST, CurvePoint, open_store, replicate_key
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError, StorageError
+from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.ledger import Ledger, TrialEntry
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
@@ -166,7 +168,7 @@ class Tracker:
 
     def __init__(self, uri: str, subject: Subject, ledger: Ledger, storage: str) -> None:
         self._uri, self._subject, self._ledger = uri, subject, ledger
-        self._store = open_store(storage)
+        self._store = Store(storage)
         self._runs: Runs | None = None
         self._parent: str | None = None
         self._lock = threading.Lock()
@@ -541,7 +543,7 @@ class Tracker:
     def _keep_weights(self, runs: Runs, parent: str, best: TrialEntry) -> None:
         """Give the experiment's run the weights of its best trial's best replicate, if kept."""
         with suppress(FileNotFoundError), TemporaryDirectory(prefix="eigensweep-best-") as scratch:
-            weights = self._store.kept_path(self._best_key(best), BEST, Path(scratch))
+            weights = self._store.kept.fetch(self._best_key(best), BEST, Path(scratch))
             runs.keep_file(parent, weights, "best")
 
     def _best_key(self, entry: TrialEntry) -> str:

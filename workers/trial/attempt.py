@@ -20,19 +20,12 @@ import torch
 from eigensweep.direction import best, is_better
 from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.workers.shared import spectrum_files
-from eigensweep.workers.shared.checkpoints import (
-    BEST,
-    CurvePoint,
-    StateDict,
-    Store,
-    cancel_mark,
-    leave_mark,
-    open_store,
-    pause_mark,
-    replicate_key,
-)
+from eigensweep.workers.shared.checkpoints import Store, replicate_key
+from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import DamagedError
+from eigensweep.workers.shared.kept_files import BEST, StateDict
 from eigensweep.workers.shared.ledger import PAUSED
+from eigensweep.workers.shared.marks import cancel_mark, leave_mark, pause_mark
 from eigensweep.workers.shared.messages import (
     OBJECTIVE,
     End,
@@ -88,7 +81,7 @@ class Attempt:
         config = TrialConfig.from_dict(order.config)
         pause = pause_mark(order.storage, order.experiment)
         leave = leave_mark(order.storage, order.experiment, order.number, order.attempt)
-        store, place = open_store(order.storage), (order.storage, order.experiment)
+        store, place = Store(order.storage), (order.storage, order.experiment)
         data_root = find_data_root(order, config, store)
         self.replicates = [
             Replicate(
@@ -432,7 +425,7 @@ class Replicate:
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
-        self._store.keep_file(self._key, self._attempt, BEST, buffer.getvalue())
+        self._store.kept.write(self._key, self._attempt, BEST, buffer.getvalue())
 
     def _evaluations_until(self, until: int) -> list[CurvePoint]:
         """Return the evaluations up to a step, but not one that only a shorter budget asked for."""

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from eigensweep.workers.shared.checkpoints import open_store
+from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.messages import Order
 from eigensweep.workers.trial.memory import give_back, private_bytes
@@ -89,7 +89,7 @@ def watch(order: Order) -> MemoryWatch | None:
         logger.error("%s", words, extra={"trial": order.number})
         try:
             with suppress(StorageError):  # the loss of the process is noticed without them
-                open_store(order.storage).write_file(last_words(order), words.encode())
+                Store(order.storage).files.write(last_words(order), words.encode())
         finally:
             os._exit(EXIT_CODE)
 
@@ -116,6 +116,6 @@ def last_words(order: Order) -> str:
 def read_last_words(order: Order) -> str | None:
     """Return why an attempt has ended itself; None if it did not."""
     try:
-        return open_store(order.storage).read_file(last_words(order)).decode()
+        return Store(order.storage).files.read(last_words(order)).decode()
     except (FileNotFoundError, StorageError):
         return None

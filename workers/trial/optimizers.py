@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from eigensweep.models.base import Model, ParamGroup, trainable
 from eigensweep.search_spaces.trial import OptimizerConfig, UpdateRule
-from eigensweep.workers.shared.checkpoints import StateDict
+from eigensweep.workers.shared.kept_files import StateDict
 from eigensweep.workers.trial.plain_optimizers import (
     Adagrad,
     Adam,

@@ -26,7 +26,8 @@ from eigensweep.models.base import State
 from eigensweep.search_spaces.trial import TrialConfig, find_code
 from eigensweep.tasks import TASKS
 from eigensweep.workers.shared import spectrum_files, traces
-from eigensweep.workers.shared.checkpoints import CurvePoint, StateDict
+from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.workers.shared.kept_files import StateDict
 from eigensweep.workers.shared.messages import (
     End,
     Json,

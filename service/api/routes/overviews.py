@@ -33,7 +33,9 @@ from eigensweep.service.record.overviews import (
     list_reports,
 )
 from eigensweep.service.record.tables import Experiment, Report, Trial
-from eigensweep.workers.shared.checkpoints import BEST, PIECE, CurvePoint, Store, trial_key
+from eigensweep.workers.shared.checkpoints import PIECE, Store, trial_key
+from eigensweep.workers.shared.curves import CurvePoint
+from eigensweep.workers.shared.kept_files import BEST
 from eigensweep.workers.shared.messages import OBJECTIVE, summarize_stored
 from eigensweep.workers.shared.states import TrialState
 from eigensweep.workers.shared.statistics import Summary, find_domain, summarize
@@ -322,7 +324,7 @@ def get_weights(
     def open_file(store: Store) -> IO[bytes] | None:
         if which is Which.best:
             with suppress(FileNotFoundError):
-                return store.open_kept(keys[chosen], BEST)
+                return store.kept.open(keys[chosen], BEST)
         return store.open_newest(keys[chosen])
 
     file = service.store.ask(open_file)

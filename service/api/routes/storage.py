@@ -18,7 +18,7 @@ from eigensweep.service.api.schemas import Answer, Asked
 from eigensweep.service.api.written import ServiceRoute
 from eigensweep.service.record.errors import ConflictError, NotAllowedError, NotFoundError
 from eigensweep.service.record.retention import DAY
-from eigensweep.workers.shared.checkpoints import Keep
+from eigensweep.workers.shared.thinning import Keep
 
 router = APIRouter(tags=["storage"], route_class=ServiceRoute)
 
