@@ -53,6 +53,7 @@ from eigensweep.service.api.transfer import Compression, Validators
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.audit import Audit
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
@@ -114,7 +115,8 @@ def create_app(
     )
     describe = app.openapi
     app.openapi = lambda: _add_examples(describe())  # type: ignore[method-assign]
-    people, keeper = Accounts(record.url), Sessions(settings.home / "sessions.json")
+    jobs, people = Jobs(record.url), Accounts(record.url)
+    keeper = Sessions(settings.home / "sessions.json")
     app.state.settings = settings
     app.state.service = Service(
         settings=settings,
@@ -122,8 +124,10 @@ def create_app(
         dispatcher=dispatcher,
         tailer=Tailer(record),
         views=Views(mlflow.pages if mlflow else None, lambda: dispatcher.away),
-        analyses=Analyses(settings.home / "analyses", has_mlflow=mlflow is not None),
+        jobs=jobs,
+        analyses=Analyses(jobs, settings.home / "analyses", has_mlflow=mlflow is not None),
         reproductions=Reproductions(
+            jobs,
             settings.home / "reproductions",
             record,
             settings.corpora,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Protocol, TypeVar
 
 from fastapi import Depends, Request
@@ -17,6 +16,7 @@ from eigensweep.service.api.tailer import Tailer
 from eigensweep.service.record.accounts import Accounts
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.audit import Audit
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import Reproductions
 from eigensweep.service.settings import Mlflow, Settings
@@ -77,6 +77,7 @@ class Service:
     dispatcher: Queue
     tailer: Tailer
     views: Views
+    jobs: Jobs
     analyses: Analyses
     reproductions: Reproductions
     accounts: Accounts
@@ -86,10 +87,6 @@ class Service:
     """None: it has no MLflow."""
     disk_use: DiskUse
     store: StoreProbe
-    deletions: threading.Event = field(default_factory=threading.Event)
-    """Set it when an experiment is to be removed: what removes them then looks at once."""
-    prunings: threading.Event = field(default_factory=threading.Event)
-    """Set it when checkpoints are to be removed: what removes them then looks at once."""
 
     def look_at(self, name: str, look: Callable[[], T]) -> T:
         """Return what `look` sees of the folder of this name of `Settings.disk_folders`.

@@ -171,8 +171,9 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
         SQLAlchemyError: if the record cannot be read.
         OSError: if a file cannot be read or written.
     """
-    from eigensweep.service.queue.reproductions import Reproducer
+    from eigensweep.service.queue.reproductions import ReproductionHandler
     from eigensweep.service.record.analyses import Analyses
+    from eigensweep.service.record.jobs import Jobs
     from eigensweep.service.record.record import Record
     from eigensweep.service.record.reproductions import Reproductions
     from eigensweep.service.settings import Settings
@@ -181,9 +182,10 @@ def keep_finished(folder: Path, note: str | None) -> list[Path]:
 
     settings = Settings()
     record = Record(settings.database)
-    kept = Reproductions(settings.home / "reproductions", record, settings.corpora)
-    analyses = Analyses(settings.home / "analyses")
-    reproducer = Reproducer(kept, record, analyses, settings.storage_folder)
+    jobs = Jobs(settings.database)
+    kept = Reproductions(jobs, settings.home / "reproductions", record, settings.corpora)
+    analyses = Analyses(jobs, settings.home / "analyses")
+    reproducer = ReproductionHandler(kept, record, analyses, settings.storage_folder)
     written = []
     for found in kept.list(("finished",)):
         results = collect(reproducer.make_order(found))

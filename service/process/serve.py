@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -36,13 +37,10 @@ from eigensweep.workers.shared.messages import DriverOptions
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from eigensweep.service.api.parts import Service
     from eigensweep.service.process.cluster_process import ClusterProcess
-    from eigensweep.service.queue.analyses import AnalysisRunner
-    from eigensweep.service.queue.deletions import Deleter
     from eigensweep.service.queue.dispatcher import Dispatcher
-    from eigensweep.service.queue.reproductions import Reproducer
-    from eigensweep.service.queue.retention import Pruner
-    from eigensweep.service.queue.webhooks import Notifier
+    from eigensweep.service.queue.jobs import JobRunner
     from eigensweep.service.record.leadership import Leadership
     from eigensweep.service.record.tables import LeaderJson
 
@@ -165,9 +163,7 @@ def serve(settings: Settings) -> None:
         with load_for_good():
             leadership = stack.enter_context(_open_record(settings, about))
             _require_a_token(settings)
-            app, dispatcher, analyses, reproducer, deleter, pruner = _build(
-                settings, place, leadership
-            )
+            app, dispatcher, jobs = _build(settings, place, leadership)
         http = _Http(listener, app)
         stack.callback(http.stop)
         home.write_address(settings.home, url, place.pages)
@@ -186,18 +182,8 @@ def serve(settings: Settings) -> None:
         _wait_to_lead(leadership, about, dispatcher, watch)
         cluster = stack.enter_context(_run_cluster(settings, dispatcher, watcher.mark))
         dispatcher.start(cluster, _make_driver_options(settings, place))
-        analyses.start()
-        stack.callback(analyses.stop)
-        reproducer.start()
-        stack.callback(reproducer.stop)
-        deleter.start()
-        stack.callback(deleter.stop)
-        pruner.start()
-        stack.callback(pruner.stop)
-        if settings.webhook_hosts and settings.webhook_secret is not None:
-            notifier = _make_notifier(settings)
-            notifier.start()
-            stack.callback(notifier.stop)
+        jobs.start()
+        stack.callback(jobs.stop)
         logger.info("ready for experiments at_once=%d", dispatcher.max_experiments)
         stopping.is_starting = False
         while leadership.term is not None and not stopping.wait(1.0):
@@ -294,12 +280,22 @@ def _open_record(settings: Settings, about: LeaderJson) -> Iterator[Leadership]:
             time.sleep(PAUSE_SECONDS)
         with migrations.try_database(url):
             if leads:
-                leadership.begin(about)
+                _begin(leadership, about)
             else:
                 _compare_with_leader(leadership, about)
         yield leadership
     finally:
         leadership.stop()
+
+
+def _begin(leadership: Leadership, about: LeaderJson) -> None:
+    """Begin to lead, and take over what another service or an earlier version has left."""
+    from eigensweep.service.record import state_files
+    from eigensweep.service.record.jobs import Jobs
+
+    leadership.begin(about)
+    state_files.take_over(leadership.url, Path(about["home"]))
+    Jobs(leadership.url).requeue("analysis")
 
 
 def _compare_with_leader(leadership: Leadership, about: LeaderJson) -> None:
@@ -342,7 +338,7 @@ def _wait_to_lead(
         try:
             if leadership.hold():
                 migrate(leadership.url)  # whoever has led may be of an earlier version
-                leadership.begin(about)
+                _begin(leadership, about)
                 logger.info("this service leads now term=%d", leadership.term)
                 return
             leadership.look()
@@ -361,18 +357,13 @@ def _wait_to_lead(
 
 def _build(
     settings: Settings, mlflow: Mlflow, leadership: Leadership
-) -> tuple[FastAPI, Dispatcher, AnalysisRunner, Reproducer, Deleter, Pruner]:
+) -> tuple[FastAPI, Dispatcher, JobRunner]:
     """Return the application, and what works off its queues."""
     from eigensweep.service.api.app import create_app
-    from eigensweep.service.queue.analyses import AnalysisRunner
-    from eigensweep.service.queue.deletions import Deleter
     from eigensweep.service.queue.dispatcher import MOST_DELIVERIES, Dispatcher
     from eigensweep.service.queue.driver_places import DriverPlaces
-    from eigensweep.service.queue.reproductions import Reproducer
-    from eigensweep.service.queue.retention import Pruner, Schedule
     from eigensweep.service.record import database
     from eigensweep.service.record.record import Record
-    from eigensweep.workers.shared.checkpoints import Store
 
     database.look_for_damage_soon(settings.database)
     record = Record(settings.database, settings.webhook_urls)
@@ -391,22 +382,40 @@ def _build(
         find_mlflow_problem=mlflow.find_problem,
     )
     app = create_app(settings, record, dispatcher, mlflow)
-    storage, corpora = settings.storage_folder, str(settings.corpora)
-    runner = AnalysisRunner(app.state.service.analyses, storage, corpora, mlflow)
-    service = app.state.service
-    reproducer = Reproducer(service.reproductions, record, service.analyses, storage, mlflow)
-    deleter = Deleter(
-        record,
-        dispatcher.find_driver,
-        settings.home / "deletions",
-        storage,
-        settings.optuna,
-        mlflow,
-        asked=service.deletions,
-    )
+    return app, dispatcher, _make_runner(settings, app.state.service, dispatcher, mlflow)
+
+
+def _make_runner(
+    settings: Settings, service: Service, dispatcher: Dispatcher, mlflow: Mlflow
+) -> JobRunner:
+    """Return what works on the jobs of the record."""
+    from eigensweep.service.queue.analyses import AnalysisHandler
+    from eigensweep.service.queue.deletions import DeletionHandler
+    from eigensweep.service.queue.jobs import Handler, JobRunner
+    from eigensweep.service.queue.reproductions import ReproductionHandler
+    from eigensweep.service.queue.retention import PruningHandler, Schedule
+    from eigensweep.service.queue.webhooks import WebhookHandler
+    from eigensweep.workers.shared.checkpoints import Store
+
+    record, storage, files = service.record, settings.storage_folder, threading.Lock()
     schedule = Schedule(settings.keep, settings.retention_days, settings.retention_hours)
-    pruner = Pruner(record, Store(storage), schedule, files=deleter.files, asked=service.prunings)
-    return app, dispatcher, runner, reproducer, deleter, pruner
+    logs_of_removals = settings.home / "deletions"
+    handlers: list[Handler] = [
+        AnalysisHandler(service.analyses, storage, str(settings.corpora), mlflow=mlflow),
+        ReproductionHandler(
+            service.reproductions, record, service.analyses, storage, mlflow=mlflow
+        ),
+        DeletionHandler(
+            *(record, dispatcher.find_driver, logs_of_removals, storage, settings.optuna, files),
+            mlflow=mlflow,
+        ),
+        PruningHandler(record, Store(storage), schedule, files),
+    ]
+    if settings.webhook_hosts and settings.webhook_secret is not None:
+        secret = settings.webhook_secret.get_secret_value()
+        hosts, networks = settings.webhook_hosts, settings.webhook_networks
+        handlers.append(WebhookHandler(service.jobs, hosts, secret, networks))
+    return JobRunner(service.jobs, handlers)
 
 
 def _require_a_token(settings: Settings) -> None:
@@ -438,17 +447,6 @@ def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
         log_format=settings.log_format,
         otlp_endpoint=traces.find_endpoint(settings.otlp_endpoint),
         room_seconds=0.0 if settings.ray_address is None else NODES_JOIN_SECONDS,
-    )
-
-
-def _make_notifier(settings: Settings) -> Notifier:
-    from eigensweep.service.queue.webhooks import Notifier
-    from eigensweep.service.record.webhooks import Outbox
-
-    assert settings.webhook_secret is not None
-    secret = settings.webhook_secret.get_secret_value()
-    return Notifier(
-        Outbox(settings.database), settings.webhook_hosts, secret, settings.webhook_networks
     )
 
 

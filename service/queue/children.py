@@ -11,14 +11,23 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+from pydantic import BaseModel
 
 from eigensweep.service.settings import Mlflow
+from eigensweep.workers.analyses.messages import OUTCOME
 
 LONGEST_SECONDS: Final = 2 * 3600.0
 """A child that takes longer is killed, and has failed."""
 LOG_LINES: Final = 20
 """How many of the last lines of a failed process become part of the error."""
+
+Outcome = TypeVar("Outcome", bound=BaseModel)
+
+
+class StoppedError(RuntimeError):
+    """The service stops, and has killed the child."""
 
 
 @dataclass
@@ -28,13 +37,34 @@ class ChildRunner:
     module: str
     mlflow: Mlflow | None = None
     _child: subprocess.Popen[bytes] | None = None
+    _is_over: bool = False
+
+    def make(self, folder: Path, order: BaseModel, kind: type[Outcome]) -> Outcome:
+        """Run a child that makes files in a folder; return the outcome that it leaves beside them.
+
+        Raises:
+            StoppedError: if it was killed.
+            OSError: if it cannot be started.
+        """
+        (folder / OUTCOME).unlink(missing_ok=True)
+        problem = self.run(folder, order.model_dump_json())
+        try:
+            return kind.model_validate_json((folder / OUTCOME).read_bytes())
+        except (OSError, ValueError):
+            return kind(error=problem or "its process ended without writing an outcome")
 
     def run(self, folder: Path, order: str) -> str | None:
-        """Run a child to its end, with `order` as its input; return why it failed, if it did."""
+        """Run a child to its end, with `order` as its input; return why it failed, if it did.
+
+        Raises:
+            StoppedError: if it was killed.
+            OSError: if it cannot be started.
+        """
         secret: dict[str, str] = {}
         if self.mlflow is not None and self.mlflow.token is not None:
             secret["MLFLOW_TRACKING_TOKEN"] = self.mlflow.token
         threads = str(min(4, max(1, (os.cpu_count() or 1) // 2)))
+        folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log").open("wb") as log:
             child = self._child = subprocess.Popen(
                 [sys.executable, "-m", self.module, str(folder)],
@@ -45,20 +75,24 @@ class ChildRunner:
                 env={"OMP_NUM_THREADS": threads, **os.environ, **secret},
                 start_new_session=True,  # a group of its own, which Ctrl-C does not reach
             )
+        if self._is_over:
+            child.kill()
         try:
             child.communicate(order.encode(), timeout=LONGEST_SECONDS)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
             return f"it took longer than {LONGEST_SECONDS / 3600:.0f} hours"
+        if self._is_over:
+            raise StoppedError
         if child.returncode == 0:
             return None
         lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "\n".join([f"its process ended with status {child.returncode}", *lines])
 
     def kill(self) -> None:
-        """Kill the child that runs, if there is one."""
-        child = self._child
-        if child is not None:
+        """Kill the child that runs, and each that would be started from now on."""
+        self._is_over = True
+        if self._child is not None:
             with suppress(ProcessLookupError):  # it may end at this moment
-                child.kill()
+                self._child.kill()

@@ -1,19 +1,15 @@
 """Takes reproductions from one stage to the next: experiments, analyses, report.
 
-Runs in the service's process, in a thread. The dispatcher runs the experiments and the
-`AnalysisRunner` the analyses; this only asks for them, and makes the report in a child process.
+Runs in the service's process. The dispatcher runs the experiments, and the analyses are jobs of
+their own; this only asks for them, and makes the report in a child process.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
-
-from sqlalchemy.exc import SQLAlchemyError
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from eigensweep.search_spaces.errors import SpecError
 from eigensweep.search_spaces.reproductions import (
@@ -23,7 +19,7 @@ from eigensweep.search_spaces.reproductions import (
     make_specs,
 )
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.queue.children import ChildRunner
+from eigensweep.service.queue.jobs import Handler
 from eigensweep.service.record.analyses import Analyses
 from eigensweep.service.record.analysis_requests import (
     AnalysisRequest,
@@ -33,16 +29,15 @@ from eigensweep.service.record.analysis_requests import (
 from eigensweep.service.record.errors import ConflictError, NotFoundError
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.reproductions import (
-    Asked,
     Posted,
     ReproductionRecord,
     Reproductions,
+    Wanted,
     make_id,
 )
-from eigensweep.service.settings import Mlflow
+from eigensweep.service.record.tables import Job, JobKind
 from eigensweep.workers.reports.measurements import Measured
 from eigensweep.workers.reports.messages import (
-    OUTCOME,
     MadeAnalysis,
     MeasuredExperiment,
     MeasuredTrial,
@@ -50,73 +45,35 @@ from eigensweep.workers.reports.messages import (
     ReportOutcome,
 )
 from eigensweep.workers.shared.checkpoints import Store
-from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.states import ENDED, OPEN_ANALYSES
 
 logger = logging.getLogger(__name__)
 
-PASS_SECONDS: Final = 2.0
-"""Pause between two looks at the experiments of open reproductions."""
-PAUSE_SECONDS: Final = 10.0
-"""Pause after the record or the disk could not be used."""
 MOST_TRIALS: Final = 5000
 
 
 @dataclass
-class Reproducer:
-    """Works on open reproductions. `start` does so in a thread; tests call `tick`."""
+class ReproductionHandler(Handler):
+    """Takes each open reproduction as far as it goes now."""
 
+    kind: ClassVar[JobKind] = "reproduction"
+    module: ClassVar[str] = "eigensweep.workers.reports"
+    most_tries: ClassVar[int | None] = 1
     reproductions: Reproductions
     record: Record
     analyses: Analyses
     storage: str
     """Folder of checkpoints and curves."""
-    mlflow: Mlflow | None = None
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
 
-    def __post_init__(self) -> None:
-        self._children = ChildRunner("eigensweep.workers.reports", self.mlflow)
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread = threading.Thread(target=self._run, name="reproductions", daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout: float = 5.0) -> None:
-        """Kill the making of a report; the next service starts it again."""
-        self._stopping.set()
-        self.reproductions.added.set()
-        self._children.kill()
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def tick(self) -> bool:
-        """Take each open reproduction as far as it goes now; return whether any is still open."""
-        for found in self.reproductions.list(("running", "reporting")):
-            if self._stopping.is_set():
-                break
-            try:
-                if found.state == "running":
-                    found = self._look_after(found)
-                if found.state == "reporting":
-                    self._report(found)
-            except (SpecError, ValueError, LookupError) as error:  # changed or removed since
-                self.reproductions.finish(found, ReportOutcome(error=str(error)))
-        return bool(self.reproductions.list(("running", "reporting")))
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if self.tick():
-                    self._stopping.wait(PASS_SECONDS)
-                    continue
-            except (StorageError, SQLAlchemyError):  # reproductions outlive a full disk
-                logger.exception("reproductions cannot be looked after now, trying again")
-                self._stopping.wait(PAUSE_SECONDS)
-                continue
-            self.reproductions.added.wait()
-            self.reproductions.added.clear()
+    def work(self, job: Job) -> None:
+        found = ReproductionRecord.of(job)
+        try:
+            if found.state == "running":
+                found = self._look_after(found)
+            if found.state == "reporting":
+                self._report(found)
+        except (SpecError, ValueError, LookupError) as error:  # changed or removed since
+            self.reproductions.finish(found, ReportOutcome(error=str(error)))
 
     def _look_after(self, found: ReproductionRecord) -> ReproductionRecord:
         """Ask for the analyses once the experiments are over; then let the report be made."""
@@ -139,7 +96,7 @@ class Reproducer:
             return found
         return self.reproductions.change(found, state="reporting")
 
-    def _state_of(self, asked: Asked) -> str:
+    def _state_of(self, asked: Wanted) -> str:
         if asked.id is None:
             return "missing"
         try:
@@ -149,7 +106,7 @@ class Reproducer:
 
     def _ask(
         self, found: ReproductionRecord, label: str, repeat: int, analysis: SuiteAnalysis
-    ) -> Asked:
+    ) -> Wanted:
         """Ask for one repetition of an analysis."""
         options = dict(analysis.options)
         if analysis.repeat is not None:
@@ -160,9 +117,9 @@ class Reproducer:
                 name=analysis.name, experiment=experiment, trial=trial, options=options
             )
             spec = complete_request(request, self.record, self.storage)
-            return Asked(label, repeat, self.analyses.add(spec)[0].id)
+            return Wanted(label, repeat, self.analyses.add(spec)[0].id)
         except (SpecError, ConflictError, NotFoundError) as error:
-            return Asked(label, repeat, None, str(error))
+            return Wanted(label, repeat, None, str(error))
 
     def _find_subject(
         self, found: ReproductionRecord, analysis: SuiteAnalysis
@@ -186,19 +143,10 @@ class Reproducer:
     def _report(self, found: ReproductionRecord) -> None:
         """Make the report in a child process, and record how that ended."""
         folder = self.reproductions.folder / found.id
-        with suppress(OSError):
-            (folder / OUTCOME).unlink(missing_ok=True)
         try:
-            order = self.make_order(found)
-            problem = self._children.run(folder, order.model_dump_json())
+            outcome = self.children.make(folder, self.make_order(found), ReportOutcome)
         except OSError as error:
-            problem = f"{type(error).__name__}: {error}"
-        if self._stopping.is_set():
-            return
-        try:
-            outcome = ReportOutcome.model_validate_json((folder / OUTCOME).read_bytes())
-        except (OSError, ValueError):
-            outcome = ReportOutcome(error=problem or "its process ended without an outcome")
+            outcome = ReportOutcome(error=f"{type(error).__name__}: {error}")
         if outcome.wanted is not None:
             self.reproductions.widen(found, outcome.wanted)
             logger.info("seeds added id=%s name=%s added=%d", found.id, found.name, outcome.wanted)
@@ -279,7 +227,7 @@ class Reproducer:
             finished_at=row.finished_at or time.time(),
         )
 
-    def _describe(self, found: ReproductionRecord, asked: Asked) -> MadeAnalysis:
+    def _describe(self, found: ReproductionRecord, asked: Wanted) -> MadeAnalysis:
         """Return an analysis at its end, or its kept numbers where the weights are elsewhere."""
         made = self._describe_own(asked)
         if made.folder is None:
@@ -290,7 +238,7 @@ class Reproducer:
                     return made.model_copy(update={"content": each.content, "problem": None})
         return made
 
-    def _describe_own(self, asked: Asked) -> MadeAnalysis:
+    def _describe_own(self, asked: Wanted) -> MadeAnalysis:
         about = {"label": asked.label, "repeat": asked.repeat, "id": asked.id}
         if asked.id is None:
             return MadeAnalysis(**about, problem=asked.problem)

@@ -1,4 +1,4 @@
-"""Sends messages to webhooks, until each has arrived. Runs in the service's process, in a thread.
+"""Sends messages to webhooks, until each has arrived. Runs in the service's process.
 
 A message goes to the very address that was checked, it is signed, and redirects are not followed.
 Source of headers and signature: Standard Webhooks 1.0, https://www.standardwebhooks.com.
@@ -13,17 +13,18 @@ import json
 import logging
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
-from typing import Final
+from typing import ClassVar, Final
 
 import httpx2
-from sqlalchemy.exc import SQLAlchemyError
 
-from eigensweep.service.record.webhooks import Message, Outbox
+from eigensweep.service.queue.jobs import Handler, NeverError, NotDoneError
+from eigensweep.service.record.jobs import Jobs
+from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.record.webhooks import make_message
 from eigensweep.service.webhook_rules import (
     HTTPS_PORT,
     WebhookRefusedError,
@@ -34,11 +35,6 @@ from eigensweep.workers.shared import logs
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE: Final = 5.0
-"""Seconds before the second try; each further pause is twice as long, up to `LONGEST_PAUSE`."""
-LONGEST_PAUSE: Final = 6 * 3600.0
-MOST_TRIES: Final = 24
-"""So a message is given up after about three days."""
 TIMEOUT_SECONDS: Final = 10.0
 GONE: Final = 410
 """The receiver wants no more of it. Source: RFC 9110."""
@@ -47,14 +43,6 @@ KEY_PREFIX: Final = "whsec_"
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Returns the IP addresses of a host."""
-
-
-class NotArrivedError(RuntimeError):
-    """A message did not arrive; the message says why."""
-
-
-class GoneError(NotArrivedError):
-    """The receiver wants no more messages."""
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -77,91 +65,53 @@ def sign(secret: str, id: str, timestamp: int, body: bytes) -> str:
 
 
 @dataclass
-class Notifier:
+class WebhookHandler(Handler):
     """Sends what is due. Tests put a resolver, an address book and a clock of theirs in."""
 
-    outbox: Outbox
+    kind: ClassVar[JobKind] = "webhook"
+    first_pause: ClassVar[float] = 5.0
+    longest_pause: ClassVar[float] = 6 * 3600.0
+    most_tries: ClassVar[int | None] = 24
+    """So a message is given up after about three days."""
+    jobs: Jobs
     hosts: Collection[str]
     secret: str = field(repr=False)
     networks: Collection[IPv4Network | IPv6Network] = ()
     """Networks that are not public and may be sent to."""
-    interval: float = 2.0
-    """Seconds between two looks."""
     clock: Callable[[], float] = time.time
     resolve: Resolve = resolve
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin to send, in a thread."""
-        self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout: float = 2.0) -> None:
-        """Stop sending. What is not sent stays in the record."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def send_due(self) -> int:
-        """Send each message that is due once; return how many arrived.
-
-        Raises:
-            SQLAlchemyError: if the database does not answer.
-        """
-        arrived = 0
-        for message in self.outbox.list_due(self.clock()):
-            if self._stopping.is_set():
-                break
-            with logs.about(message.experiment):
-                arrived += self._deliver(message)
-        return arrived
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self.interval):
+    def work(self, job: Job) -> None:
+        with logs.about(job.experiment_id or ""):
+            if (content := make_message(self.jobs.url, job)) is None:
+                return  # its experiment was deleted meanwhile
             try:
-                self.send_due()
-            except SQLAlchemyError as error:
-                logger.warning("webhooks wait for the database error=%s", type(error).__name__)
-
-    def _deliver(self, message: Message) -> bool:
-        try:
-            status = self._post(message)
+                status = self._post(job, json.dumps(content).encode())
+            except WebhookRefusedError as error:
+                raise NeverError(str(error)) from error
+            except (httpx2.HTTPError, OSError) as error:
+                raise NotDoneError(str(error) or type(error).__name__) from error
             if not 200 <= status < 300:
-                kind = GoneError if status == GONE else NotArrivedError
+                kind = NeverError if status == GONE else NotDoneError
                 raise kind(f"the receiver answered {status}")
-        except (NotArrivedError, WebhookRefusedError, httpx2.HTTPError, OSError) as error:
-            is_final = isinstance(error, (WebhookRefusedError, GoneError))
-            self._put_off(message, str(error) or type(error).__name__, is_final)
-            return False
-        self.outbox.note_arrival(message.id)
-        logger.info("webhook delivered experiment=%s message=%s", message.experiment, message.id)
-        return True
+            self.jobs.finish(job)
+            logger.info("webhook delivered experiment=%s message=%s", job.experiment_id, job.key)
 
-    def _put_off(self, message: Message, error: str, is_final: bool) -> None:
-        pause = min(FIRST_PAUSE * 2.0**message.tries, LONGEST_PAUSE)
-        gives_up = is_final or message.tries + 1 >= MOST_TRIES
-        self.outbox.note_failure(message.id, error, None if gives_up else self.clock() + pause)
-        what = "given up" if gives_up else f"tried again in {pause:.0f} s"
-        words = "webhook not delivered, %s experiment=%s message=%s error=%s"
-        logger.warning(words, what, message.experiment, message.id, error)
-
-    def _post(self, message: Message) -> int:
+    def _post(self, job: Job, body: bytes) -> int:
         """Send a message to an address that was checked; return the status of the answer."""
-        host, port = check_url(message.url, self.hosts)
-        address = self._choose_address(host, port)
-        body = json.dumps(message.content).encode()
+        address = job.request["url"]
+        host, port = check_url(address, self.hosts)
         now = int(self.clock())
         headers = {
             "Host": host if port == HTTPS_PORT else f"{host}:{port}",
             "Content-Type": "application/json",
             "User-Agent": "eigensweep",
-            "webhook-id": message.id,
+            "webhook-id": job.key,
             "webhook-timestamp": str(now),
-            "webhook-signature": sign(self.secret, message.id, now, body),
+            "webhook-signature": sign(self.secret, job.key, now, body),
         }
-        url = httpx2.URL(message.url).copy_with(host=address)
+        url = httpx2.URL(address).copy_with(host=self._choose_address(host, port))
         with httpx2.Client(
             verify=self.context, timeout=TIMEOUT_SECONDS, trust_env=False, follow_redirects=False
         ) as client:
@@ -178,12 +128,12 @@ class Notifier:
         """Return an address of a host, all of whose addresses are public or of `networks`.
 
         Raises:
-            NotArrivedError: if one is not, or there is none.
+            NotDoneError: if one is not, or there is none.
         """
         addresses = self.resolve(host, port)
         inner = [each for each in addresses if not is_allowed(each, self.networks)]
         if inner or not addresses:
-            raise NotArrivedError(
+            raise NotDoneError(
                 f"{host} leads to {', '.join(inner) or 'no address'}: webhooks go to public "
                 "addresses, and to networks that EIGENSWEEP_WEBHOOK_NETWORKS names"
             )

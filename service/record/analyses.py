@@ -1,9 +1,8 @@
-"""The analyses that were asked for, each in a folder of its own.
+"""The analyses that were asked for: jobs of the record, whose results are files in a home folder.
 
 Runs in the service's process. A folder below `analyses` in the home folder is named by the digest
-of the request, since an analysis is a pure function of its request. It holds `request.json` (what
-was asked for), `state.json` (replaced whole), and the files that the analysis writes. The folders
-are the queue and the only memory; to forget an analysis, delete its folder.
+of the request, since an analysis is a pure function of its request. It holds the files that the
+analysis writes.
 """
 
 from __future__ import annotations
@@ -12,19 +11,20 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import JsonValue
 
 from eigensweep.service.record.errors import AnalysisNotFoundError
+from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
+from eigensweep.service.record.tables import JobKind
 from eigensweep.workers.analyses import ANALYSES
 from eigensweep.workers.analyses.base import ExperimentSubject, TrialSubject
 from eigensweep.workers.analyses.messages import FILES, RESULT, Outcome
-from eigensweep.workers.shared.durable_files import storage_error, write_whole
+from eigensweep.workers.shared.durable_files import make_folder
 from eigensweep.workers.shared.messages import Json
 from eigensweep.workers.shared.states import OPEN_ANALYSES
 
@@ -54,7 +54,7 @@ class AnalysisSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> Json:
-        """Return the content of `request.json`."""
+        """Return it as JSON: what its process is told."""
         subjects = {"trial": self.trial, "experiment": self.experiment}
         return {
             "name": self.name,
@@ -63,43 +63,33 @@ class AnalysisSpec:
         }
 
 
-@dataclass(frozen=True)
-class AnalysisRecord:
-    """An analysis: what was asked for, and its state. Times are seconds since 1970 (UTC)."""
+@dataclass(frozen=True, kw_only=True)
+class AnalysisRecord(AskedJob):
+    """An analysis: what was asked for, and its state."""
 
-    id: str
+    kind: ClassVar[JobKind] = "analysis"
+    open: ClassVar[Collection[str]] = OPEN_ANALYSES
+    outcomes: ClassVar[Collection[str]] = ("mlflow_run", "mlflow_problem")
     name: str
     options: OptionsJson
     experiment: str | None
     trial: int | None
+    subject: Json = field(default_factory=dict, repr=False)
+    """The trial or the experiment as it was found, under the name that its process is told."""
     state: AnalysisState
-    created_at: float
-    started_at: float | None = None
-    finished_at: float | None = None
-    error: str | None = None
     mlflow_run: str | None = None
     mlflow_problem: str | None = None
 
 
 @dataclass
 class Analyses:
-    """The analyses in one folder."""
+    """The analyses of a record, and the folder of their files."""
 
+    jobs: Jobs
     folder: Path
     has_mlflow: bool = False
     """Whether finished analyses are sent to MLflow."""
-    added: threading.Event = field(default_factory=threading.Event)
-    """Set whenever an analysis joins the queue."""
-    _records: dict[str, AnalysisRecord] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        for path in self.folder.glob("*/state.json"):
-            with suppress(OSError, ValueError, TypeError):
-                found = AnalysisRecord(**json.loads(path.read_bytes()))
-                if found.state == "running":  # the service that ran it is gone
-                    found = replace(found, state="queued", started_at=None)
-                self._records[found.id] = found
 
     def add(self, spec: AnalysisSpec) -> tuple[AnalysisRecord, bool]:
         """Queue an analysis; return it, and whether it was queued.
@@ -108,33 +98,28 @@ class Analyses:
         failed, if MLflow has not received it, or if its files were removed.
 
         Raises:
-            StorageError: if it cannot be written to the folder.
+            StorageError: if its folder cannot be made.
         """
         with self._lock:
-            id = spec.id
-            earlier = self._records.get(id)
+            job = self.jobs.find("analysis", spec.id)
+            earlier = None if job is None else AnalysisRecord.of(job)
             if earlier is not None and (
                 earlier.state in OPEN_ANALYSES or self._is_complete(earlier)
             ):
                 return earlier, False
-            subject = spec.trial or spec.experiment
+            make_folder(self.folder / spec.id)
+            subject, content = spec.trial or spec.experiment, spec.to_dict()
             record = AnalysisRecord(
-                id=id,
+                id=spec.id,
                 name=spec.name,
                 options=spec.options,
                 experiment=None if subject is None else subject.experiment,
                 trial=None if spec.trial is None else spec.trial.number,
                 state="queued",
                 created_at=time.time() if earlier is None else earlier.created_at,
+                subject={kind: content[kind] for kind in ("trial", "experiment")},
             )
-            try:
-                (self.folder / id).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise storage_error("make", self.folder / id, error) from error
-            write_whole(self.folder / id / "request.json", json.dumps(spec.to_dict()).encode())
-            self._write(record)
-        self.added.set()
-        return record, True
+            return self._put(record), True
 
     def _is_complete(self, record: AnalysisRecord) -> bool:
         is_delivered = record.mlflow_problem is None or not self.has_mlflow
@@ -147,15 +132,14 @@ class Analyses:
         Raises:
             AnalysisNotFoundError: if there is none of this id.
         """
-        found = self._records.get(id)
+        found = self.jobs.find("analysis", id)
         if found is None:
             raise AnalysisNotFoundError(f"there is no analysis '{id}'")
-        return found
+        return AnalysisRecord.of(found)
 
     def list(self, matches: Callable[[AnalysisRecord], bool]) -> Sequence[AnalysisRecord]:
         """Return those that match, the newest first."""
-        found = filter(matches, list(self._records.values()))
-        return sorted(found, key=lambda each: (each.created_at, each.id), reverse=True)
+        return list(filter(matches, map(AnalysisRecord.of, self.jobs.list("analysis"))))
 
     def file(self, id: str, name: str) -> Path:
         """Return the path of one of `FILES` of a finished analysis.
@@ -180,44 +164,21 @@ class Analyses:
             )
         return path
 
-    def take_oldest(self) -> AnalysisRecord | None:
-        """Mark the oldest queued analysis as running and return it; None if none is queued.
+    def begin(self, record: AnalysisRecord) -> None:
+        """Record that an analysis is carried out now."""
+        self._put(replace(record, state="running", started_at=time.time()))
 
-        Analyses whose folder was removed are forgotten.
-
-        Raises:
-            StorageError: if the state cannot be written; the analysis stays queued.
-        """
-        with self._lock:
-            queued = [each for each in self._records.values() if each.state == "queued"]
-            for oldest in sorted(queued, key=lambda each: (each.created_at, each.id)):
-                if (self.folder / oldest.id).is_dir():
-                    running = replace(oldest, state="running", started_at=time.time())
-                    self._write(running)
-                    return running
-                del self._records[oldest.id]
-        return None
-
-    def finish(self, running: AnalysisRecord, outcome: Outcome) -> AnalysisRecord:
-        """Record the outcome of a running analysis; return its new state.
-
-        Raises:
-            StorageError: if the state cannot be written; this service knows it nevertheless.
-        """
+    def finish(self, id: str, outcome: Outcome) -> AnalysisRecord:
+        """Record the outcome of a running analysis; return its new state."""
         ended = replace(
-            running,
+            self.get(id),
             state="finished" if outcome.error is None else "failed",
             finished_at=time.time(),
             error=outcome.error,
             mlflow_run=outcome.mlflow_run,
             mlflow_problem=outcome.mlflow_problem,
         )
-        with self._lock:
-            self._records[ended.id] = ended
-            self._write(ended)
-        return ended
+        return self._put(ended, PATIENCE)
 
-    def _write(self, record: AnalysisRecord) -> None:
-        content = json.dumps(asdict(record)).encode()
-        write_whole(self.folder / record.id / "state.json", content)
-        self._records[record.id] = record
+    def _put(self, record: AnalysisRecord, patience: float = 0.0) -> AnalysisRecord:
+        return AnalysisRecord.of(self.jobs.put(record.to_job(), patience=patience))

@@ -20,11 +20,11 @@ from eigensweep.service.record.rows import Rows, RowSession
 from eigensweep.service.record.tables import (
     UNRANKED,
     Attempt,
-    Delivery,
     EarlierJson,
     Event,
     EventDetails,
     Experiment,
+    Job,
     KindDetails,
     Trial,
     Webhook,
@@ -288,6 +288,7 @@ def _tell_webhooks(session: Session, experiment: Experiment, kind: str) -> None:
     """Write a message to each webhook of an experiment; the service's process sends it."""
     now = time.time()
     for url in session.scalars(select(Webhook.url).where(Webhook.experiment_id == experiment.id)):
-        message = Delivery(id=uuid4().hex, url=url, kind=kind, at=now, due_at=now)
-        message.experiment_id = experiment.id
+        message = Job(kind="webhook", key=uuid4().hex, created_at=now, due_at=now)
+        message.request = {"url": url, "type": kind}
+        message.experiment_id, message.owner = experiment.id, experiment.owner
         session.add(message)

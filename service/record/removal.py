@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock, was_done
 from eigensweep.service.record.journal import emit, move_experiment
-from eigensweep.service.record.tables import Event, Experiment, Trial
+from eigensweep.service.record.tables import Event, Experiment, Job, Trial
 
 AT_ONCE: Final = 2_000
 """Rows that are removed in one transaction."""
@@ -65,14 +65,12 @@ class Removal(Control):
             if not was_done(experiment, "delete"):
                 move_experiment(session, experiment, "deleting")
                 experiment.generation += 1
+                now = time.time()
+                job = Job(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
+                job.request, job.created_at, job.due_at = {}, now, now
+                session.add(job)
 
         database.write(self.url, work)
-
-    def list_deleting(self) -> list[str]:
-        """Return the ids of the experiments that are to be removed, the oldest first."""
-        query = select(Experiment.id).where(Experiment.state == "deleting")
-        query = query.order_by(Experiment.created_at, Experiment.id)
-        return database.read(self.url, lambda session: list(session.scalars(query)))
 
     def remove(self, id: str) -> None:
         """Remove all rows of an experiment that is being deleted.

@@ -1,9 +1,9 @@
-"""The reproductions that were asked for, each in a folder of its own.
+"""The reproductions that were asked for: jobs of the record, whose reports are files in a folder.
 
 Runs in the service's process. A folder below `reproductions` in the home folder is named by the
-digest of the suite and its budget. It holds `state.json` (replaced whole) and the report's files.
-The experiments are in the record of experiments and found again by their idempotency keys, so a
-reproduction goes on after any stop, and suites that share an experiment run it once.
+digest of the suite and its budget, and holds the report's files. The experiments are in the record
+of experiments and found again by their idempotency keys, so a reproduction goes on after any stop,
+and suites that share an experiment run it once.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 from eigensweep.search_spaces.checks import check_spec
 from eigensweep.search_spaces.errors import SpecError
@@ -29,12 +29,13 @@ from eigensweep.service.record.errors import (
     ReproductionNotFoundError,
     WrongStateError,
 )
+from eigensweep.service.record.jobs import PATIENCE, AskedJob, Jobs
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import OPERATOR
+from eigensweep.service.record.tables import OPERATOR, Job, JobKind
 from eigensweep.service.record.taking_up import take_up
 from eigensweep.workers.reports.messages import FILES, JSON, ReportOutcome, Results, Until
 from eigensweep.workers.reports.results import name_file, read_results
-from eigensweep.workers.shared.durable_files import storage_error, write_whole
+from eigensweep.workers.shared.durable_files import make_folder
 from eigensweep.workers.shared.states import ENDED
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Posted:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Wanted:
     """An analysis of a reproduction: its id, or why it cannot be made."""
 
     label: str
@@ -63,24 +64,22 @@ class Asked:
     problem: str | None = None
 
 
-@dataclass(frozen=True)
-class ReproductionRecord:
-    """A reproduction and its state. Times are seconds since 1970 (UTC)."""
+@dataclass(frozen=True, kw_only=True)
+class ReproductionRecord(AskedJob):
+    """A reproduction and its state; its owner is the user who opened it."""
 
-    id: str
+    kind: ClassVar[JobKind] = "reproduction"
+    open: ClassVar[Collection[str]] = OPEN
+    outcomes: ClassVar[Collection[str]] = ("verdict", "words", "mlflow_problem")
     name: str
     budget: Budget
     state: ReproductionState
-    created_at: float
-    experiments: dict[str, Posted]
     owner: str = OPERATOR
-    """The user who opened it."""
-    analyses: tuple[Asked, ...] | None = None
+    experiments: dict[str, Posted]
+    analyses: tuple[Wanted, ...] | None = None
     """None before they are asked for."""
-    finished_at: float | None = None
     verdict: str | None = None
     words: str | None = None
-    error: str | None = None
     mlflow_problem: str | None = None
     until: Until | None = None
     """None: the number of seeds is fixed."""
@@ -91,21 +90,24 @@ class ReproductionRecord:
         return 0 if self.until is None else self.until.added
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> ReproductionRecord:
-        """Return what `asdict` made JSON of."""
-        experiments = {label: Posted(**each) for label, each in content["experiments"].items()}
-        asked = content["analyses"]
-        analyses = None if asked is None else tuple(Asked(**each) for each in asked)
-        until = content.get("until")
-        if until is not None:
-            until = Until(**{**until, "looks": tuple(until["looks"])})
-        return cls(**{**content, "experiments": experiments, "analyses": analyses, "until": until})
+    def of(cls, job: Job) -> Self:
+        read = super().of(job)
+        posted: Any = read.experiments
+        asked: Any = read.analyses
+        until: Any = read.until
+        return replace(
+            read,
+            experiments={label: Posted(**each) for label, each in posted.items()},
+            analyses=None if asked is None else tuple(Wanted(**each) for each in asked),
+            until=until and Until(**{**until, "looks": tuple(until["looks"])}),
+        )
 
 
 @dataclass
 class Reproductions:
-    """The reproductions in one folder, and the record that has their experiments."""
+    """The reproductions of a record, and the folder of their reports."""
 
+    jobs: Jobs
     folder: Path
     record: Record
     corpora: Path
@@ -113,16 +115,7 @@ class Reproductions:
     """Folder of results of other machines; None: there are none."""
     storage: str = ""
     """Folder of checkpoints and curves."""
-    added: threading.Event = field(default_factory=threading.Event)
-    """Set whenever a reproduction is opened."""
-    _records: dict[str, ReproductionRecord] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        for path in self.folder.glob("*/state.json"):
-            with suppress(OSError, ValueError, TypeError, KeyError):
-                found = ReproductionRecord.from_dict(json.loads(path.read_bytes()))
-                self._records[found.id] = found
 
     def add(
         self,
@@ -148,7 +141,8 @@ class Reproductions:
         """
         id = make_id(name, budget, until)
         with self._lock:
-            earlier = self._records.get(id)
+            job = self.jobs.find("reproduction", id)
+            earlier = None if job is None else ReproductionRecord.of(job)
             if earlier is not None and earlier.until is not None and until is not None:
                 until = replace(until, looks=earlier.until.looks)
             if earlier is not None and (
@@ -168,12 +162,8 @@ class Reproductions:
                 owner=owner,
                 until=until,
             )
-            try:
-                (self.folder / id).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise storage_error("make", self.folder / id, error) from error
-            self._write(opened)
-        self.added.set()
+            make_folder(self.folder / id)
+            self.jobs.put(opened.to_job())
         return opened, True
 
     def _take_up(self, name: str, budget: Budget) -> None:
@@ -233,14 +223,14 @@ class Reproductions:
         Raises:
             ReproductionNotFoundError: if there is none of this id.
         """
-        found = self._records.get(id)
+        found = self.jobs.find("reproduction", id)
         if found is None:
             raise ReproductionNotFoundError(f"there is no reproduction '{id}'")
-        return found
+        return ReproductionRecord.of(found)
 
     def list(self, states: Sequence[str] = ()) -> Sequence[ReproductionRecord]:
         """Return those in one of the states (default: all), by name, then by age."""
-        found = [each for each in self._records.values() if not states or each.state in states]
+        found = map(ReproductionRecord.of, self.jobs.list("reproduction", states))
         places = {name: place for place, name in enumerate(suite_names())}
         return sorted(
             found, key=lambda each: (places.get(each.name, 0), each.budget, each.created_at)
@@ -281,24 +271,18 @@ class Reproductions:
                     self.record.cancel(each.id)
         return self.change(found, state="cancelled", finished_at=time.time())
 
-    def change(self, found: ReproductionRecord, **changes: Any) -> ReproductionRecord:
-        """Replace fields of a reproduction and write it; one that was cancelled stays so.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
-        with self._lock:
-            now = self._records.get(found.id, found)
-            if now.state == "cancelled":
-                return now
-            changed = replace(now, **changes)
-            self._write(changed)
-        return changed
+    def change(
+        self, found: ReproductionRecord, patience: float = 0.0, **changes: Any
+    ) -> ReproductionRecord:
+        """Replace fields of a reproduction and write it; one that was cancelled stays so."""
+        changed = replace(found, **changes).to_job()
+        return ReproductionRecord.of(self.jobs.put(changed, "cancelled", patience))
 
     def finish(self, found: ReproductionRecord, outcome: ReportOutcome) -> ReproductionRecord:
         """Record how the report of a reproduction ended."""
         return self.change(
             found,
+            PATIENCE,
             state="finished" if outcome.error is None else "failed",
             finished_at=time.time(),
             verdict=outcome.verdict,
@@ -317,11 +301,6 @@ class Reproductions:
             experiments={label: self._post(spec, found.owner) for label, spec in specs.items()},
             analyses=None,
         )
-
-    def _write(self, found: ReproductionRecord) -> None:
-        content = json.dumps(asdict(found)).encode()
-        write_whole(self.folder / found.id / "state.json", content)
-        self._records[found.id] = found
 
 
 def make_id(name: str, budget: Budget, until: Until | None) -> str:

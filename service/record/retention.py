@@ -19,7 +19,7 @@ from eigensweep.service.record import database
 from eigensweep.service.record.control import Control, lock
 from eigensweep.service.record.errors import NothingToDoError, WrongStateError
 from eigensweep.service.record.journal import emit
-from eigensweep.service.record.tables import Experiment, Trial
+from eigensweep.service.record.tables import Experiment, Job, Trial
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.states import ENDED, OPEN_TRIALS
 from eigensweep.workers.shared.thinning import STRICTNESS, Keep, stricter, thin_out
@@ -60,7 +60,14 @@ class Retention(Control):
         def work(session: Session) -> None:
             experiment = lock(session, id)
             self.check_prunable(experiment)
-            experiment.pruning = stricter(keep, experiment.pruning)
+            job = session.get(Job, ("pruning", id))
+            if job is None:
+                now = time.time()
+                job = Job(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
+                job.created_at, job.due_at = now, now
+                session.add(job)
+            asked: Keep | None = job.request["keep"] if job.request else None
+            job.request = {"keep": stricter(keep, asked)}
             experiment.kept = stricter(keep, experiment.kept)
             emit(session, experiment, "experiment.pruned", reason=keep)
 
@@ -119,14 +126,6 @@ class Retention(Control):
         query = select(Experiment.id).where(*wanted).order_by(Experiment.finished_at, Experiment.id)
         return database.read(self.url, lambda session: list(session.scalars(query)))
 
-    def list_pruning(self) -> list[str]:
-        """Return the ids of experiments of which checkpoints are to be removed now."""
-        query = select(Experiment.id).where(
-            Experiment.pruning.is_not(None), Experiment.state.in_(ENDED)
-        )
-        query = query.order_by(Experiment.finished_at, Experiment.id)
-        return database.read(self.url, lambda session: list(session.scalars(query)))
-
     def list_ended_trials(self, id: str) -> list[EndedTrial]:
         """Return the trials of an experiment that are over; none if it goes on, or is gone."""
         query = (
@@ -156,7 +155,9 @@ class Retention(Control):
 
         def work(session: Session) -> None:
             experiment = session.get(Experiment, id, with_for_update=True)
-            if experiment is not None and experiment.pruning == keep:
-                experiment.pruning, experiment.pruned_at = None, time.time()
+            job = session.get(Job, ("pruning", id))
+            if experiment is not None and job is not None and job.request["keep"] == keep:
+                session.delete(job)
+                experiment.pruned_at = time.time()
 
         database.write(self.url, work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypedDict, cast
+from typing import Literal, TypedDict, cast
 
 from sqlalchemy import (
     JSON,
@@ -30,6 +30,9 @@ OPERATOR = "operator"
 """Who runs the service: the user of EIGENSWEEP_TOKEN, and of everybody while there is no token."""
 UNRANKED = math.inf
 """The rank of a trial that is not ranked: it comes after all others."""
+
+JobKind = Literal["analysis", "reproduction", "deletion", "pruning", "webhook"]
+"""What the service does beside experiments."""
 
 JsonColumn = JSON(none_as_null=True)
 Serial = BigInteger().with_variant(Integer(), "sqlite")
@@ -185,8 +188,6 @@ class Experiment(Base):
     """When it was archived; None: lists show it."""
     kept: Mapped[Keep | None] = mapped_column(String(8))
     """The strictest rule by which checkpoints of its ended trials were removed; None: none were."""
-    pruning: Mapped[Keep | None] = mapped_column(String(8))
-    """The rule by which checkpoints are being removed; None: nothing is to be done."""
     pruned_at: Mapped[float | None] = mapped_column(Double)
     """When checkpoints were last removed."""
     round_step: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
@@ -328,23 +329,33 @@ class Webhook(Base):
     url: Mapped[str] = mapped_column(Text, primary_key=True)
 
 
-class Delivery(Base):
-    """A message to a webhook, written in the transaction of the change that it reports."""
+class Job(Base):
+    """Something that the service does beside experiments, until it is done or given up."""
 
-    __tablename__ = "deliveries"
-    __table_args__ = (Index(None, "due_at"), Index(None, "experiment_id"))
+    __tablename__ = "jobs"
+    __table_args__ = (Index(None, "kind", "due_at"), Index(None, "experiment_id"))
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id", ondelete="CASCADE"))
-    url: Mapped[str] = mapped_column(Text)
-    kind: Mapped[str] = mapped_column(String(40))
-    at: Mapped[float] = mapped_column(Double)
-    due_at: Mapped[float | None] = mapped_column(Double)
-    """When to send it; None: it has arrived, or was given up."""
-    tries: Mapped[int] = mapped_column(Integer, default=0)
-    delivered_at: Mapped[float | None] = mapped_column(Double)
+    kind: Mapped[JobKind] = mapped_column(String(16), primary_key=True)
+    key: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """The digest of an analysis or a reproduction, the id of an experiment or of a message."""
+    experiment_id: Mapped[str | None] = mapped_column(
+        ForeignKey("experiments.id", ondelete="CASCADE")
+    )
+    """The experiment with which the job is removed; None: it stays."""
+    owner: Mapped[str | None] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16), default="queued")
+    request: Mapped[Json] = mapped_column(JsonColumn)
+    """What is to be done. Each kind has its own form."""
+    outcome: Mapped[Json | None] = mapped_column(JsonColumn)
+    """What came of it, beside files and `error`."""
     error: Mapped[str | None] = mapped_column(Text)
-    """Why the last try was in vain."""
+    """Why it failed, or why its last try was in vain."""
+    tries: Mapped[int] = mapped_column(Integer, default=0)
+    due_at: Mapped[float | None] = mapped_column(Double)
+    """When to work on it; None: it is done, or given up."""
+    created_at: Mapped[float] = mapped_column(Double)
+    started_at: Mapped[float | None] = mapped_column(Double)
+    finished_at: Mapped[float | None] = mapped_column(Double)
 
 
 class Leader(Base):

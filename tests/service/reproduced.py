@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.queue.reproductions import Reproducer
+from eigensweep.service.queue.analyses import AnalysisHandler
+from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.queue.reproductions import ReproductionHandler
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
+from eigensweep.workers.analyses.__main__ import main as make_analysis
 from eigensweep.workers.reports.__main__ import main as make_report
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
 from eigensweep.workers.shared.curves import CurvePoint
@@ -18,13 +21,28 @@ NAME = "nnrnn/figure-5b"
 """A suite with one experiment and no analysis."""
 
 
-def make_reproducer(app: Any) -> Reproducer:
-    """Return what takes the reproductions of an application further."""
-    service = app.state.service
-    storage = service.settings.storage_folder
-    made = Reproducer(service.reproductions, service.record, service.analyses, storage)
-    made._children.run = make_report  # type: ignore[method-assign,assignment]
-    return made
+class Reproducer:
+    """Takes the reproductions of an application further, and its analyses, in this process."""
+
+    def __init__(self, app: Any) -> None:
+        service = app.state.service
+        storage = service.settings.storage_folder
+        self.reproductions = service.reproductions
+        self.reports = ReproductionHandler(
+            service.reproductions, service.record, service.analyses, storage
+        )
+        self.reports.children.run = make_report  # type: ignore[method-assign,assignment]
+        self.analyses = AnalysisHandler(service.analyses, storage)
+        self.analyses.children.run = make_analysis  # type: ignore[method-assign,assignment]
+        self.runner = JobRunner(service.jobs, [self.reports, self.analyses])
+
+    def tick(self) -> bool:
+        """Take each further; return whether any is still open."""
+        return self.runner.tick(self.reports)
+
+    def make_analyses(self) -> None:
+        """Make the analyses that were asked for."""
+        self.runner.tick(self.analyses)
 
 
 def play_driver(record: Record, storage: str, id: str, state: str = "completed") -> None:

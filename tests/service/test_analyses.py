@@ -20,7 +20,9 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.client import Client
 from eigensweep.service.command.cli import app as command_line
-from eigensweep.service.queue.analyses import AnalysisRunner
+from eigensweep.service.queue.analyses import AnalysisHandler
+from eigensweep.service.queue.children import StoppedError
+from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.record.analyses import Analyses, AnalysisSpec
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
@@ -94,10 +96,27 @@ def analyses(client: TestClient) -> Analyses:
     return client.app.state.service.analyses  # type: ignore[attr-defined]
 
 
+class Runner:
+    """Carries them out."""
+
+    def __init__(self, analyses: Analyses, settings: Settings) -> None:
+        self.handler = AnalysisHandler(analyses, settings.storage_folder, str(settings.corpora))
+        self.jobs = JobRunner(analyses.jobs, [self.handler])
+
+    def tick(self) -> bool:
+        """Carry out what is queued; return whether any is left."""
+        return self.jobs.tick(self.handler)
+
+
 @pytest.fixture
-def runner(analyses: Analyses, settings: Settings) -> AnalysisRunner:
+def runner(analyses: Analyses, settings: Settings) -> Runner:
     """What carries them out."""
-    return AnalysisRunner(analyses, settings.storage_folder, str(settings.corpora))
+    return Runner(analyses, settings)
+
+
+def end(outcome: Outcome) -> Callable[..., Outcome]:
+    """Return what ends an analysis at once."""
+    return lambda *_: outcome
 
 
 @pytest.fixture
@@ -184,8 +203,8 @@ class TestQueue:
 
     def test_one_that_failed_is_tried_again_when_asked_for_again(self, client, runner, monkeypatch):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome(error="out of luck"))
-        assert runner.tick()
+        monkeypatch.setattr(runner.handler, "_carry_out", end(Outcome(error="out of luck")))
+        assert not runner.tick()
         failed = client.get(f"/v1/analyses/{id}").json()
         assert (failed["state"], failed["error"]) == ("failed", "out of luck")
         again = client.post("/v1/analyses", json=SMALL)
@@ -198,28 +217,33 @@ class TestQueue:
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
         analyses.has_mlflow = True
         (analyses.folder / id / "result.json").write_text("{}")
-        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome(mlflow_problem="away"))
+        monkeypatch.setattr(runner.handler, "_carry_out", end(Outcome(mlflow_problem="away")))
         runner.tick()
         finished = client.get(f"/v1/analyses/{id}").json()
         assert (finished["state"], finished["mlflow_problem"]) == ("finished", "away")
         assert client.post("/v1/analyses", json=SMALL).status_code == 201
-        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome(mlflow_run="r"))
+        monkeypatch.setattr(runner.handler, "_carry_out", end(Outcome(mlflow_run="r")))
         runner.tick()
         assert client.post("/v1/analyses", json=SMALL).status_code == 200
 
     def test_what_a_killed_service_was_at_is_begun_again_by_the_next(
-        self, client, analyses, runner, monkeypatch
+        self, client, analyses, runner, settings, monkeypatch
     ):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(runner, "_carry_out", lambda _: None)  # the service ends meanwhile
-        runner.tick()
-        assert analyses.get(id).state == "running"
-        after = Analyses(analyses.folder)
-        assert after.get(id).state == "queued"
-        runner.analyses = after
-        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
+
+        def stop(record: Any) -> None:
+            raise StoppedError
+
+        monkeypatch.setattr(runner.handler, "_carry_out", stop)
         assert runner.tick()
-        assert Analyses(analyses.folder).get(id).state == "finished"
+        assert analyses.get(id).state == "running"
+        successor = Runner(analyses, settings)
+        analyses.jobs.requeue("analysis")
+        begun_again = analyses.get(id)
+        assert (begun_again.state, begun_again.started_at) == ("queued", None)
+        monkeypatch.setattr(successor.handler, "_carry_out", end(Outcome()))
+        assert not successor.tick()
+        assert analyses.get(id).state == "finished"
 
     def test_a_child_that_dies_fails_its_analysis_with_its_last_words(
         self, client, runner, monkeypatch, tmp_path
@@ -237,43 +261,45 @@ class TestQueue:
         analyses.folder.parent.mkdir(exist_ok=True)
         analyses.folder.write_text("a file in its place")
         answer = client.post("/v1/analyses", json=SMALL)
-        assert (answer.status_code, "cannot make" in read_refusal(answer)) == (503, True)
+        assert (answer.status_code, "cannot write" in read_refusal(answer)) == (503, True)
         assert client.get("/v1/analyses").json()["items"] == []
 
-    def test_one_whose_folder_was_removed_fails_and_the_queue_goes_on(
-        self, client, analyses, runner
-    ):
-        id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        (analyses.folder / id / "request.json").unlink()
-        assert runner.tick()
-        assert analyses.get(id).state == "failed"
-        assert "request.json" in (analyses.get(id).error or "")
-        assert not runner.tick()
-
-    def test_what_was_removed_from_the_folder_is_told_and_made_again(
-        self, client, runner, monkeypatch
-    ):
-        id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
-        runner.tick()
-        answer = client.get(f"/v1/analyses/{id}/files/result.json")
-        assert (answer.status_code, "were removed" in read_refusal(answer)) == (404, True)
-        again = client.post("/v1/analyses", json=SMALL)
-        assert (again.status_code, again.json()["state"]) == (201, "queued")
-
-    def test_one_whose_whole_folder_was_removed_is_forgotten_and_the_queue_goes_on(
+    def test_a_bug_fails_the_analysis_that_met_it_and_the_queue_goes_on(
         self, client, analyses, runner, monkeypatch
     ):
         ids = [
             client.post("/v1/analyses", json={**SMALL, "options": {"size": n}}).json()["id"]
             for n in (5, 6)
         ]
-        shutil.rmtree(analyses.folder / ids[0])
-        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
-        while runner.tick():
-            pass
-        items = client.get("/v1/analyses").json()["items"]
-        assert [(item["id"], item["state"]) for item in items] == [(ids[1], "finished")]
+
+        def meet_a_bug(record: Any) -> Outcome:
+            if record.id == ids[0]:
+                raise KeyError("a bug")
+            return Outcome()
+
+        monkeypatch.setattr(runner.handler, "_carry_out", meet_a_bug)
+        assert not runner.tick()
+        assert [analyses.get(id).state for id in ids] == ["failed", "finished"]
+        assert "KeyError: 'a bug'" in (analyses.get(ids[0]).error or "")
+
+    def test_what_was_removed_from_the_folder_is_told_and_made_again(
+        self, client, runner, monkeypatch
+    ):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        monkeypatch.setattr(runner.handler, "_carry_out", end(Outcome()))
+        runner.tick()
+        answer = client.get(f"/v1/analyses/{id}/files/result.json")
+        assert (answer.status_code, "were removed" in read_refusal(answer)) == (404, True)
+        again = client.post("/v1/analyses", json=SMALL)
+        assert (again.status_code, again.json()["state"]) == (201, "queued")
+
+    def test_one_whose_folder_was_removed_is_carried_out_all_the_same(
+        self, client, analyses, runner
+    ):
+        id = client.post("/v1/analyses", json=SMALL).json()["id"]
+        shutil.rmtree(analyses.folder / id)
+        assert not runner.tick()
+        assert client.get(f"/v1/analyses/{id}").json()["state"] == "finished"
 
     def test_where_mlflow_keeps_the_trials_does_not_change_an_analysis_s_name(self):
         trial = TrialSubject(
@@ -332,7 +358,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["state.json", "log", "..%2Fstate.json", "%2Fetc%2Fpasswd"])
     def test_no_name_becomes_a_path(self, client, runner, monkeypatch, name):
         id = client.post("/v1/analyses", json=SMALL).json()["id"]
-        monkeypatch.setattr(runner, "_carry_out", lambda _: Outcome())
+        monkeypatch.setattr(runner.handler, "_carry_out", end(Outcome()))
         runner.tick()
         assert client.get(f"/v1/analyses/{id}/files/{name}").status_code == 404
         assert client.get(f"/v1/analyses/..%2F{id}").status_code == 404
@@ -369,9 +395,9 @@ class TestCommandLine:
         shutil.copyfile(empty_record, settings.home / "eigensweep.db")
         record = Record(settings.database)
         app = create_app(settings, record, Dispatcher(record))
-        runner = AnalysisRunner(app.state.service.analyses, settings.storage_folder)
-        runner._children.run = carry_out
-        runner.start()
+        runner = Runner(app.state.service.analyses, settings)
+        runner.handler.children.run = carry_out  # type: ignore[method-assign,assignment]
+        runner.jobs.start()
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             thread = threading.Thread(target=server.run, args=([listener],))
@@ -379,7 +405,7 @@ class TestCommandLine:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
             server.should_exit = True
             thread.join()
-        runner.stop()
+        runner.jobs.stop()
 
     def test_one_line_draws_a_figure(self, url, tmp_path):
         done = CliRunner().invoke(

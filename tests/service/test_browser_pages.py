@@ -13,7 +13,7 @@ import pytest
 import yaml
 from played import SPEC, complete, play, seed_result
 from pydantic import SecretStr
-from reproduced import NAME, make_reproducer, play_driver
+from reproduced import NAME, Reproducer, play_driver
 from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.presets import load_preset
@@ -272,7 +272,7 @@ class TestReproductions:
         assert f"running Look at it of {NAME}, short" in read(client, "/reproductions")
 
         play_driver(record, settings.storage_folder, posted["experiments"][0]["id"])
-        make_reproducer(client.app).tick()
+        Reproducer(client.app).tick()
 
         report = client.get(f"{posted['links']['self']}/report.json").json()
         page, words = client.get(here), read(client, here)
@@ -296,7 +296,7 @@ class TestReproductions:
         assert "Run it again" in page
         assert "Run it again" in client.get("/reproductions").text
         client.post("/v1/reproductions", json={"name": NAME})
-        reproducer = make_reproducer(client.app)
+        reproducer = Reproducer(client.app)
         again = client.get(posted["links"]["self"]).json()
         play_driver(record, settings.storage_folder, again["experiments"][0]["id"])
         reproducer._children.run = lambda folder, order: "its process ended with status 9"

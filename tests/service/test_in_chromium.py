@@ -15,7 +15,7 @@ import uvicorn
 from chromium import is_installed, open_chromium, set_view
 from played import PLACE, SPEC, complete, open_trial, play, seed_result
 from pydantic import SecretStr
-from reproduced import NAME, make_reproducer, play_driver
+from reproduced import NAME, Reproducer, play_driver
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
@@ -178,7 +178,7 @@ def test_a_reproduction_is_posted_watched_and_read(browser, serve, record, setti
     find(browser, f"#runs a[href='/experiments/{id}']")
 
     play_driver(record, settings.storage_folder, id)
-    make_reproducer(serve.app).tick()
+    Reproducer(serve.app).tick()
 
     find(browser, "#report .badge")
     assert "256 comes below half of the baseline before 128" in text_of(browser, "#report")
@@ -558,7 +558,7 @@ def test_axe_finds_nothing_on_any_page_and_none_scrolls_sideways(
     }
     found = {path: look(browser, address + path, shown) for path, shown in pages.items()}
     play_driver(record, settings.storage_folder, posted["experiments"][0]["id"])
-    make_reproducer(serve.app).tick()
+    Reproducer(serve.app).tick()
     found["report"] = look(browser, address + posted["links"]["page"], "#report table")
     browser.get(f"{address}/new")
     find(browser, "#preview").click()

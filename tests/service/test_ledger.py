@@ -23,6 +23,7 @@ from waiting import PATIENCE, wait_until
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import WrongStateError
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
@@ -412,7 +413,7 @@ class TestRecordLedger:
         record.hold_delivery(id, "it is being deleted")
         record.remove(id)
         record.hold_delivery(id, "it is gone")
-        assert record.list_deleting() == []
+        assert not Jobs(record.url).has_open("deletion")
 
     def test_a_cancellation_that_was_accepted_at_the_end_is_what_is_recorded(self, record, spec):
         ledger = post_and_claim(record, spec())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, MetaData, Table, inspect, select
 
 from eigensweep.service.record import database
 from eigensweep.service.record.counts import count_all
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.migrations import NoWayBackError, _configure, migrate
 from eigensweep.service.record.queries import StateCount
@@ -100,6 +102,12 @@ def attempt(id: str, number: int, **columns: Any) -> dict[str, Any]:
     return {**own, "started_at": 1010.0, "ended_at": None, "place": place, **columns}
 
 
+def job(kind: str, key: str, experiment: str, request: Any, **columns: Any) -> dict[str, Any]:
+    own = {"kind": kind, "key": key, "experiment_id": experiment, "request": request}
+    return {**own, "state": "queued", "tries": 0, "created_at": 1100.0, "due_at": 1100.0, **columns}
+
+
+MESSAGE = {"url": "https://hooks.example.org/x", "type": "experiment.completed"}
 ROWS: dict[str, list[dict[str, Any]]] = {
     "experiments": [
         experiment("done", state="completed", tracked=True, finished_at=1100.0, run_id="run"),
@@ -107,6 +115,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         experiment("unwanted", state="running", intent="cancel"),
         experiment("queued", state="queued", idempotency_key="key", fingerprint="f" * 64),
         experiment("broken", state="failed", finished_at=1100.0, error="Überlauf: \u221e"),
+        experiment("going", state="deleting", finished_at=1100.0),
+        experiment("thinner", state="completed", finished_at=1100.0, kept="best", pruning="best"),
     ],
     "trials": [
         trial("done", 0, "completed", 0.5),
@@ -136,6 +146,17 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "deliveries": [
         {"id": "d1", "experiment_id": "done", "url": "https://hooks.example.org/x", "tries": 2}
         | {"kind": "experiment.completed", "at": 1100.0, "due_at": 1200.0, "error": "away"},
+        {"id": "d2", "experiment_id": "done", "url": "https://hooks.example.org/y", "tries": 1}
+        | {"kind": "experiment.completed", "at": 1100.0, "delivered_at": 1110.0},
+        {"id": "d3", "experiment_id": "broken", "url": "https://hooks.example.org/y", "tries": 24}
+        | {"kind": "experiment.failed", "at": 1100.0, "error": "the receiver answered 410"},
+    ],
+    "jobs": [
+        job("deletion", "going", "going", {}),
+        job("pruning", "thinner", "thinner", {"keep": "best"}),
+        job("webhook", "d1", "done", MESSAGE, due_at=1200.0, tries=2, error="away"),
+        job("webhook", "d2", "done", MESSAGE, due_at=None, state="finished", finished_at=1110.0),
+        job("webhook", "d3", "broken", MESSAGE, due_at=None, state="failed", tries=24),
     ],
     "users": [{"name": "anna", "created_at": 900.0, "max_trials": 50}],
     "tokens": [
@@ -211,8 +232,10 @@ class TestEveryRevision:
         for row in self.before["experiments"]:
             if row.pop("intent", None) == "cancel":
                 row["state"] = "cancelling"
+        self.before.pop("deliveries", None)
         assert list(list_lost(self.before, read_rows(url))) == []
         self.read_as_the_service_does(url, revision)
+        self.look_at_jobs(url, revision)
         self.go_on(url)
 
     def read_as_the_service_does(self, url: str, revision: str) -> None:
@@ -224,6 +247,8 @@ class TestEveryRevision:
             "unwanted": "cancelling" if revision < "0009" else "running",
             "queued": "queued",
             "broken": "failed",
+            "going": "deleting",
+            "thinner": "completed",
         }
         found = record.experiment("done")
         assert found.best is not None
@@ -238,6 +263,35 @@ class TestEveryRevision:
         assert [each.trial.number for each in record.trials("done", sort="value")] == [0, 1]
         assert [each.kind for each in record.events("queued")] == ["experiment.queued"]
         assert count_all(url).experiments["queued"] == 1
+
+    def look_at_jobs(self, url: str, revision: str) -> None:
+        jobs = Jobs(url)
+        (deletion,) = jobs.list_due("deletion", time.time())
+        assert (deletion.key, deletion.experiment_id, deletion.state) == (
+            "going",
+            "going",
+            "queued",
+        )
+        if revision >= "0017":
+            (pruning,) = jobs.list_due("pruning", time.time())
+            assert (pruning.key, pruning.request) == ("thinner", {"keep": "best"})
+        if revision >= "0006":
+            sent = {each.key: each for each in jobs.list("webhook")}
+            assert [sent[key].state for key in ("d1", "d2", "d3")] == [
+                "queued",
+                "finished",
+                "failed",
+            ]
+            waits = sent["d1"]
+            assert (waits.due_at, waits.tries, waits.error) == (1200.0, 2, "away")
+            assert waits.request == {
+                "url": "https://hooks.example.org/x",
+                "type": "experiment.completed",
+            }
+            assert waits.created_at == 1100.0
+            assert sent["d2"].finished_at == 1110.0
+            (due,) = jobs.list_due("webhook", time.time())
+            assert due.key == "d1"
 
     def go_on(self, url: str) -> None:
         """Drive the running experiment to its end, as the driver of the next service does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.spec import ExperimentSpec
-from eigensweep.service.queue.deletions import Deleter
+from eigensweep.service.queue.deletions import DeletionHandler
+from eigensweep.service.queue.jobs import JobRunner
 from eigensweep.service.record import database
 from eigensweep.service.record import removal as removing
 from eigensweep.service.record.errors import ExperimentNotFoundError
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Attempt, Event, Report, Trial
@@ -73,6 +76,25 @@ class TestArchive:
         assert len(client.get("/v1/experiments").json()["items"]) == 1
 
 
+class Deleter:
+    """What removes experiments."""
+
+    def __init__(self, removal: Removal) -> None:
+        self.handler = DeletionHandler(
+            removal.record,
+            lambda id: removal.driver,
+            removal.folder / "deletions",
+            str(removal.folder / "storage"),
+            str(removal.folder / "optuna"),
+        )
+        jobs = Jobs(removal.record.url)
+        self.runner = JobRunner(jobs, [self.handler], clock=lambda: removal.now)
+
+    def tick(self) -> bool:
+        """Try each removal that is due; return whether any is left."""
+        return self.runner.tick(self.handler)
+
+
 class Removal:
     """Two experiments with files, of which one is deleted, and the parts that do that."""
 
@@ -86,19 +108,12 @@ class Removal:
             )
         self.driver: Any = None
         self.id = self.ledger.experiment_id
-        self.now = 0.0
+        self.now = time.time() + 1
         self.deleter = self.start()
 
     def start(self) -> Deleter:
         """Return what a service that is started now has."""
-        return Deleter(
-            self.record,
-            lambda id: self.driver,
-            self.folder / "deletions",
-            str(self.folder / "storage"),
-            str(self.folder / "optuna"),
-            clock=lambda: self.now,
-        )
+        return Deleter(self)
 
     def files(self) -> set[str]:
         """Return what is left, as names of experiments."""
@@ -115,11 +130,11 @@ def removal(record: Record, spec: Any, tmp_path: Path) -> Removal:
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what a deleter's child process does be done here, which starts sooner."""
 
-    def remove_files(deleter: Deleter, id: str) -> None:
+    def remove_files(deleter: DeletionHandler, id: str) -> None:
         project = deleter.record.row(id).project
         remove(id, project, deleter.storage, deleter.studies, mlflow_uri=None)
 
-    monkeypatch.setattr(Deleter, "_remove_files", remove_files)
+    monkeypatch.setattr(DeletionHandler, "_remove_files", remove_files)
 
 
 def count_rows(record: Record, id: str) -> int:
@@ -217,11 +232,11 @@ class TestDelete:
     def test_what_cannot_be_removed_now_is_tried_again_after_a_pause(self, removal, monkeypatch):
         removal.record.delete(removal.id)
         problems = ["MLflow is away", None]
-        monkeypatch.setattr(removal.deleter, "_remove_files", lambda id: problems.pop(0))
+        monkeypatch.setattr(removal.deleter.handler, "_remove_files", lambda id: problems.pop(0))
         assert removal.deleter.tick()
         assert removal.deleter.tick()  # its pause is not over
         assert problems == [None]
-        removal.now = 10.0
+        removal.now += 10.0
         assert not removal.deleter.tick()
 
     def test_the_form_of_the_page_asks_first(self, client, ledger):

@@ -8,20 +8,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from reproduced import NAME, make_reproducer, play_driver
+from reproduced import NAME, Reproducer, play_driver
 from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.reproductions import suite_names
 from eigensweep.service.api.app import create_app
-from eigensweep.service.queue.analyses import AnalysisRunner
 from eigensweep.service.queue.dispatcher import Dispatcher
-from eigensweep.service.queue.reproductions import Reproducer
 from eigensweep.service.record import database
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.reproductions import Asked
+from eigensweep.service.record.reproductions import Wanted
 from eigensweep.service.settings import Settings
-from eigensweep.workers.analyses.__main__ import main as make_analysis
 from eigensweep.workers.reports.__main__ import main as make_report
 from eigensweep.workers.reports.report import make_report as make_content
 from eigensweep.workers.reports.results import name_file, read_results, write_results
@@ -32,7 +29,7 @@ from eigensweep.workers.shared.messages import DriverOptions
 @pytest.fixture
 def reproducer(client: TestClient) -> Reproducer:
     """What takes reproductions further; its reports are made in this process."""
-    return make_reproducer(client.app)
+    return Reproducer(client.app)
 
 
 @pytest.fixture
@@ -157,20 +154,18 @@ class TestResults:
         assert results.origin in shown["spec"]["description"]
 
     def test_analyses_that_need_weights_are_those_of_the_other_machine(
-        self, client, reproducer, settings, elsewhere, kept
+        self, client, reproducer, elsewhere, kept
     ):
-        runner = AnalysisRunner(client.app.state.service.analyses, settings.storage_folder)
-        runner._children.run = make_analysis
         posted = post(client, "nnrnn/figure-1c").json()
         while reproducer.tick():
-            runner.tick()
+            reproducer.make_analyses()
         ended = client.get(posted["links"]["self"]).json()
         content = client.get(ended["links"]["report"]["results"]).content
         (kept / name_file("nnrnn/figure-1c", "short")).write_bytes(content)
-        other = make_reproducer(elsewhere.app)
+        other = Reproducer(elsewhere.app)
         id = post(elsewhere, "nnrnn/figure-1c").json()["id"]
         found = other.reproductions.get(id)
-        asked = Asked("memory", 0, None, "the store has no weights")
+        asked = Wanted("memory", 0, None, "the store has no weights")
         other.reproductions.change(found, analyses=(asked,), state="reporting")
         other.tick()
         ended = elsewhere.get(f"/v1/reproductions/{id}").json()
@@ -197,7 +192,7 @@ def test_a_new_service_goes_on_where_the_last_one_stopped(
     posted = post(client).json()
     play(posted["experiments"][0]["id"])
     app = create_app(settings, record, dispatcher)
-    assert not make_reproducer(app).tick()
+    assert not Reproducer(app).tick()
     assert app.state.service.reproductions.get(posted["id"]).state == "finished"
 
 
@@ -243,13 +238,10 @@ def test_what_this_machine_cannot_do_is_reported_with_its_reason(client, reprodu
     assert client.get("/v1/experiments").json()["items"] == []
 
 
-def test_analyses_are_asked_for_and_decide(client, reproducer, settings):
-    service = client.app.state.service
-    runner = AnalysisRunner(service.analyses, settings.storage_folder)
-    runner._children.run = make_analysis
+def test_analyses_are_asked_for_and_decide(client, reproducer):
     posted = post(client, "nnrnn/figure-1c").json()
     assert reproducer.tick()
-    assert runner.tick()
+    reproducer.make_analyses()
     assert not reproducer.tick()
     ended = client.get(posted["links"]["self"]).json()
     assert [each["label"] for each in ended["analyses"]] == ["memory"]
@@ -259,12 +251,12 @@ def test_analyses_are_asked_for_and_decide(client, reproducer, settings):
 def test_a_report_that_cannot_be_made_says_why_and_is_tried_again(client, reproducer, play):
     posted = post(client).json()
     play(posted["experiments"][0]["id"])
-    reproducer._children.run = lambda folder, order: "its process ended with status 9"
+    reproducer.reports.children.run = lambda folder, order: "its process ended with status 9"
     reproducer.tick()
     ended = client.get(posted["links"]["self"]).json()
     assert ended["state"] == "failed"
     assert "status 9" in ended["error"]
-    reproducer._children.run = make_report
+    reproducer.reports.children.run = make_report
     assert post(client).status_code == 201
     reproducer.tick()
     assert client.get(posted["links"]["self"]).json()["state"] == "finished"

@@ -29,12 +29,13 @@ from typer.testing import CliRunner
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
 from eigensweep.service.command.cli import app
-from eigensweep.service.queue.webhooks import LONGEST_PAUSE, MOST_TRIES, Notifier, sign
+from eigensweep.service.queue.jobs import JobRunner
+from eigensweep.service.queue.webhooks import WebhookHandler, sign
 from eigensweep.service.record import database
+from eigensweep.service.record.jobs import Jobs
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.service.record.tables import Delivery
-from eigensweep.service.record.webhooks import Outbox
+from eigensweep.service.record.tables import Job
 from eigensweep.service.settings import Settings
 from eigensweep.service.webhook_rules import WebhookRefusedError, check_url, is_public
 
@@ -126,11 +127,21 @@ def now() -> list[float]:
     return [1_800_000_000.0]
 
 
+class Notifier(WebhookHandler):
+    """Sends messages when a test says so."""
+
+    def send_due(self) -> int:
+        """Try each message that is due once; return how many arrived."""
+        before = len(self.jobs.list("webhook", ["finished"]))
+        JobRunner(self.jobs, [self], self.clock).tick(self)
+        return len(self.jobs.list("webhook", ["finished"])) - before
+
+
 @pytest.fixture
 def notifier(record: Record, receiver: Receiver, now: list[float]) -> Notifier:
     """A notifier for which the receiver's name leads to this machine, and may."""
     return Notifier(
-        Outbox(record.url),
+        Jobs(record.url),
         hosts=[f"{HOST}:{receiver.port}"],
         secret=SECRET,
         clock=lambda: now[0],
@@ -154,15 +165,15 @@ def end(record: Record, spec: Any, receiver: Receiver, now: list[float]) -> Call
             assert claim is not None
             ledger = RecordLedger(record.url, experiment.id, claim.generation)
             ledger.end(state, "Traceback\nRuntimeError: a bug" if state == "failed" else None)
-        due = text("UPDATE deliveries SET due_at = :now")
+        due = text("UPDATE jobs SET due_at = :now WHERE kind = 'webhook'")
         database.write(record.url, lambda session: session.execute(due, {"now": now[0]}))
         return experiment.id
 
     return end_experiment
 
 
-def deliveries(record: Record) -> list[Delivery]:
-    query = select(Delivery).order_by(Delivery.at)
+def deliveries(record: Record) -> list[Job]:
+    query = select(Job).where(Job.kind == "webhook").order_by(Job.created_at)
     return database.read(record.url, lambda session: list(session.scalars(query)))
 
 
@@ -207,7 +218,7 @@ class TestDelivery:
         assert len({body for _, _, body in receiver.got}) == 1
         (delivery,) = deliveries(record)
         assert (delivery.due_at, delivery.tries, delivery.error) == (None, 5, None)
-        assert delivery.delivered_at is not None
+        assert delivery.finished_at is not None
 
     def test_another_service_on_the_record_sends_what_is_left(
         self, end, notifier, receiver, record, now
@@ -218,9 +229,7 @@ class TestDelivery:
         receiver.status = 200
         now[0] += 5
         fields = ("hosts", "secret", "clock", "resolve", "networks", "context")
-        successor = Notifier(
-            Outbox(record.url), **{name: getattr(notifier, name) for name in fields}
-        )
+        successor = Notifier(Jobs(record.url), **{name: getattr(notifier, name) for name in fields})
 
         assert successor.send_due() == 1
 
@@ -233,9 +242,9 @@ class TestDelivery:
         while (due := deliveries(record)[0].due_at) is not None:
             now[0] = due
             notifier.send_due()
-        assert (len(receiver.got), deliveries(record)[0].tries) == (MOST_TRIES, MOST_TRIES)
+        assert (len(receiver.got), deliveries(record)[0].tries) == (24, 24)
         assert 2 * 86400 < now[0] - began < 4 * 86400
-        assert LONGEST_PAUSE < 86400
+        assert WebhookHandler.longest_pause < 86400
 
         receiver.status = 410
         end(url=receiver.url + "&again=1")
@@ -311,7 +320,7 @@ class TestDelivery:
         experiment, _ = record.add(posted, notify=["https://b.example/", "https://c.example/"])
         record.cancel(experiment.id)
 
-        hosts = sorted(delivery.url for delivery in deliveries(record))
+        hosts = sorted(delivery.request["url"] for delivery in deliveries(record))
         assert hosts == ["https://a.example/", "https://b.example/", "https://c.example/"]
 
 
@@ -404,7 +413,7 @@ class TestSettingsAndApi:
         posted = client.post("/v1/experiments", params={"notify": address}, json=spec())
         assert posted.status_code == 201
         client.post(f"/v1/experiments/{posted.json()['id']}/cancel")
-        assert [delivery.url for delivery in deliveries(record)] == [address]
+        assert [delivery.request["url"] for delivery in deliveries(record)] == [address]
 
     def test_by_default_nothing_is_sent_and_that_is_said(self, client, spec):
         refused = client.post("/v1/experiments", params={"notify": f"https://{HOST}/"}, json=spec())

@@ -473,4 +473,4 @@ def _act(record: Record, caller: Caller, id: str, action: BulkAction) -> BulkIte
 def _wake(service: Service) -> None:
     """Have the queue looked at, and what removes experiments."""
     service.dispatcher.wake()
-    service.deletions.set()
+    service.jobs.wake("deletion")

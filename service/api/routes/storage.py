@@ -163,7 +163,7 @@ def prune_storage(
     items = [_prune(service, caller, id, asked, ended_before) for id in ids[:MOST]]
     freed = sum(each.bytes for each in items)
     if not asked.dry_run:
-        service.prunings.set()
+        service.jobs.wake("pruning")
         done = [each.id for each in items if each.problem is None]
         tell_audit(request, f"prune, keep {asked.keep}: {', '.join(done)}"[:2000])
     return PruneAnswer(

@@ -1,0 +1,143 @@
+"""Works on the jobs of the record, the kinds side by side: a slow one holds up no other.
+
+Runs in the service's process, in a thread for each kind, while the service leads. What may take
+memory or crash is done in a child process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from eigensweep.service.queue.children import ChildRunner, StoppedError
+from eigensweep.service.record.jobs import Jobs
+from eigensweep.service.record.tables import Job, JobKind
+from eigensweep.service.settings import Mlflow
+from eigensweep.workers.shared.durable_files import StorageError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 2.0
+"""Seconds between two looks at the jobs, which drivers and other services may have written, too."""
+PAUSE_SECONDS: Final = 10.0
+"""Seconds before the next look after the database or the disk did not work."""
+
+
+class NotDoneError(RuntimeError):
+    """A job could not be done now; the message says why. It is tried again after a pause."""
+
+
+class NeverError(NotDoneError):
+    """A job cannot be done at all; it is given up."""
+
+
+@dataclass
+class Handler:
+    """How the jobs of one kind are done."""
+
+    kind: ClassVar[JobKind]
+    module: ClassVar[str] = ""
+    """What does the work in a child process, if one does."""
+    first_pause: ClassVar[float] = PAUSE_SECONDS
+    """Seconds before the second try; each further pause is twice as long, up to `longest_pause`."""
+    longest_pause: ClassVar[float] = PAUSE_SECONDS
+    most_tries: ClassVar[int | None] = None
+    """None: it is never given up."""
+    mlflow: Mlflow | None = field(default=None, kw_only=True)
+    children: ChildRunner = field(init=False)
+    stopping: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self.children = ChildRunner(self.module, self.mlflow)
+
+    def look(self) -> None:
+        """Do what is to be done before each look at the jobs."""
+
+    def work(self, job: Job) -> None:
+        """Do a job and record its end. One that has to wait is left as it is.
+
+        Raises:
+            NotDoneError: if it is to be tried again after a pause, or given up.
+            StoppedError: if the service stops meanwhile.
+            SQLAlchemyError, OSError, StorageError: if the database or the disk does not work.
+        """
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Have the job that is being done come to its end soon; the next service goes on."""
+        self.stopping.set()
+        self.children.kill()
+
+
+@dataclass
+class JobRunner:
+    """Has jobs done by the handler of their kind. `start` does so in threads; tests call `tick`."""
+
+    jobs: Jobs
+    handlers: Sequence[Handler]
+    clock: Callable[[], float] = time.time
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin to work."""
+        for each in self.handlers:
+            thread = threading.Thread(target=self._run, args=[each], name=each.kind, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Stop in the middle, if need be; the next service goes on."""
+        for each in self.handlers:
+            each.stop()
+            self.jobs.wake(each.kind)
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def tick(self, handler: Handler) -> bool:
+        """Try each job of a kind that is due once; return whether any is left to be done."""
+        handler.look()
+        for job in self.jobs.list_due(handler.kind, self.clock()):
+            if handler.stopping.is_set():
+                break
+            self._try(handler, job)
+        return self.jobs.has_open(handler.kind)
+
+    def _try(self, handler: Handler, job: Job) -> None:
+        try:
+            handler.work(job)
+        except StoppedError:
+            return
+        except NotDoneError as error:
+            self._put_off(handler, job, str(error), isinstance(error, NeverError))
+        except (SQLAlchemyError, OSError, StorageError):
+            raise  # no job's fault
+        except Exception:  # a bug fails the job that met it, and no other
+            self._put_off(handler, job, traceback.format_exc())
+
+    def _put_off(self, handler: Handler, job: Job, error: str, is_final: bool = False) -> None:
+        most = handler.most_tries
+        gives_up = is_final or (most is not None and job.tries + 1 >= most)
+        pause = min(handler.first_pause * 2.0 ** min(job.tries, 100), handler.longest_pause)
+        self.jobs.put_off(job, error, None if gives_up else self.clock() + pause)
+        what = "given up" if gives_up else f"tried again in {pause:.0f} s"
+        words = "%s not done, %s experiment=%s key=%s: %s"
+        logger.warning(words, job.kind, what, job.experiment_id, job.key, error)
+
+    def _run(self, handler: Handler) -> None:
+        # A loop of our own: it has no last try, and `stop` must end its pauses.
+        while not handler.stopping.is_set():
+            try:
+                self.tick(handler)
+                pause = LOOK_SECONDS
+            except (SQLAlchemyError, OSError, StorageError) as error:
+                logger.warning("jobs wait kind=%s error=%s: %s", handler.kind, type(error), error)
+                pause = PAUSE_SECONDS
+            self.jobs.wait(handler.kind, pause)

@@ -1,0 +1,138 @@
+"""The jobs of the service: what it does beside experiments, in one table.
+
+Whoever needs a job writes it, at best in the transaction of the change that needs it. The service
+that leads works on what is due. A job may be done twice: where a service dies half-way, the next
+one does the job again. Runs in the service's process.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Final, Self, get_args
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from eigensweep.service.record import database
+from eigensweep.service.record.tables import Job, JobKind
+
+COLUMNS: Final = ("owner", "state", "created_at", "started_at", "finished_at", "error")
+PATIENCE: Final = 600.0
+"""Seconds for which the end of a job is tried to be written while the database is away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedJob:
+    """A job that people ask for, with what its kind has beside. Times are seconds since 1970."""
+
+    kind: ClassVar[JobKind]
+    open: ClassVar[Collection[str]]
+    """The states in which it is due."""
+    outcomes: ClassVar[Collection[str]]
+    """The names of what comes of it."""
+    id: str
+    owner: str | None = None
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return what a job says."""
+        columns = {name: getattr(job, name) for name in COLUMNS}
+        return cls(id=job.key, **columns, **job.request, **(job.outcome or {}))
+
+    def to_job(self) -> Job:
+        """Return it as a job."""
+        content = asdict(self)
+        columns = {name: content.pop(name) for name in COLUMNS}
+        outcome = {name: content.pop(name) for name in self.outcomes}
+        due_at = self.created_at if columns["state"] in self.open else None
+        key = content.pop("id")
+        return Job(
+            kind=self.kind, key=key, due_at=due_at, request=content, outcome=outcome, **columns
+        )
+
+
+class Jobs:
+    """The jobs of the record at a database URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._woken = {kind: threading.Event() for kind in get_args(JobKind)}
+
+    def wake(self, kind: JobKind) -> None:
+        """Have jobs of a kind looked at, at once, if this service works on them."""
+        self._woken[kind].set()
+
+    def wait(self, kind: JobKind, seconds: float) -> None:
+        """Return when jobs of a kind are to be looked at, after so many seconds at the latest."""
+        self._woken[kind].wait(seconds)
+        self._woken[kind].clear()
+
+    def find(self, kind: JobKind, key: str) -> Job | None:
+        """Return one job."""
+        return database.read(self.url, lambda session: session.get(Job, (kind, key)))
+
+    def list(self, kind: JobKind, states: Sequence[str] = ()) -> Sequence[Job]:
+        """Return the jobs of a kind in one of the states (default: all), the newest first."""
+        query = select(Job).where(Job.kind == kind)
+        if states:
+            query = query.where(Job.state.in_(states))
+        query = query.order_by(Job.created_at.desc(), Job.key.desc())
+        return database.read(self.url, lambda session: list(session.scalars(query)))
+
+    def list_due(self, kind: JobKind, now: float) -> Sequence[Job]:
+        """Return the jobs of a kind that are due, the longest due first."""
+        query = select(Job).where(Job.kind == kind, Job.due_at <= now)
+        query = query.order_by(Job.due_at, Job.key)
+        return database.read(self.url, lambda session: list(session.scalars(query)))
+
+    def has_open(self, kind: JobKind) -> bool:
+        """Return whether any job of a kind is left to be done, now or later."""
+        return bool(self.list_due(kind, math.inf))
+
+    def requeue(self, kind: JobKind) -> None:
+        """Queue again what a service that is gone has begun."""
+        begun = update(Job).where(Job.kind == kind, Job.state == "running")
+        queued = begun.values(state="queued", started_at=None)
+        database.write(self.url, lambda session: session.execute(queued))
+
+    def put(self, job: Job, unless: str | None = None, patience: float = 0.0) -> Job:
+        """Write a job, in the place of the one with its key; return what is there now.
+
+        One that is in the state `unless` is left as it is.
+        """
+
+        def work(session: Session) -> Job:
+            now = session.get(Job, (job.kind, job.key), with_for_update=True)
+            return now if now is not None and now.state == unless else session.merge(job)
+
+        written = database.write(self.url, work, patience)
+        self.wake(job.kind)
+        return written
+
+    def put_off(self, job: Job, error: str, due_at: float | None) -> None:
+        """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
+
+        def work(session: Session) -> None:
+            if (now := session.get(Job, (job.kind, job.key))) is not None:
+                now.due_at, now.error, now.tries = due_at, error, now.tries + 1
+                now.state = now.state if due_at is not None else "failed"
+
+        database.write(self.url, work)
+
+    def finish(self, job: Job) -> None:
+        """Record that a job is done."""
+
+        def work(session: Session) -> None:
+            if (now := session.get(Job, (job.kind, job.key))) is not None:  # it may be gone
+                now.state, now.due_at, now.error = "finished", None, None
+                now.tries, now.finished_at = now.tries + 1, time.time()
+
+        database.write(self.url, work, PATIENCE)

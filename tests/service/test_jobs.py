@@ -1,0 +1,201 @@
+"""The jobs of the service: side by side, tried again, stopped in the middle, and taken over."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from waiting import wait_until
+
+from eigensweep.service.queue.children import ChildRunner, StoppedError
+from eigensweep.service.queue.jobs import Handler, JobRunner, NeverError, NotDoneError
+from eigensweep.service.record.analyses import Analyses
+from eigensweep.service.record.jobs import Jobs
+from eigensweep.service.record.record import Record
+from eigensweep.service.record.reproductions import Reproductions
+from eigensweep.service.record.state_files import take_over
+from eigensweep.service.record.tables import Job, JobKind
+
+STATES: dict[str, Any] = json.loads(Path(__file__).with_name("states_in_files.json").read_text())
+"""The files of a home whose service kept states in them, and what that service read from them."""
+
+
+@pytest.fixture
+def jobs(url: str) -> Jobs:
+    return Jobs(url)
+
+
+def make(kind: JobKind, key: str = "k", due_at: float = 0.0) -> Job:
+    return Job(kind=kind, key=key, request={}, created_at=due_at, due_at=due_at, tries=0)
+
+
+class Webhooks(Handler):
+    """Sends messages, as a test says."""
+
+    kind: ClassVar[JobKind] = "webhook"
+    first_pause: ClassVar[float] = 1.0
+    longest_pause: ClassVar[float] = 4.0
+
+    def __init__(self, jobs: Jobs) -> None:
+        super().__init__()
+        self.jobs, self.done = jobs, list[str]()
+        self.open = threading.Event()
+        self.problem: Exception | None = None
+
+    def work(self, job: Job) -> None:
+        if self.problem is not None:
+            raise self.problem
+        assert self.open.wait(60)
+        self.done.append(job.key)
+        self.jobs.finish(job)
+
+
+class Analysing(Webhooks):
+    """The same, for another kind."""
+
+    kind: ClassVar[JobKind] = "analysis"
+    most_tries: ClassVar[int | None] = 1
+
+
+class TestRunner:
+    def test_a_kind_that_hangs_holds_up_no_other(self, jobs):
+        hangs, goes_on = Webhooks(jobs), Analysing(jobs)
+        goes_on.open.set()
+        runner = JobRunner(jobs, [hangs, goes_on])
+        jobs.put(make("webhook"))
+        runner.start()
+        try:
+            jobs.put(make("analysis"))
+            wait_until(lambda: goes_on.done == ["k"])
+            assert hangs.done == []
+            hangs.open.set()
+            wait_until(lambda: hangs.done == ["k"])
+        finally:
+            hangs.open.set()
+            runner.stop()
+
+    def test_those_of_a_kind_are_done_one_after_another_the_longest_due_first(self, jobs):
+        handler = Webhooks(jobs)
+        handler.open.set()
+        for key, due_at in (("b", 2.0), ("a", 3.0), ("c", 1.0), ("later", 99.0)):
+            jobs.put(make("webhook", key, due_at))
+        assert JobRunner(jobs, [handler], clock=lambda: 10.0).tick(handler)
+        assert handler.done == ["c", "b", "a"]
+
+    def test_pauses_grow_to_their_longest_and_a_restart_keeps_them(self, jobs):
+        now, handler = [0.0], Webhooks(jobs)
+        handler.problem = NotDoneError("away")
+        jobs.put(make("webhook"))
+        pauses = []
+        for _ in range(4):
+            assert JobRunner(jobs, [handler], clock=lambda: now[0]).tick(handler)
+            (job,) = jobs.list("webhook")
+            pauses.append(job.due_at - now[0])
+            now[0] = job.due_at
+        assert (pauses, job.error, job.tries) == ([1.0, 2.0, 4.0, 4.0], "away", 4)
+
+    @pytest.mark.parametrize("problem", [NeverError("gone"), NotDoneError("no"), KeyError("bug")])
+    def test_what_is_given_up_has_failed_and_is_not_tried_again(self, jobs, problem):
+        handler = Analysing(jobs)
+        handler.problem = problem
+        jobs.put(make("analysis"))
+        assert not JobRunner(jobs, [handler]).tick(handler)
+        (job,) = jobs.list("analysis")
+        assert (job.state, job.due_at, job.tries) == ("failed", None, 1)
+        assert str(problem) in job.error
+
+    def test_a_service_that_stops_leaves_the_job_to_the_next(self, jobs):
+        handler = Webhooks(jobs)
+        handler.problem = StoppedError()
+        jobs.put(make("webhook"))
+        assert JobRunner(jobs, [handler]).tick(handler)
+        (job,) = jobs.list_due("webhook", 1.0)
+        assert (job.state, job.tries) == ("queued", 0)
+
+
+def test_a_child_that_is_killed_by_a_stop_has_not_failed(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nsleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    children = ChildRunner("a module")
+    threading.Timer(0.5, children.kill).start()
+    for _ in ("killed while it runs", "killed as soon as it is started"):
+        with pytest.raises(StoppedError):
+            children.run(tmp_path / "folder", "")
+
+
+class TestStatesInFiles:
+    """A home whose service kept the states of analyses and reproductions in files."""
+
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Path:
+        for name, content in STATES["files"].items():
+            path = tmp_path / "home" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content))
+        return tmp_path / "home"
+
+    def read(self, record: Record, home: Path) -> dict[str, list[dict[str, Any]]]:
+        jobs = Jobs(record.url)
+        analyses = Analyses(jobs, home / "analyses").list(lambda _: True)
+        kept = Reproductions(jobs, home / "reproductions", record, home)
+        found = {
+            "analyses": [asdict(each) for each in analyses],
+            "reproductions": [asdict(each) for each in kept.list()],
+        }
+        told = {
+            name: [{key: each[key] for key in STATES[name][0]} for each in found[name]]
+            for name in found
+        }
+        return json.loads(json.dumps(told))
+
+    def test_they_come_over_exactly_and_once(self, record, home):
+        take_over(record.url, home)
+        found = self.read(record, home)
+        assert found == {name: STATES[name] for name in found}
+        assert list(home.glob("*/*/state.json")) == []
+        take_over(record.url, home)
+        assert self.read(record, home) == found
+
+    def test_what_was_open_is_due_in_its_order_with_its_whole_request(self, record, home):
+        take_over(record.url, home)
+        due = Jobs(record.url).list_due("analysis", 2e9)
+        assert [job.state for job in due] == ["running", "queued"]
+        assert due[0].request["options"] == {"size": 8}
+        due = Jobs(record.url).list_due("reproduction", 2e9)
+        assert [job.state for job in due] == ["running", "reporting"]
+        (spectra,) = [
+            job for job in Jobs(record.url).list("analysis") if job.request["name"] == "spectra"
+        ]
+        assert spectra.request["subject"]["trial"]["place"] == "done/00000"
+
+    def test_a_service_that_dies_meanwhile_has_the_next_one_go_on(self, record, home, monkeypatch):
+        unlink = Path.unlink
+
+        def die(path: Path, missing_ok: bool = False) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Path, "unlink", die)
+        with pytest.raises(KeyboardInterrupt):
+            take_over(record.url, home)
+        monkeypatch.setattr(Path, "unlink", unlink)
+        take_over(record.url, home)
+        found = self.read(record, home)
+        assert found == {name: STATES[name] for name in found}
+
+    def test_what_the_record_has_is_left_and_a_damaged_file_is_passed_over(
+        self, record, home, caplog
+    ):
+        first = next(iter(home.glob("analyses/*")))
+        Jobs(record.url).put(make("analysis", first.name))
+        (home / "reproductions/0000000000000002/state.json").write_text("{")
+        take_over(record.url, home)
+        assert Jobs(record.url).find("analysis", first.name).request == {}
+        assert "0000000000000002/state.json" in caplog.text
+        assert len(Jobs(record.url).list("reproduction")) == 4
