@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 THREADS: Final = 6
-"""Writes that are worked on at once; they are committed together (`Together`)."""
+"""Writes that are worked on at once; they are committed together (`GroupCommit`)."""
 MOST_WAITING: Final = 200
 """Writes that wait or are worked on; one more is refused, and may come again."""
 

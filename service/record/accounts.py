@@ -118,24 +118,21 @@ class Accounts:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def create_user(self, name: str, quotas: Quotas | None = None) -> UserNow:
+    @database.transaction
+    def create_user(self, session: Session, name: str, quotas: Quotas | None = None) -> UserNow:
         """Add a user, or bring one back who was removed; tokens that were revoked stay so.
 
         Raises:
             AlreadyThereError: if there is a user of this name.
             NotAllowedError: if nobody can have this name.
         """
-
-        def work(session: Session) -> UserNow:
-            user = session.get(User, name)
-            if user is not None and user.removed_at is None:
-                raise AlreadyThereError(f"there is a user '{name}' already")
-            user = _make_user(session, name) if user is None else user
-            user.removed_at = None
-            _set_quotas(user, quotas or Quotas())
-            return _describe_user(user)
-
-        return database.write(self.url, work)
+        user = session.get(User, name)
+        if user is not None and user.removed_at is None:
+            raise AlreadyThereError(f"there is a user '{name}' already")
+        user = _make_user(session, name) if user is None else user
+        user.removed_at = None
+        _set_quotas(user, quotas or Quotas())
+        return _describe_user(user)
 
     def list_users(self) -> list[UserNow]:
         """Return all users by name, those who were removed among them."""
@@ -151,36 +148,30 @@ class Accounts:
         """Return the quotas of a user; one who is not known has none."""
         return database.read(self.url, lambda s: read_quotas(s.get(User, name)))
 
-    def change_quotas(self, name: str, changes: Quotas) -> UserNow:
+    @database.transaction
+    def change_quotas(self, session: Session, name: str, changes: Quotas) -> UserNow:
         """Set the quotas that `changes` names, and leave the others.
 
         Raises:
             AccountNotFoundError: if there is no such user.
         """
+        user = _find_user(session, name)
+        before = _describe_user(user).quotas
+        _set_quotas(user, before.model_copy(update=changes.model_dump(exclude_unset=True)))
+        return _describe_user(user)
 
-        def work(session: Session) -> UserNow:
-            user = _find_user(session, name)
-            before = _describe_user(user).quotas
-            _set_quotas(user, before.model_copy(update=changes.model_dump(exclude_unset=True)))
-            return _describe_user(user)
-
-        return database.write(self.url, work)
-
-    def remove_user(self, name: str) -> UserNow:
+    @database.transaction
+    def remove_user(self, session: Session, name: str) -> UserNow:
         """Refuse a user from now on, by token and by proxy; what the user has posted stays.
 
         Raises:
             AccountNotFoundError: if there is no such user.
         """
-
-        def work(session: Session) -> UserNow:
-            user, now = _find_user(session, name), time.time()
-            user.removed_at = user.removed_at or now
-            for token in session.scalars(select(Token).where(Token.user_name == name)):
-                token.revoked_at = token.revoked_at or now
-            return _describe_user(user)
-
-        return database.write(self.url, work)
+        user, now = _find_user(session, name), time.time()
+        user.removed_at = user.removed_at or now
+        for token in session.scalars(select(Token).where(Token.user_name == name)):
+            token.revoked_at = token.revoked_at or now
+        return _describe_user(user)
 
     def is_removed(self, name: str) -> bool:
         """Return whether a user was removed; somebody who is not here was not."""
@@ -224,21 +215,18 @@ class Accounts:
             query = query.where(Token.user_name == user_name)
         return database.read(self.url, lambda s: [_describe_token(t) for t in s.scalars(query)])
 
-    def revoke_token(self, id: str) -> TokenNow:
+    @database.transaction
+    def revoke_token(self, session: Session, id: str) -> TokenNow:
         """Let a token give nothing from now on. A second call changes nothing.
 
         Raises:
             AccountNotFoundError: if there is none of this id.
         """
-
-        def work(session: Session) -> TokenNow:
-            token = session.get(Token, id)
-            if token is None:
-                raise AccountNotFoundError(f"there is no token '{id}'")
-            token.revoked_at = token.revoked_at or time.time()
-            return _describe_token(token)
-
-        return database.write(self.url, work)
+        token = session.get(Token, id)
+        if token is None:
+            raise AccountNotFoundError(f"there is no token '{id}'")
+        token.revoked_at = token.revoked_at or time.time()
+        return _describe_token(token)
 
     def has_tokens(self) -> bool:
         """Return whether a token was ever made.

@@ -32,60 +32,48 @@ class Control(Queries):
     its state does not allow the action.
     """
 
-    def cancel(self, id: str) -> None:
+    @database.transaction
+    def cancel(self, session: Session, id: str) -> None:
         """Cancel an experiment without a driver at once; ask the driver of another one to stop.
 
         Once more changes nothing.
         """
+        experiment = lock(session, id)
+        if was_done(experiment, "cancel"):
+            return
+        has_driver = experiment.state in DRIVEN
+        move_experiment(session, experiment, "cancelling")
+        if not has_driver:
+            end_experiment(session, experiment, "cancelled", None)
+            # One that never began is nothing that MLflow would have to learn of.
+            experiment.tracked = experiment.generation == 0
 
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
-            if was_done(experiment, "cancel"):
-                return
-            has_driver = experiment.state in DRIVEN
-            move_experiment(session, experiment, "cancelling")
-            if not has_driver:
-                end_experiment(session, experiment, "cancelled", None)
-                # One that never began is nothing that MLflow would have to learn of.
-                experiment.tracked = experiment.generation == 0
-
-        database.write(self.url, work)
-
-    def pause(self, id: str) -> None:
+    @database.transaction
+    def pause(self, session: Session, id: str) -> None:
         """Pause a queued experiment at once; ask the driver of another one to pause its trials.
 
         They commit what they have, and give their places back. Once more changes nothing.
         """
+        experiment = lock(session, id)
+        if not was_done(experiment, "pause"):
+            is_queued = experiment.state == "queued"
+            move_experiment(session, experiment, "paused" if is_queued else "pausing")
 
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
-            if not was_done(experiment, "pause"):
-                is_queued = experiment.state == "queued"
-                move_experiment(session, experiment, "paused" if is_queued else "pausing")
-
-        database.write(self.url, work)
-
-    def resume(self, id: str) -> None:
+    @database.transaction
+    def resume(self, session: Session, id: str) -> None:
         """Queue a paused experiment again, at the place of its age and priority."""
+        experiment = lock(session, id)
+        if not was_done(experiment, "resume"):
+            move_experiment(session, experiment, "queued")
 
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
-            if not was_done(experiment, "resume"):
-                move_experiment(session, experiment, "queued")
-
-        database.write(self.url, work)
-
-    def prioritize(self, id: str, priority: int) -> None:
+    @database.transaction
+    def prioritize(self, session: Session, id: str, priority: int) -> None:
         """Give an experiment that is not over another priority, in the queue and while it runs."""
-
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
-            was_done(experiment, "prioritize")
-            if experiment.priority != priority:
-                experiment.priority = priority
-                emit(session, experiment, "experiment.prioritized", priority=priority)
-
-        database.write(self.url, work)
+        experiment = lock(session, id)
+        was_done(experiment, "prioritize")
+        if experiment.priority != priority:
+            experiment.priority = priority
+            emit(session, experiment, "experiment.prioritized", priority=priority)
 
 
 def lock(session: Session, id: str) -> Experiment:

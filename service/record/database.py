@@ -11,8 +11,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import lru_cache
-from typing import Final, Literal, TypeVar
+from functools import lru_cache, wraps
+from typing import Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
@@ -49,12 +49,21 @@ DAMAGED_IN_POSTGRESQL: Final = {"XX001", "XX002"}
 """SQLSTATE of damaged data and of a damaged index."""
 DAMAGED_IN_SQLITE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
+P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
-Mode = Literal["reads", "writes", "writes_ahead"]
-"""What a transaction does. What was written ahead is on SQLite's disk as soon as the next one that
-writes is."""
+
+class HasUrl(Protocol):
+    """What writes to the database at a URL."""
+
+    url: str
+
+
+H = TypeVar("H", bound=HasUrl)
+
+Mode = Literal["reads", "writes", "writes_relaxed"]
+"""What a transaction does. A relaxed write is on SQLite's disk as soon as the next full one is."""
 
 _few: Final[set[str]] = set()
 _damage: Final[dict[str, str]] = {}
@@ -227,12 +236,24 @@ def write(url: str, work: Callable[[Session], T], patience: float = 0.0) -> T:
     return _persist(url, work, patience, _open_session, "writes")
 
 
+def transaction(
+    method: Callable[Concatenate[H, Session, P], T],
+) -> Callable[Concatenate[H, P], T]:
+    """Make a method that is given a session one that is a transaction of its own, as in `write`."""
+
+    @wraps(method)
+    def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return write(self.url, lambda session: method(self, session, *args, **kwargs))
+
+    return call
+
+
 def write_rows(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
     """Return `work(rows)`, committed as one transaction; the same as `write`, for few rows."""
     return _persist(url, work, patience, _open_rows, "writes")
 
 
-def write_ahead(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
+def write_relaxed(url: str, work: Callable[[RowSession], T], patience: float = 0.0) -> T:
     """Do the same as `write_rows`; with SQLite, without waiting for the disk.
 
     If the machine loses its power at once, what was written may be lost, but never without all that
@@ -240,7 +261,7 @@ def write_ahead(url: str, work: Callable[[RowSession], T], patience: float = 0.0
     before the next transaction that writes. PostgreSQL's server may die alone, and whoever wrote to
     it lives on: there the disk is waited for.
     """
-    return _persist(url, work, patience, _open_rows, "writes_ahead")
+    return _persist(url, work, patience, _open_rows, "writes_relaxed")
 
 
 def write_each(url: str, works: Sequence[Callable[[RowSession], T]]) -> list[T]:

@@ -117,15 +117,12 @@ class Jobs:
         self.wake(job.kind)
         return written
 
-    def put_off(self, job: Job, error: str, due_at: float | None) -> None:
+    @database.transaction
+    def put_off(self, session: Session, job: Job, error: str, due_at: float | None) -> None:
         """Record that a try was in vain; `due_at`: when to try again, None to give it up."""
-
-        def work(session: Session) -> None:
-            if (now := session.get(Job, (job.kind, job.key))) is not None:
-                now.due_at, now.error, now.tries = due_at, error, now.tries + 1
-                now.state = now.state if due_at is not None else "failed"
-
-        database.write(self.url, work)
+        if (now := session.get(Job, (job.kind, job.key))) is not None:
+            now.due_at, now.error, now.tries = due_at, error, now.tries + 1
+            now.state = now.state if due_at is not None else "failed"
 
     def finish(self, job: Job) -> None:
         """Record that a job is done."""

@@ -292,7 +292,7 @@ class Leadership:
             mine = update(Leader).where(Leader.id == THE_ROW, Leader.term == term)
             return bool(rows.execute(mine.values(heartbeat_at=now)).rowcount)  # type: ignore[attr-defined]
 
-        leads = database.write_ahead(self.url, work)
+        leads = database.write_relaxed(self.url, work)
         if leads:
             self._heard_at = self._clock()
         return leads

@@ -92,8 +92,8 @@ class RecordLedger:
     Picklable: a connection is opened where it is used. While the database is locked or away every
     call waits and tries again, for `patience` seconds.
 
-    What is written ahead (`database.write_ahead`) may be lost if the machine loses its power, until
-    the next other write: a trial that was opened, and what it reported. Then it is opened anew, or
+    What `database.write_relaxed` writes may be lost if the machine loses its power, until the next
+    other write: a trial that was opened, and what it reported. Then it is opened anew, or
     reports the same again from what it has committed. That an attempt begins is never lost.
     """
 
@@ -164,7 +164,7 @@ class RecordLedger:
                 )
                 session.add(trial)
 
-        self._write_rows(work, database.write_ahead)
+        self._write_rows(work, database.write_relaxed)
 
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:
@@ -229,7 +229,7 @@ class RecordLedger:
             trial = self._trial(session, number, attempt)
             self._report(session, experiment, trial, attempt, RungReport(step, metrics, place))
 
-        self._write_rows(work, database.write_ahead)
+        self._write_rows(work, database.write_relaxed)
 
     def _report(
         self,
@@ -284,7 +284,7 @@ class RecordLedger:
                 content = None if result is None else result.to_dict()
                 finish_trial(session, experiment, trial, outcome, content, error)
 
-        self._write_rows(work, database.write_ahead)
+        self._write_rows(work, database.write_relaxed)
 
     def reopen(self, number: int, config: ConfigJson, reason: str) -> None:
         def work(session: Session, experiment: Experiment) -> None:

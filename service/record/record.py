@@ -34,7 +34,7 @@ from eigensweep.service.record.tables import (
     Trial,
     Webhook,
 )
-from eigensweep.service.record.together import Together
+from eigensweep.service.record.together import GroupCommit
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import Notice, SpecJson
 from eigensweep.workers.shared.states import DRIVEN, ENDED, OPEN_TRIALS
@@ -73,7 +73,7 @@ class Record(Reopening, Removal, Retention):
         """`webhooks` are the addresses that are told how every experiment ends."""
         super().__init__(url)
         self.webhooks = tuple(webhooks)
-        self.posts = Together(url)
+        self.posts = GroupCommit(url)
         self.leadership: Leadership | None = None
         """Who of several services drives experiments; None: there is only this one."""
 
@@ -162,7 +162,8 @@ class Record(Reopening, Removal, Retention):
         """Return the next experiments of the users none of whose experiments runs."""
         return database.read(self.url, lambda session: list_newcomers(session, limit))
 
-    def claim(self, id: str) -> Claim | None:
+    @database.transaction
+    def claim(self, session: Session, id: str) -> Claim | None:
         """Return the right to drive an experiment, None if it needs no driver.
 
         From now on writes of earlier drivers are refused. A queued experiment becomes `starting`.
@@ -170,31 +171,27 @@ class Record(Reopening, Removal, Retention):
         Raises:
             NotLeadingError: if another service leads; so do `count_death` and `give_up`.
         """
-
-        def work(session: Session) -> Claim | None:
-            self._require_to_lead(session)
-            experiment = lock(session, id)
-            is_left = experiment.state in ENDED and not experiment.tracked
-            if experiment.state not in DRIVEN | {"queued"} and not is_left:
-                return None  # paused, delivered, or being deleted
-            now = time.time()
-            experiment.generation += 1
-            experiment.wants = None
-            experiment.claimed_at = now
-            experiment.claimed_steps = sum(
-                count.step
-                for state, count in count_states(session, [id])[id].items()
-                if state != "reused"
-            )
-            if experiment.state == "queued":
-                move_experiment(session, experiment, "starting")
-                experiment.started_at = experiment.started_at or now
-                experiment.idle_seconds += now - (experiment.left_at or now)
-                experiment.left_at = None
-            generation, trace = experiment.generation, experiment.trace
-            return Claim(id, experiment.spec, generation, trace, experiment.created_at)
-
-        return database.write(self.url, work)
+        self._require_to_lead(session)
+        experiment = lock(session, id)
+        is_left = experiment.state in ENDED and not experiment.tracked
+        if experiment.state not in DRIVEN | {"queued"} and not is_left:
+            return None  # paused, delivered, or being deleted
+        now = time.time()
+        experiment.generation += 1
+        experiment.wants = None
+        experiment.claimed_at = now
+        experiment.claimed_steps = sum(
+            count.step
+            for state, count in count_states(session, [id])[id].items()
+            if state != "reused"
+        )
+        if experiment.state == "queued":
+            move_experiment(session, experiment, "starting")
+            experiment.started_at = experiment.started_at or now
+            experiment.idle_seconds += now - (experiment.left_at or now)
+            experiment.left_at = None
+        generation, trace = experiment.generation, experiment.trace
+        return Claim(id, experiment.spec, generation, trace, experiment.created_at)
 
     def list_begun(self, id: str) -> list[tuple[int, range]]:
         """Return number and seeds of trials that have begun and not ended, the newest first.
@@ -214,62 +211,51 @@ class Record(Reopening, Removal, Retention):
             if seed is not None and replicates is not None
         ]
 
-    def count_death(self, id: str, trained: int = 0) -> int:
+    @database.transaction
+    def count_death(self, session: Session, id: str, trained: int = 0) -> int:
         """Count the death of a driver; return how many died in a row without progress.
 
         Progress is a rung report or the end of a trial, also of one that was opened again. So is a
         change of `trained`, the steps that unfinished trials have committed, which only the store
         knows.
         """
+        self._require_to_lead(session)
+        experiment = lock(session, id)
+        reports = select(func.count()).where(Report.experiment_id == id)
+        taken = ("reused", "invalid")
+        untrained = select(func.count()).where(Trial.experiment_id == id, Trial.state.in_(taken))
+        ended = select(func.count()).where(
+            Attempt.experiment_id == id,
+            Attempt.ended_at.is_not(None),
+            Attempt.reason.is_(None),
+        )
+        counts = (session.scalars(count).one() for count in (reports, untrained, ended))
+        mark = trained + sum(counts)
+        experiment.deaths = 1 if mark != experiment.progress_mark else experiment.deaths + 1
+        experiment.progress_mark = mark
+        experiment.wants = None  # the next driver may be long in coming
+        return experiment.deaths
 
-        def work(session: Session) -> int:
-            self._require_to_lead(session)
-            experiment = lock(session, id)
-            reports = select(func.count()).where(Report.experiment_id == id)
-            taken = ("reused", "invalid")
-            untrained = select(func.count()).where(
-                Trial.experiment_id == id, Trial.state.in_(taken)
-            )
-            ended = select(func.count()).where(
-                Attempt.experiment_id == id,
-                Attempt.ended_at.is_not(None),
-                Attempt.reason.is_(None),
-            )
-            counts = (session.scalars(count).one() for count in (reports, untrained, ended))
-            mark = trained + sum(counts)
-            experiment.deaths = 1 if mark != experiment.progress_mark else experiment.deaths + 1
-            experiment.progress_mark = mark
-            experiment.wants = None  # the next driver may be long in coming
-            return experiment.deaths
-
-        return database.write(self.url, work)
-
-    def hold_delivery(self, id: str, why: str) -> None:
+    @database.transaction
+    def hold_delivery(self, session: Session, id: str, why: str) -> None:
         """Say on an experiment that is over why MLflow does not hold it yet; shut its driver out.
 
         A driver that still delivers it ends within seconds, and what it delivered counts. Nothing
         happens to an experiment that is delivered, taken up again or removed by now.
         """
+        experiment = session.get(Experiment, id, with_for_update=True)
+        if experiment is None or experiment.state not in ENDED or experiment.tracked:
+            return
+        experiment.generation += 1
+        tell(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
 
-        def work(session: Session) -> None:
-            experiment = session.get(Experiment, id, with_for_update=True)
-            if experiment is None or experiment.state not in ENDED or experiment.tracked:
-                return
-            experiment.generation += 1
-            tell(session, experiment, [Notice("delivery", f"not delivered yet: {why}")])
-
-        database.write(self.url, work)
-
-    def give_up(self, id: str, error: str) -> None:
+    @database.transaction
+    def give_up(self, session: Session, id: str, error: str) -> None:
         """End an experiment as failed; writes of its drivers are refused from now on."""
-
-        def work(session: Session) -> None:
-            self._require_to_lead(session)
-            experiment = lock(session, id)
-            experiment.generation += 1
-            end_experiment(session, experiment, "failed", error)
-
-        database.write(self.url, work)
+        self._require_to_lead(session)
+        experiment = lock(session, id)
+        experiment.generation += 1
+        end_experiment(session, experiment, "failed", error)
 
     @property
     def waits(self) -> str | None:

@@ -40,17 +40,16 @@ class Removal(Control):
         """
         self._put_away(id, False)
 
-    def _put_away(self, id: str, away: bool) -> None:
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
-            was_done(experiment, "archive" if away else "unarchive")
-            if (experiment.archived_at is not None) != away:
-                experiment.archived_at = time.time() if away else None
-                emit(session, experiment, f"experiment.{'archived' if away else 'unarchived'}")
+    @database.transaction
+    def _put_away(self, session: Session, id: str, away: bool) -> None:
+        experiment = lock(session, id)
+        was_done(experiment, "archive" if away else "unarchive")
+        if (experiment.archived_at is not None) != away:
+            experiment.archived_at = time.time() if away else None
+            emit(session, experiment, f"experiment.{'archived' if away else 'unarchived'}")
 
-        database.write(self.url, work)
-
-    def delete(self, id: str) -> None:
+    @database.transaction
+    def delete(self, session: Session, id: str) -> None:
         """Have an experiment that is over removed, with all that there is of it.
 
         From now on its drivers may write no more, and it cannot come back. Once more changes
@@ -59,18 +58,14 @@ class Removal(Control):
         Raises:
             ExperimentNotFoundError, WrongStateError: as in `Control`.
         """
-
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
-            if not was_done(experiment, "delete"):
-                move_experiment(session, experiment, "deleting")
-                experiment.generation += 1
-                now = time.time()
-                job = Job(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
-                job.request, job.created_at, job.due_at = {}, now, now
-                session.add(job)
-
-        database.write(self.url, work)
+        experiment = lock(session, id)
+        if not was_done(experiment, "delete"):
+            move_experiment(session, experiment, "deleting")
+            experiment.generation += 1
+            now = time.time()
+            job = Job(kind="deletion", key=id, experiment_id=id, owner=experiment.owner)
+            job.request, job.created_at, job.due_at = {}, now, now
+            session.add(job)
 
     def remove(self, id: str) -> None:
         """Remove all rows of an experiment that is being deleted.

@@ -48,7 +48,8 @@ class Named:
 class Retention(Control):
     """The part of the record that says which checkpoints stay."""
 
-    def prune(self, id: str, keep: Keep) -> None:
+    @database.transaction
+    def prune(self, session: Session, id: str, keep: Keep) -> None:
         """Have checkpoints of an experiment that is over removed, but for those that `keep` names.
 
         Raises:
@@ -56,22 +57,18 @@ class Retention(Control):
             WrongStateError: if it is not over.
             NothingToDoError: if MLflow has not got all of it yet.
         """
-
-        def work(session: Session) -> None:
-            experiment = lock(session, id)
-            self.check_prunable(experiment)
-            job = session.get(Job, ("pruning", id))
-            if job is None:
-                now = time.time()
-                job = Job(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
-                job.created_at, job.due_at = now, now
-                session.add(job)
-            asked: Keep | None = job.request["keep"] if job.request else None
-            job.request = {"keep": stricter(keep, asked)}
-            experiment.kept = stricter(keep, experiment.kept)
-            emit(session, experiment, "experiment.pruned", reason=keep)
-
-        database.write(self.url, work)
+        experiment = lock(session, id)
+        self.check_prunable(experiment)
+        job = session.get(Job, ("pruning", id))
+        if job is None:
+            now = time.time()
+            job = Job(kind="pruning", key=id, experiment_id=id, owner=experiment.owner)
+            job.created_at, job.due_at = now, now
+            session.add(job)
+        asked: Keep | None = job.request["keep"] if job.request else None
+        job.request = {"keep": stricter(keep, asked)}
+        experiment.kept = stricter(keep, experiment.kept)
+        emit(session, experiment, "experiment.pruned", reason=keep)
 
     @staticmethod
     def check_prunable(experiment: Experiment, ended_before: float | None = None) -> None:
@@ -150,14 +147,11 @@ class Retention(Control):
             for each in self.list_ended_trials(id)
         )
 
-    def set_pruned(self, id: str, keep: Keep) -> None:
+    @database.transaction
+    def set_pruned(self, session: Session, id: str, keep: Keep) -> None:
         """Record that nothing is left to be removed by a rule."""
-
-        def work(session: Session) -> None:
-            experiment = session.get(Experiment, id, with_for_update=True)
-            job = session.get(Job, ("pruning", id))
-            if experiment is not None and job is not None and job.request["keep"] == keep:
-                session.delete(job)
-                experiment.pruned_at = time.time()
-
-        database.write(self.url, work)
+        experiment = session.get(Experiment, id, with_for_update=True)
+        job = session.get(Job, ("pruning", id))
+        if experiment is not None and job is not None and job.request["keep"] == keep:
+            session.delete(job)
+            experiment.pruned_at = time.time()

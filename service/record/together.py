@@ -34,7 +34,7 @@ class _Write:
             self.answer.set_exception(error)
 
 
-class Together:
+class GroupCommit:
     """Transactions on the database at a URL; those that wait at the same time become one."""
 
     def __init__(self, url: str) -> None:
