@@ -114,19 +114,9 @@ TheSettings = Annotated[Settings, Depends(_settings)]
 """A route's parameter of this type is the settings alone."""
 
 
-async def _queue(request: Request) -> Queue | None:
-    service: Service | None = getattr(request.app.state, "service", None)
-    return None if service is None else service.dispatcher
+async def _service_if_any(request: Request) -> Service | None:
+    return getattr(request.app.state, "service", None)
 
 
-TheQueue = Annotated[Queue | None, Depends(_queue)]
-"""A route's parameter of this type is the dispatcher, None where nothing can be posted."""
-
-
-async def _record(request: Request) -> Record | None:
-    service: Service | None = getattr(request.app.state, "service", None)
-    return None if service is None else service.record
-
-
-TheRecord = Annotated[Record | None, Depends(_record)]
-"""A route's parameter of this type is the record, None where nothing can be posted."""
+AnyService = Annotated[Service | None, Depends(_service_if_any)]
+"""A route's parameter of this type is the service, None where nothing can be posted."""

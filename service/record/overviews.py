@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from eigensweep.service.record import database
@@ -30,17 +30,6 @@ class ArmRecord:
     """How many trials are in each state."""
     best: Trial | None = None
     """The first in the ranking; None while none is ranked."""
-
-
-@dataclass(frozen=True)
-class PointRecord:
-    """A trial as a point of its arm's space."""
-
-    number: int
-    arm: str
-    state: str
-    value: float | None
-    params: Params
 
 
 @dataclass(frozen=True)
@@ -137,8 +126,12 @@ def list_reports(queries: Queries, id: str, numbers: Sequence[int]) -> dict[int,
     return database.read(queries.url, work)
 
 
-def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRecord]]:
-    """Return how many trials have ended with a value, and about `most` of them.
+def list_points(
+    queries: Queries, id: str, most: int
+) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
+    """Return how many trials have ended with a value; and number, arm, state, value and params.
+
+    The latter are of about `most` of them.
 
     Half of those are the best ones, the others are spread evenly over the rest. Trials with a
     lineage are left out: their value is not that of one point.
@@ -150,7 +143,7 @@ def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRe
         Trial.lineage.is_(None),
     )
 
-    def work(session: Session) -> tuple[int, list[PointRecord]]:
+    def work(session: Session) -> tuple[int, Sequence[Row[int, str, str, float | None, Params]]]:
         count = session.scalars(select(func.count()).where(*ended)).one()
         chosen = select(Trial.number, Trial.arm, Trial.state, Trial.value, Trial.params)
         chosen = chosen.where(*ended).order_by(Trial.number)
@@ -159,7 +152,7 @@ def list_points(queries: Queries, id: str, most: int) -> tuple[int, list[PointRe
             best = best.order_by(*BY_VALUE).limit(most // 2)
             stride = -(-2 * count // most)
             chosen = chosen.where(or_(Trial.number % stride == 0, Trial.number.in_(best)))
-        return count, [PointRecord(*row) for row in session.execute(chosen)]
+        return count, session.execute(chosen).all()
 
     queries.row(id)
     return database.read(queries.url, work)

@@ -51,9 +51,6 @@ class SoFar:
     def decided(self) -> bool:
         return self.verdict != "not distinguishable"
 
-    def to_dict(self) -> dict[str, float | int | bool | str | None]:
-        return {**vars(self), "decided": self.decided}
-
 
 def look(
     difference: Difference,

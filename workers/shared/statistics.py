@@ -13,7 +13,7 @@ Importing this does not load scipy: one training needs none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, fsum, inf, isfinite, sqrt
 from statistics import fmean
@@ -134,9 +134,6 @@ class Difference:
     def words(self) -> str:
         """The verdict, with its reason where there is one."""
         return self.verdict if self.reason is None else f"{self.verdict} because {self.reason}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "seeds": list(self.seeds), "n": self.n}
 
 
 def summarize(values: Sequence[float], domain: Domain = "real") -> Summary:

@@ -181,7 +181,8 @@ def get_file(
 def list_kinds() -> AnalysisKinds:
     """Return the kinds of analyses."""
     items = [
-        AnalysisKindListing(**describe(name, type(a)), of=a.of) for name, a in ANALYSES.items()
+        AnalysisKindListing(**dict(describe(name, type(a))), of=a.of)
+        for name, a in ANALYSES.items()
     ]
     return AnalysisKinds(items=items)
 
@@ -193,7 +194,7 @@ def get_kind(name: Name) -> AnalysisKindEntry:
     if analysis is None:
         raise NotInCatalogueError("analysis", name, list(ANALYSES))
     return AnalysisKindEntry(
-        **describe(name, type(analysis)),
+        **dict(describe(name, type(analysis))),
         of=analysis.of,
         description=type(analysis).__doc__ or "",
         result_version=analysis.result_version,

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from functools import cache
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field, ValidationError
@@ -113,7 +113,7 @@ class PresetEntry(Listing):
 @router.get("/models", summary="List models")
 def list_models() -> Models:
     """Return the models that a spec can name, and the packages whose models could not be loaded."""
-    items = [Listing(**describe(name, cls)) for name, cls in MODELS.items()]
+    items = [describe(name, cls) for name, cls in MODELS.items()]
     return Models(items=items, left_out=_list_left_out(MODELS))
 
 
@@ -122,7 +122,7 @@ def get_model(name: Name) -> ModelEntry:
     """Return what a search may vary on a model."""
     cls = _look_up(MODELS, name)
     return ModelEntry(
-        **describe(name, cls),
+        **dict(describe(name, cls)),
         description=inspect.getdoc(sys.modules[cls.__module__]) or "",
         result_version=cls.result_version,
         schema=_schema(cls.Config),
@@ -133,7 +133,7 @@ def get_model(name: Name) -> ModelEntry:
 def list_tasks() -> Tasks:
     """Return the tasks that a spec can name, and the packages whose tasks could not be loaded."""
     items = [
-        TaskListing(**describe(name, cls), baseline=_baseline(_default_config(name, cls)))
+        TaskListing(**dict(describe(name, cls)), baseline=_baseline(_default_config(name, cls)))
         for name, cls in TASKS.items()
     ]
     return Tasks(items=items, left_out=_list_left_out(TASKS))
@@ -145,7 +145,7 @@ def get_task(name: Name) -> TaskEntry:
     cls = _look_up(TASKS, name)
     config = _default_config(name, cls)
     return TaskEntry(
-        **describe(name, cls),
+        **dict(describe(name, cls)),
         baseline=_baseline(config),
         description=inspect.getdoc(cls) or "",
         result_version=cls.result_version,
@@ -171,24 +171,16 @@ def get_preset(name: Name) -> PresetEntry:
     )
 
 
-class About(TypedDict):
-    """The fields of a `Listing`."""
-
-    name: str
-    summary: str
-    source: str | None
-
-
-def describe(name: str, cls: type) -> About:
+def describe(name: str, cls: type) -> Listing:
     """Return a name with the first line of a class's docstring and the paper it cites."""
     words = inspect.getdoc(cls) or ""
     module = inspect.getdoc(sys.modules[cls.__module__]) or ""
     source = re.search(r"^Source: (.+?)(?:\n\s*\n|\Z)", f"{words}\n\n{module}", re.M | re.S)
-    return {
-        "name": name,
-        "summary": words.split("\n", 1)[0],
-        "source": None if source is None else " ".join(source[1].split()).rstrip("."),
-    }
+    return Listing(
+        name=name,
+        summary=words.split("\n", 1)[0],
+        source=None if source is None else " ".join(source[1].split()).rstrip("."),
+    )
 
 
 def _look_up(registry: Registry[Any], name: str) -> Any:

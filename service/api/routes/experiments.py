@@ -27,10 +27,8 @@ from eigensweep.service.api.callers import (
 from eigensweep.service.api.errors import describe_errors
 from eigensweep.service.api.paging import cut, decode
 from eigensweep.service.api.parts import (
-    Queue,
+    AnyService,
     Service,
-    TheQueue,
-    TheRecord,
     TheService,
     TheSettings,
 )
@@ -127,7 +125,7 @@ def post_experiment(
 ) -> PostedExperiment:
     """Check a spec and queue it. A spec that cannot run is refused, and nothing is queued."""
     errors = _find_refused_webhooks(notify, service.settings.webhook_hosts)
-    look = _look(spec, service.settings, service.dispatcher, service.record, errors)
+    look = _look(spec, service.settings, service, errors)
     if look.errors:
         look.errors.extend(_find_exceeded_quotas(service, spec, caller.user, look.errors))
     raise_errors(look.errors)
@@ -188,8 +186,7 @@ class _Look:
 def _look(
     spec: ExperimentSpec,
     settings: Settings,
-    queue: Queue | None,
-    record: Record | None,
+    service: Service | None,
     errors: Sequence[SpecError] = (),
 ) -> _Look:
     """Check a spec, and what it asks of the nodes of now and of earlier experiments."""
@@ -200,25 +197,24 @@ def _look(
     if not wrong.touch("space", "model", "task", "optimizer", "training", "resources"):
         guesses = estimate_arms(spec)
         resources = reserve(spec, guesses)
-        room = None if queue is None else queue.look_for_room(resources, spec.replicates)
+        if service is not None:
+            room = service.dispatcher.look_for_room(resources, spec.replicates)
         if room is not None and room.problem is not None and not room.may_change:
             asked = spec.resources.model_dump(exclude_defaults=True)
             wish = "what a node of now has"
             found.append(SpecError("resources", room.problem, expected=wish, got=asked))
-        if record is not None and not wrong.touch("search"):
+        if service is not None and not wrong.touch("search"):
             try:
-                warm_start = count_observations(record, spec)
+                warm_start = count_observations(service.record, spec)
             except SpecError as error:
                 found.append(error)
     return _Look(found, guesses, room, warm_start)
 
 
 @previews.post("/experiments/preview", summary="Preview an experiment", dependencies=[READ])
-def preview_experiment(
-    settings: TheSettings, queue: TheQueue, record: TheRecord, spec: ExperimentSpec
-) -> Preview:
+def preview_experiment(settings: TheSettings, service: AnyService, spec: ExperimentSpec) -> Preview:
     """Check a spec, count its trials and parameters, and estimate its cost. Nothing is queued."""
-    look = _look(spec, settings, queue, record)
+    look = _look(spec, settings, service)
     raise_errors(look.errors)
     room = look.room
     at_once = None if room is None else room.trials
@@ -285,7 +281,7 @@ class DeleteRequest(Asked):
 
 
 def _extend(service: Service, id: str, spec: ExperimentSpec) -> None:
-    raise_errors(_look(spec, service.settings, service.dispatcher, service.record).errors)
+    raise_errors(_look(spec, service.settings, service).errors)
     service.record.extend(id, spec)
 
 

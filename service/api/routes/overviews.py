@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
@@ -19,6 +19,7 @@ from pydantic import Field
 from eigensweep.search_spaces.errors import SpecError, did_you_mean, shorten
 from eigensweep.search_spaces.parameters import Scalar
 from eigensweep.search_spaces.presets import find_preset
+from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
@@ -357,17 +358,18 @@ def make_arms(experiment: Experiment, arms: Sequence[ArmRecord]) -> Arms:
 def make_published(experiment: Experiment, arms: Sequence[ArmRecord]) -> PublishedNumbers:
     """Return the answer on the paper's numbers that an experiment's spec gives."""
     best = {arm.name: arm.best for arm in arms}
-    rows = experiment.spec.get("published") or []
-    differs = _find_differences(experiment) if rows else ""
-    return PublishedNumbers(items=[_make_published(experiment, best, row, differs) for row in rows])
+    spec = ExperimentSpec.from_stored(experiment.spec)
+    differs = _find_differences(spec)
+    return PublishedNumbers(
+        items=[_make_published(experiment, best, each, differs) for each in spec.published]
+    )
 
 
-def _find_differences(experiment: Experiment) -> str:
+def _find_differences(spec: ExperimentSpec) -> str:
     """Return in which settings an experiment is not the one that its paper's numbers tell of.
 
     Those are known for the numbers of our presets. Empty if none differs, or none is known.
     """
-    spec = ExperimentSpec.from_stored(experiment.spec)
     preset = find_preset(spec.published)
     if preset is None:
         return ""
@@ -417,36 +419,28 @@ def _choose(found: Mapping[str, Summary], part: str) -> dict[str, Summary]:
 def _make_published(
     experiment: Experiment,
     best: Mapping[str, Trial | None],
-    row: Mapping[str, Any],
+    paper: PublishedNumber,
     differs: str,
 ) -> PublishedNow:
-    measured, reason = _measure(experiment, best, row)
-    if differs and row["metric"] != "parameters":
+    measured, reason = _measure(experiment, best, paper)
+    if differs and paper.metric != "parameters":
         measured, reason = None, f"not comparable: {differs}"
-    return PublishedNow(
-        **{key: row.get(key) for key in ("metric", "spread", "step", "model", "hidden", "note")},
-        parameters=row.get("parameters"),
-        place=_find_place(row),
-        paper=row["value"],
-        read_off=bool(row.get("read_off")),
-        arm=row.get("arm"),
+    words = paper.place, f"page {paper.page}" if paper.page else None
+    return PublishedNow.made_of(
+        paper,
+        place=", ".join(filter(None, words)) or None,
+        paper=paper.value,
         measured=measured,
-        gap=None if measured is None else measured.mean - row["value"],
+        gap=None if measured is None else measured.mean - paper.value,
         reason=reason,
     )
 
 
-def _find_place(row: Mapping[str, Any]) -> str | None:
-    page = row.get("page")
-    words = [row.get("place"), f"page {page}" if page else None]
-    return ", ".join(word for word in words if word) or None
-
-
 def _measure(
-    experiment: Experiment, best: Mapping[str, Trial | None], row: Mapping[str, Any]
+    experiment: Experiment, best: Mapping[str, Trial | None], paper: PublishedNumber
 ) -> tuple[Summary | None, str | None]:
     """Return what this experiment measured of a published number; or None, and why."""
-    metric, arm = str(row["metric"]), row.get("arm")
+    metric, arm = paper.metric, paper.arm
     if metric == "baseline":
         if experiment.baseline is None:
             return None, "the baseline of this experiment is not known"
@@ -456,8 +450,8 @@ def _measure(
     trial = best.get(arm)
     if trial is None:
         return None, f"arm '{arm}' has no ranked trial yet"
-    if row.get("step") is not None:
-        return None, f"a point of a curve, at step {row['step']}"
+    if paper.step is not None:
+        return None, f"a point of a curve, at step {paper.step}"
     found = _summarize(trial).get(metric)
     if metric == "parameters" and (count := trial.scores.get("parameters")) is not None:
         found = summarize([float(count["free"])])
