@@ -14,12 +14,12 @@ from eigensweep.workers.reports.report import (
     ArmFound,
     ClaimFound,
     Comparison,
-    Interval,
     LooksFound,
     NumberFound,
     ReportContent,
 )
 from eigensweep.workers.reports.verdicts import show
+from eigensweep.workers.shared.statistics import Summary
 
 
 def write_report(
@@ -224,7 +224,7 @@ def arm_cells(content: ReportContent, arm: ArmFound) -> tuple[str, ...]:
     )
 
 
-def interval_words(found: Interval | None) -> str:
+def interval_words(found: Summary | None) -> str:
     """Return a mean with its interval."""
     if found is None:
         return "not measured"

@@ -63,19 +63,6 @@ MOST_POINTS = 400
 """Most points of a line in a report; of a longer curve, evenly spread ones are kept."""
 
 
-class Interval(Strict):
-    """A mean over seeds with its 95% interval by Student's t.
-
-    It is made on the scale of logarithms for losses, and of logits for accuracies.
-    """
-
-    mean: float
-    n: int
-    sd: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
 class Comparison(Strict):
     """Two arms of a claim."""
 
@@ -128,7 +115,7 @@ class NumberFound(Strict):
     """What the paper prints after a ±."""
     read_off: bool
     note: str | None
-    measured: Interval | None
+    measured: Summary | None
     gap: float | None
     """Measured minus the paper's."""
     verdict: Literal["agrees", "differs", "not distinguishable", "not comparable"]
@@ -188,10 +175,10 @@ class ArmFound(Strict):
     diverged_trials: int
     """Trials of the arm that diverged, whether chosen or not."""
     failed_trials: int
-    value: Interval | None
+    value: Summary | None
     """The best validation value of the objective."""
     of_baseline: float | None
-    test: dict[str, Interval]
+    test: dict[str, Summary]
     drift: dict[str, float]
     """How far the model's constraint was from holding: the worst of any evaluation and seed."""
     seconds: float
@@ -549,7 +536,7 @@ def _compare_numbers(
             spread=row.spread,
             read_off=row.read_off,
             note=row.note,
-            measured=_interval(summary),
+            measured=summary,
             gap=None if summary is None else six_digits(summary.mean - row.value),
             verdict=words.get(found.verdict, verdict),
             because=found.because,
@@ -599,7 +586,7 @@ def _describe_arms(sides: list[str], measured: Measured) -> Iterator[ArmFound]:
             diverged_seeds=[] if chosen is None else sorted(chosen.diverged),
             diverged_trials=sum(each.state == "diverged" for each in trials),
             failed_trials=sum(each.state == "failed" for each in trials),
-            value=_interval(value),
+            value=value,
             of_baseline=six_digits(value.mean / measured.baseline)
             if value and measured.baseline
             else None,
@@ -614,15 +601,11 @@ def _seconds(result: object) -> float:
     return float(seconds or 0.0)
 
 
-def _tests(chosen: ArmTrial | None, measured: Measured) -> dict[str, Interval]:
-    names = {} if chosen is None else chosen.result.test
-    found = {}
-    for name in names:
-        assert chosen is not None
-        interval = _interval(_summary_of(chosen, f"test/{name}", measured))
-        if interval is not None:
-            found[name] = interval
-    return found
+def _tests(chosen: ArmTrial | None, measured: Measured) -> dict[str, Summary]:
+    if chosen is None:
+        return {}
+    found = {name: _summary_of(chosen, f"test/{name}", measured) for name in chosen.result.test}
+    return {name: summary for name, summary in found.items() if summary is not None}
 
 
 def _summary_of(chosen: ArmTrial, metric: str, measured: Measured) -> Summary | None:
@@ -761,7 +744,3 @@ def _cost(
         started_at=datetime.fromtimestamp(min(begun), UTC) if begun else None,
         finished_at=datetime.fromtimestamp(max(ended), UTC) if ended else None,
     )
-
-
-def _interval(summary: Summary | None) -> Interval | None:
-    return None if summary is None else Interval(**summary.to_dict())
