@@ -182,6 +182,9 @@ class Claim(Strict):
         description="Whether the short budget can confirm it but not refute it, because training "
         "ends earlier",
     )
+    logs: str | None = Field(
+        None, description="What the authors' own program or run logs show of it, in words"
+    )
     not_short: str | None = Field(
         None, description="Why the short budget cannot decide it; default: it can"
     )

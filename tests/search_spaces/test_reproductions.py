@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -18,6 +20,7 @@ from eigensweep.search_spaces.reproductions import (
     Measure,
     Suite,
     estimate_core_seconds,
+    find_deciding,
     load_suite,
     make_specs,
     published_rows,
@@ -44,6 +47,18 @@ FIGURES = {
 
 LEAST_SEEDS = 6
 """Where arms are compared. An exact paired test of five seeds cannot fall below p = 0.06."""
+
+STEPS_SEEDS = 10
+"""Where steps to a threshold are counted, which is what ranks alone decide."""
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "reproduce.md"
+FEW_SEEDS = {
+    name: (int(seeds), float(hours.replace(",", "")))
+    for name, seeds, hours in re.findall(
+        r"^\| (\w+/[\w-]+) \| (\d+) \| ([\d,]+) \|", HOW_TO.read_text(encoding="utf-8"), re.M
+    )
+}
+"""The suites whose hours forbid so many, from the one table of them: seeds and core hours."""
 
 SCORES = ("valid", "test", "best_test", "last_test", "test_now", "train")
 
@@ -86,12 +101,36 @@ class TestEverySuite:
             for label, spec in specs.items()
         }
 
-    def test_its_full_budget_compares_arms_over_six_seeds_unless_that_takes_weeks(self, name):
+    def test_its_full_budget_has_the_seeds_that_decide_or_a_reason(self, name):
         suite, specs = load_suite(name), make_specs(name, "full")
-        for claim in suite.claims:
-            for arm in filter(None, (claim.better, claim.alike, claim.arm, *claim.than)):
-                replicates = specs[split_arm(arm, claim)[0]].replicates
-                assert replicates >= LEAST_SEEDS or suite.full_is_long is not None
+        short_of = {
+            label
+            for claim in suite.claims
+            for label in find_labels(claim)
+            if specs[label].replicates < (LEAST_SEEDS if claim.by.steps_to is None else STEPS_SEEDS)
+        }
+        assert bool(short_of) == (name in FEW_SEEDS)
+        if short_of:
+            hours = sum(estimate_core_seconds(spec) for spec in specs.values()) / 3600
+            few, printed = FEW_SEEDS[name]
+            assert {specs[label].replicates for label in short_of} == {few}
+            assert printed == round(hours, -1)
+            assert suite.full_is_long is not None
+
+    def test_first_seeds_choose_no_trial_of_its_primary_claim(self, name):
+        """Else the seeds that chose one would count again where seeds are added."""
+        suite = load_suite(name)
+        for budget in BUDGETS:
+            for label, spec in make_specs(name, budget).items():
+                if label in find_deciding(suite):
+                    experiment = suite.experiments[label]
+                    wanted = experiment.chosen
+                    chosen = [
+                        str(p.params[experiment.sides]) if experiment.sides else p.arm
+                        for p in spec.space()
+                        if wanted.get(p.arm, {}).items() <= p.params.items()
+                    ]
+                    assert len(chosen) == len(set(chosen))
 
     def test_what_stands_for_an_arm_is_a_point_that_it_runs(self, name):
         suite = load_suite(name)
@@ -127,6 +166,12 @@ class TestEverySuite:
         assert sum(map(estimate_core_seconds, make_specs(name, "short").values())) <= SHORT_SECONDS
 
 
+def find_labels(claim: Claim) -> set[str]:
+    """Return the experiments whose arms a claim names."""
+    names = filter(None, (claim.better, claim.alike, claim.arm, *claim.than))
+    return {split_arm(name, claim)[0] for name in names}
+
+
 def load(name: str, label: str) -> ExperimentSpec:
     """Return an experiment of a suite at the paper's size."""
     return make_specs(name, "full")[label]
@@ -148,6 +193,10 @@ def test_all_short_budgets_together_take_five_hours_on_two_cores_at_most():
 
 def test_suites_that_share_experiments_post_the_same_ones():
     assert make_specs("enrnn/figure-4", "short") == make_specs("enrnn/figure-5", "short")
+
+
+def test_the_table_of_few_seeds_names_suites_alone():
+    assert FEW_SEEDS.keys() <= set(suite_names())
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

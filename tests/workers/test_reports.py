@@ -17,6 +17,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.reports import __main__ as process
 from eigensweep.workers.reports import pictures
 from eigensweep.workers.reports.book import make_page
+from eigensweep.workers.reports.front import EarlierReport, Shown, write_claims, write_logs
 from eigensweep.workers.reports.markdown import write_report
 from eigensweep.workers.reports.measurements import Measured, find_number, first_step
 from eigensweep.workers.reports.messages import (
@@ -34,6 +35,7 @@ from eigensweep.workers.reports.messages import (
 )
 from eigensweep.workers.reports.page import LARGEST
 from eigensweep.workers.reports.report import Curves, Line, ReadOff, ReportContent
+from eigensweep.workers.reports.report import make_report as judge_results
 from eigensweep.workers.reports.results import collect
 from eigensweep.workers.reports.verdicts import (
     Side,
@@ -706,3 +708,44 @@ def test_an_experiment_that_cannot_run_here_is_not_comparable(tmp_path):
     content = make_report(tmp_path, order)
     assert content.verdict == "not comparable"
     assert "TIMIT is not here" in content.claims[0].comparisons[0].because
+
+
+def test_the_figure_of_permuted_pixels_shows_accuracies_and_names_who_diverged(tmp_path):
+    spec = make_specs("nnrnn/figure-3", "short")["main"]
+    values = {"exprnn": [0.7, 0.7, 0.7], "rnn": [0.9, float("nan"), 0.9]}
+    made, store = make_experiment(tmp_path, "main", spec, values), Store(tmp_path)
+    for trial in made.trials:
+        for seed in range(spec.replicates):
+            key = f"{trial.place}/{seed}"
+            lost = (trial.arm, seed) == ("rnn", 1)
+            scores = {"valid/accuracy": 0.8, "valid/cross_entropy": 1e32 if lost else 0.7}
+            store.begin(key, 2)
+            store.commit(key, 2, 300, {}, [CurvePoint(step, scores, 0) for step in (0, 300)])
+    content = make_report(tmp_path, make_order("nnrnn/figure-3", tmp_path, experiments=[made]))
+    (panel,) = pictures._draw(content).axes
+    assert panel.get_ylabel() == "valid/accuracy, fraction"
+    assert panel.get_ylim()[1] <= 1
+    assert "rnn's seeds that diverged are not drawn: 1." in " ".join(panel.get_xlabel().split())
+
+
+def test_a_row_that_waits_says_what_it_needs_and_logs_stand_beside_ours(tmp_path):
+    earlier = EarlierReport(
+        name="asrnn/figure-2",
+        revision="abc",
+        verdict="holds",
+        minutes=3.0,
+        stands=False,
+        claims=[("The LSTM does not come below the baseline", "holds")],
+        text="## asrnn/figure-2: Copying over 1,000 steps\n",
+    )
+    (row,) = write_claims({}, {earlier.name: earlier})[2:]
+    assert "to be judged again (was: holds): its trials were not kept; 0.6 core hours in" in row
+    assert "core hours in full" in row
+    made = make_experiment(
+        tmp_path, "main", make_specs("nnrnn/figure-5a", "full")["main"], {"l1_256": [0.1] * 10}
+    )
+    results = collect(make_order("nnrnn/figure-5a", tmp_path, experiments=[made], budget="full"))
+    rows = write_logs({results.name: Shown(results, judge_results(results), False)}, {})[2:]
+    assert len(rows) == 2
+    assert "both after 41 iterations" in rows[1]
+    assert "not comparable" in rows[1]

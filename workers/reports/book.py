@@ -23,6 +23,7 @@ from eigensweep.workers.reports.front import (
     explain_missing,
     machine_words,
     write_claims,
+    write_logs,
 )
 from eigensweep.workers.reports.markdown import table, write_report
 from eigensweep.workers.reports.messages import Results
@@ -81,6 +82,10 @@ def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page:
     earlier = older.without(shown)
     place = Path(os.path.relpath(folder, page.parent))
     missing = [name for name in suite_names() if name not in shown and name not in earlier]
+    logs = write_logs(shown, earlier)
+    explained = (
+        ["## Where paper, logs and these runs differ", "", LOGS, "", *logs, ""] if logs else []
+    )
     lines = [
         "# The papers, measured again",
         "",
@@ -90,6 +95,7 @@ def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page:
         "",
         *write_claims(shown, earlier),
         "",
+        *explained,
         "## Methods",
         "",
         METHODS,
@@ -123,6 +129,12 @@ def write(shown: Mapping[str, Shown], older: EarlierReports, folder: Path, page:
         lines += [each_earlier.text.strip(), ""]
     return "\n".join(lines).rstrip() + "\n"
 
+
+LOGS_HEAD: Final = "## Where paper, logs and these runs differ"
+LOGS: Final = (
+    "The study's run logs and the settings beside them say more than its figures. Three of these "
+    "compare two things at once; the matched claims compare one thing alone."
+)
 
 CITE: Final = (
     "To cite this page: [CITATION.cff](../CITATION.cff), with the revision that the reports name."

@@ -60,6 +60,8 @@ CLAIM_HEADS: Final = (
     "seeds",
 )
 
+LOG_HEADS: Final = ("table or figure", "claim", "the authors' program or logs", "ours", "verdict")
+
 METHODS: Final = (
     "Each table and figure of the papers has a suite, which names its experiments and the paper's "
     "claims; both were written before it ran, and no setting was tuned until it fitted. The first "
@@ -152,9 +154,29 @@ def _earlier_rows(report: EarlierReport) -> Iterator[tuple[str, ...]]:
     link = f"[{report.name}](#{make_anchor(heading)})"
     claims = {claim.says: claim for claim in load_suite(report.name).claims}
     for number, (says, verdict) in enumerate(report.claims):
-        words = verdict if report.stands else f"to be judged again (was: {verdict})"
+        words = verdict
+        if not report.stands:
+            hours = _core_hours(report.name, "short")
+            words = f"to be judged again (was: {verdict}): its trials were not kept; {hours} in "
+            words += f"the short budget, {_core_hours(report.name, 'full')} in full"
         paper = _paper_words(report.name, claims[says]) if says in claims else ""
         yield link, f"**{says}**" if number == 0 else says, paper, "in its report", words, "", ""
+
+
+def write_logs(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> list[str]:
+    """Return the table of claims of which the authors' program or logs show something."""
+    rows = []
+    for name in suite_names():
+        for number, claim in enumerate(load_suite(name).claims):
+            if claim.logs is not None and name in shown:
+                found = shown[name].content.claims[number]
+                verdict = found.verdict if found.counts else "needs the full budget"
+                rows.append((name, says_words(found), claim.logs, _own_words(found), verdict))
+            elif claim.logs is not None and name in earlier:
+                verdicts = dict(earlier[name].claims)
+                was = verdicts.get(claim.says, "not judged")
+                rows.append((name, claim.says, claim.logs, "in its report", was))
+    return table(LOG_HEADS, rows) if rows else []
 
 
 def _paper_words(suite_name: str, claim: Claim) -> str:
