@@ -78,14 +78,16 @@ class TestWhichGain:
         }
         return TrialConfig.from_dict({**content, **fields}).resolve()
 
-    def test_small_networks_with_several_replicates_do(self):
-        assert gains_by_lanes(self.config(), "cpu")
+    @pytest.mark.parametrize("model", ["lstm", "cornn", "lem"])
+    def test_small_networks_with_several_replicates_do(self, model):
+        assert gains_by_lanes(self.config(model={"name": model, "hidden_size": 32}), "cpu")
 
     @pytest.mark.parametrize(
         "fields",
         [
             {"replicates": 1},
             {"model": {"name": "lstm", "hidden_size": 138}},
+            {"model": {"name": "minlstm", "hidden_size": 32}},
             {"task": {"name": "copying", "delay": 2000, "symbols": 10, "batch_size": 20}},
         ],
     )

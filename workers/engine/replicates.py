@@ -23,12 +23,14 @@ MOST_WORK = 10_000_000
 GAINING = frozenset(
     {
         "asrnn",
+        "cornn",
         "eurnn",
         "exprnn",
         "full_urnn",
         "goru",
         "gru",
         "irnn",
+        "lem",
         "lstm",
         "lt_rnn",
         "modrelu_rnn",
