@@ -165,7 +165,7 @@ def _earlier_rows(report: EarlierReport) -> Iterator[tuple[str, ...]]:
 
 def write_logs(shown: Mapping[str, Shown], earlier: Mapping[str, EarlierReport]) -> list[str]:
     """Return the table of claims of which the authors' program or logs show something."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in suite_names():
         for number, claim in enumerate(load_suite(name).claims):
             if claim.logs is not None and name in shown:
