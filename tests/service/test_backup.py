@@ -304,6 +304,11 @@ class TestRefusals:
         (tmp_path / "empty").mkdir()
         restore(tmp_path / "b.tar.gz", tmp_path / "empty")
 
+    def test_one_of_the_first_form_is_restored(self, settings, tmp_path):
+        back_up(settings, tmp_path / "b.tar.gz")
+        spoil_archive(tmp_path / "b.tar.gz", tmp_path / "older.tar.gz", "older form")
+        assert restore(tmp_path / "older.tar.gz", tmp_path / "restored").format == 1
+
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
@@ -348,7 +353,7 @@ def spoil_archive(file: Path, bad: Path, how: str) -> None:
             if member.name == backup.MANIFEST:
                 manifest = json.loads(content)
                 manifest["schema"] = "9999" if how == "newer schema" else manifest["schema"]
-                manifest["format"] += how == "newer form"
+                manifest["format"] += (how == "newer form") - (how == "older form")
                 content = json.dumps(manifest).encode()
                 if how in strange:
                     added = tarfile.TarInfo(strange[how])

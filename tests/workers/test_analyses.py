@@ -267,7 +267,7 @@ class TestSpectra:
         kept = spectrum_files.read(store, key)
         spectrum_files.write(store, key, store.attempt(key), 999, kept[-1][1])
         assert analyse("spectra", enrnn, folders)["steps"][-1] == 12
-        (Path(store.place) / key / "spectra" / "000000999.json").unlink()
+        (Path(store.place) / key / "spectra" / "000000999-1.json").unlink()
 
     def test_a_gated_model_is_refused(self, enrnn):
         config = config_of(model={"name": "lstm", "hidden_size": 4})
