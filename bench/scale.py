@@ -118,8 +118,7 @@ def drive(
     with ExitStack() as stack:
         url = stack.enter_context(mlflow_beside_us(folder / "mlflow")) if tracks else None
         ray = stack.enter_context(played_ray(slots, seconds))
-        storage, optuna = str(folder / "storage"), str(folder / "optuna")
-        options = DriverOptions(storage=storage, optuna=optuna, mlflow_uri=url)
+        options = DriverOptions(storage=str(folder / "storage"), mlflow_uri=url)
         notes = Notes(ray, max(1, trials // LOOKS))
         notes.note(0)
         stack.enter_context(look_every(0.1, notes.look))

@@ -105,7 +105,6 @@ def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> di
         ledger = RecordLedger(place, row.id, claim.generation)
         options = DriverOptions(
             storage=f"{folder}/storage",
-            optuna=f"{folder}/optuna",
             mlflow_uri=url,
             mlflow_token=os.environ["MLFLOW_TRACKING_TOKEN"],
         )

@@ -272,7 +272,7 @@ class _Start:
         self._folder = cluster.folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         mark = guard.new_mark(cluster.folder)
-        ours = ("RAY_ADDRESS", "EIGENSWEEP_DATABASE_URL", "EIGENSWEEP_OPTUNA_URL")
+        ours = ("RAY_ADDRESS", "EIGENSWEEP_DATABASE_URL")
         here = {name: value for name, value in os.environ.items() if name not in ours}
         self._environment = {**here, **guard.environment(mark), "RAY_USAGE_STATS_ENABLED": "0"}
         self._ray = {
@@ -301,7 +301,7 @@ class _Start:
         self._launch(
             "postgresql", "postgresql", server.command, {}, str(server.sockets), server.user
         )
-        names = ["eigensweep", "mlflow", "optuna"]
+        names = ["eigensweep", "mlflow"]
         self._wait("postgresql", lambda: server.make_databases(names))
         return {name: server.url(name) for name in names}
 
@@ -376,7 +376,6 @@ class _Start:
         }
         if urls is not None:
             own["EIGENSWEEP_DATABASE_URL"] = urls["eigensweep"]
-            own["EIGENSWEEP_OPTUNA_URL"] = urls["optuna"]
         command = _python("eigensweep.service.process.serve")
         self._launch("service", "service", command, own | self._ray, url)
         self._wait("service", lambda: _is_ready(url))

@@ -33,7 +33,6 @@ KNOWN: Final = frozenset(
         "MLFLOW_PORT",
         "MLFLOW_TOKEN",
         "MLFLOW_URI",
-        "OPTUNA_URL",
         "OTLP_ENDPOINT",
         "PORT",
         "PROXY_ADDRESSES",

@@ -199,8 +199,6 @@ class Settings(BaseSettings):
     None: in the home folder. Keys come from the variables `AWS_*` or a profile, for `gs` from
     `GOOGLE_APPLICATION_CREDENTIALS`, or from the role of the machine, on every node.
     """
-    optuna_url: str | None = None
-    """URL of a database for Optuna's studies; None: journal files in the home folder."""
     max_experiments: int | None = Field(default=None, ge=1)
     """How many experiments run at once, as far as memory holds their drivers; the others wait in
     the queue. A user none of whose experiments runs gets one beyond that, as far as memory holds.
@@ -383,8 +381,3 @@ class Settings(BaseSettings):
     def least_free_bytes(self) -> int:
         """Free space below which no new trial begins."""
         return round(self.least_free_mb * 1e6)
-
-    @property
-    def optuna(self) -> str:
-        """Optuna's storage: a URL, or the folder of journal files."""
-        return name_driver(self.optuna_url) if self.optuna_url else str(self.home / "optuna")

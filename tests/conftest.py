@@ -302,7 +302,7 @@ def scripted_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     dispatcher = Dispatcher(record, interval=0.05)
     app = create_app(settings, record, dispatcher)
     folder = str(settings.home)
-    dispatcher.start(launcher, DriverOptions(storage=folder, optuna=folder))
+    dispatcher.start(launcher, DriverOptions(storage=folder))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))

@@ -39,7 +39,6 @@ class DiskUse(Remembered[Measured]):
         logs = [home / "mlflow" / "server.log"]
         places = {
             "record": (home / "eigensweep.db", record),
-            "studies": (home / "optuna", [home / "optuna"]),
             "mlflow": (home / "mlflow", [home / "mlflow"]),
             "logs": (logs[0], logs),
             "analyses": (home / "analyses", [home / "analyses"]),

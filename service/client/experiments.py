@@ -187,17 +187,19 @@ class Experiment(Remote):
     def export(self, path: Path | str) -> Path:
         """Write its trials to a file and return its path: CSV, Parquet or LaTeX by its name.
 
+        A `.journal` is a study of Optuna's, which `optuna-dashboard` opens.
+
         Raises:
-            InputError: if the name ends in neither `.csv` nor `.parquet` nor `.tex`.
+            InputError: if the name has none of these endings.
         """
         path = Path(path)
         if path.suffix == ".tex":
             path.write_text(self.to_latex() + "\n", encoding="utf-8")
-        elif path.suffix in (".csv", ".parquet"):
+        elif path.suffix in (".csv", ".parquet", ".journal"):
             path.write_bytes(self.connection.download(f"{self.path}/trials{path.suffix}"))
         else:
             raise InputError(
-                f"{path}: trials are exported to a file named *.csv, *.parquet or *.tex"
+                f"{path}: trials are exported to a file named *.csv, *.parquet, *.tex or *.journal"
             )
         return path
 

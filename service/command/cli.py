@@ -229,6 +229,20 @@ def weights(
 
 
 @command(app)
+def export(
+    call: Call,
+    experiment: Id,
+    optuna: Annotated[
+        Path, typer.Option(metavar="FILE", help="A study that optuna-dashboard opens: *.journal.")
+    ],
+) -> None:
+    """Write all trials of an experiment to a file for other programs."""
+    if optuna.suffix != ".journal":
+        raise InputError(f"{optuna}: a study is exported to a file named *.journal")
+    call.client.experiment(experiment).export(optuna)
+
+
+@command(app)
 def trials(
     call: Call,
     experiment: Id,
@@ -442,7 +456,7 @@ def delete(
     experiments: Ids,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them for good.")] = False,
 ) -> None:
-    """Remove experiments that are over for good: runs, checkpoints, studies and records."""
+    """Remove experiments that are over for good: runs, checkpoints and records."""
     if not yes:
         words = "delete removes runs, checkpoints and records for good: say --yes"
         call.fail(words, "It was not confirmed")

@@ -5,7 +5,6 @@ heads of the store are read nobody writes to the record, so no attempt, trial or
 service goes on from such a moment by itself.
 
     eigensweep.db, mlflow/mlflow.db   SQLite's own online backup, in that moment
-    optuna/                           journals, in that moment; the record can make them again
     storage/                          head by head; checkpoints are linked, as they never change
     mlflow/artifacts/, analyses/, reproductions/    files, after that moment
     manifest.json                     names, sizes and digests of all of them; the last one
@@ -67,7 +66,7 @@ MLFLOW: Final = "mlflow/mlflow.db"
 LIVE: Final = ("mlflow/artifacts", "analyses", "reproductions")
 """Folders whose files are written whole, and copied as they are."""
 ROOTS: Final = (RECORD, "mlflow", "optuna", "storage", "analyses", "reproductions")
-"""What an archive may hold, besides its manifest."""
+"""What an archive may hold, besides its manifest; an older one has Optuna's journals, too."""
 STAGING: Final = ".backup-"
 BUSY_SECONDS: Final = 60.0
 """How long to wait for another writer of a database."""
@@ -160,7 +159,6 @@ def back_up(settings: Settings, file: Path) -> Manifest:
         with record.hold_still(copies / RECORD) as trials:
             if settings.mlflow_uri is None:
                 copy_database(settings.home / MLFLOW, copies / MLFLOW)
-            _copy_journals(settings.home / "optuna", copies / "optuna")
             shots.take(trials)
         with _write_new(file) as target:
             return _write_archive(target, settings, copies, shots)
@@ -304,15 +302,6 @@ def copy_database(source: Path, target: Path) -> None:
         there.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
 
 
-def _copy_journals(source: Path, target: Path) -> None:
-    """Copy Optuna's journals up to their last whole line."""
-    target.mkdir()
-    for path in sorted(source.glob("*.journal")):
-        with suppress(FileNotFoundError):
-            content = path.read_bytes()
-            (target / path.name).write_bytes(content[: content.rfind(b"\n") + 1])
-
-
 class _StoreCopy:
     """Copies of the replicates of some trials, made of links in a folder of the store's disk.
 
@@ -445,8 +434,6 @@ def _tell(settings: Settings) -> tuple[str, ...]:
     ]
     if settings.mlflow_uri is not None:
         words.append(f"MLflow, which runs by itself at {settings.mlflow_uri}")
-    if settings.optuna_url is not None:
-        words.append("Optuna's database, which the record can make again")
     return tuple(words)
 
 

@@ -308,24 +308,6 @@ def check_database(patient: Patient) -> Iterator[Finding]:
     else:
         words = f"{place} has schema {have}, which is newer than {newest} of this version"
         yield Finding("problem", "database", words, "install the newer version of Eigensweep")
-    optuna = patient.settings.optuna_url
-    if optuna is not None:
-        yield _look_at_optuna(patient.settings.optuna)
-
-
-def _look_at_optuna(url: str) -> Finding:
-    from eigensweep.service.record import database
-
-    place = make_url(url).render_as_string(hide_password=True)
-    try:
-        with database.engine(url).connect() as connection:
-            connection.execute(text("SELECT 1"))
-    except SQLAlchemyError as error:
-        words = f"{place} does not answer: {str(error).splitlines()[0]}"
-        return Finding("problem", "optuna", words, "start it, or correct EIGENSWEEP_OPTUNA_URL")
-    finally:
-        database.engine(url).dispose()
-    return ok("optuna", f"{place} answers")
 
 
 def check_folders(patient: Patient) -> Iterator[Finding]:

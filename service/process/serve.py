@@ -406,7 +406,7 @@ def _make_runner(
             service.reproductions, record, service.analyses, storage, mlflow=mlflow
         ),
         DeletionHandler(
-            *(record, dispatcher.find_driver, logs_of_removals, storage, settings.optuna, files),
+            *(record, dispatcher.find_driver, logs_of_removals, storage, files),
             mlflow=mlflow,
         ),
         PruningHandler(record, Store(storage), schedule, files),
@@ -440,7 +440,6 @@ def _make_driver_options(settings: Settings, mlflow: Mlflow) -> DriverOptions:
         storage=settings.storage_folder,
         data_root=str(settings.corpora),
         shares_corpora=settings.ray_address is not None,
-        optuna=settings.optuna,
         retries=settings.retries,
         checkpoint_seconds=settings.checkpoint_seconds,
         least_free_bytes=settings.least_free_bytes,

@@ -1,4 +1,4 @@
-"""Removes experiments that people want deleted: runs, study, checkpoints, and at last the rows.
+"""Removes experiments that people want deleted: runs, checkpoints, and at last the rows.
 
 Runs in the service's process. Each step may be done twice.
 """
@@ -37,8 +37,6 @@ class DeletionHandler(Handler):
     """Where each removal keeps its log."""
     storage: str
     """Folder of checkpoints and curves."""
-    studies: str
-    """Folder or URL of Optuna's studies."""
     files: threading.Lock = field(default_factory=threading.Lock)
     """Held while files of an experiment are removed; who prunes checkpoints holds it, too."""
 
@@ -63,12 +61,11 @@ class DeletionHandler(Handler):
             return True
 
     def _remove_files(self, id: str) -> str | None:
-        """Remove runs, study and checkpoints in a child process; return why that failed."""
+        """Remove runs and checkpoints in a child process; return why that failed."""
         order = {
             "experiment": id,
             "project": self.record.row(id).project,
             "storage": self.storage,
-            "studies": self.studies,
             "mlflow_uri": self.mlflow.uri if self.mlflow else None,
         }
         return self.children.run(self.folder / id, json.dumps(order))

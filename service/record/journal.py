@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Unpack, cast
 from uuid import uuid4
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from eigensweep.direction import sign
@@ -276,12 +276,17 @@ def end_experiment(
 
 
 def reopen_experiment(session: Rows, experiment: Experiment, reason: str) -> None:
-    """Queue an experiment that is over again; writes of its drivers are refused from now on."""
+    """Queue an experiment that is over again; writes of its drivers are refused from now on.
+
+    What samplers noted is forgotten, as space and budget may be others now.
+    """
     move_experiment(session, experiment, "queued", reason=reason)
     experiment.generation += 1
     experiment.edition += 1
     experiment.deaths, experiment.archived_at = 0, None
     experiment.error, experiment.finished_at, experiment.tracked = None, None, False
+    noted = Trial.experiment_id == experiment.id, Trial.sampler_state.is_not(None)
+    session.execute(update(Trial).where(*noted).values(sampler_state=None))
 
 
 def _tell_webhooks(session: Session, experiment: Experiment, kind: str) -> None:

@@ -33,6 +33,7 @@ from eigensweep.service.record.tables import Attempt, EarlierJson, Experiment, R
 from eigensweep.service.record.usage import count_use
 from eigensweep.workers.shared.fair_shares import Allotment, Want
 from eigensweep.workers.shared.ledger import (
+    NOTHING,
     PAUSED,
     Earlier,
     Finished,
@@ -44,6 +45,7 @@ from eigensweep.workers.shared.ledger import (
 )
 from eigensweep.workers.shared.messages import (
     ConfigJson,
+    Json,
     Metrics,
     Notice,
     Params,
@@ -148,6 +150,7 @@ class RecordLedger:
         params: Params,
         config: ConfigJson,
         config_hash: str,
+        sampler_state: Json = NOTHING,
     ) -> None:
         def work(session: RowSession, experiment: Experiment) -> None:
             if session.get(Trial, (self.experiment_id, number)) is None:
@@ -161,6 +164,7 @@ class RecordLedger:
                     seed=config.get("seed", 0),
                     replicates=config.get("replicates", 1),
                     steps=budget_of(config),
+                    sampler_state=sampler_state or None,
                 )
                 session.add(trial)
 
@@ -587,6 +591,7 @@ def _entry(trial: Trial, reports: dict[int, Metrics], place: Place | None) -> Tr
         tracked=trial.tracked,
         earlier=trial.earlier and _read_earlier(trial.earlier),
         lineage=tuple(Takeover.from_dict(each) for each in trial.lineage or ()),
+        sampler_state=trial.sampler_state or NOTHING,
     )
 
 

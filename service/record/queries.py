@@ -264,6 +264,16 @@ class Queries:
 
         return database.read(self.url, work)
 
+    def trial_times(self, id: str) -> dict[int, tuple[float | None, float | None]]:
+        """Return when each trial began and ended, in seconds since 1970, by its number."""
+        times = select(Trial.number, Trial.started_at, Trial.ended_at)
+        query = times.where(Trial.experiment_id == id)
+
+        def work(session: Session) -> dict[int, tuple[float | None, float | None]]:
+            return {number: (began, ended) for number, began, ended in session.execute(query)}
+
+        return database.read(self.url, work)
+
     def listed_trials(self, id: str, **chosen: Unpack[TrialChoice]) -> list[StoredTrial]:
         """Return a page of an experiment's trials as a list shows them.
 

@@ -241,6 +241,8 @@ class Trial(Base):
     result: Mapped[Json | None] = mapped_column(JsonColumn)
     lineage: Mapped[list[Json] | None] = mapped_column(JsonColumn)
     """Each `Takeover`, by step; None if there was none, so that it has one configuration."""
+    sampler_state: Mapped[Json | None] = mapped_column(JsonColumn)
+    """What the sampler that drew it noted with it; None: nothing."""
     error: Mapped[str | None] = mapped_column(Text)
     run_id: Mapped[str | None] = mapped_column(Text)
     run_project: Mapped[str | None] = mapped_column(Text)

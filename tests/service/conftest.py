@@ -30,7 +30,7 @@ from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
 
-OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
+OPTIONS = DriverOptions(storage="/storage")
 
 SPEC: dict[str, Any] = {
     "name": "two rates",

@@ -19,7 +19,7 @@ from eigensweep.workers.cluster import ray_cluster, served
 from eigensweep.workers.cluster.ray_cluster import explain_loss
 from eigensweep.workers.shared.messages import DriverOptions
 
-OPTIONS = DriverOptions(storage="/s", optuna="/o")
+OPTIONS = DriverOptions(storage="/s")
 
 
 @pytest.fixture

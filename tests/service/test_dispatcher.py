@@ -33,7 +33,7 @@ from eigensweep.workers.shared.folder_files import FolderFiles
 from eigensweep.workers.shared.ledger import StaleWriteError, SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 
-OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
+OPTIONS = DriverOptions(storage="/storage")
 
 
 @pytest.fixture

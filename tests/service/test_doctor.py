@@ -82,7 +82,6 @@ class TestCommand:
         monkeypatch.setenv("EIGENSWEEP_TOKENN", SECRET)
         url = f"postgresql://me:{SECRET}@127.0.0.1:1/record"
         monkeypatch.setenv("EIGENSWEEP_DATABASE_URL", url)
-        monkeypatch.setenv("EIGENSWEEP_OPTUNA_URL", url)
         monkeypatch.setattr(
             checkup, "CHECKS", {"database": checkup.check_database, "clock": checkup.check_clock}
         )

@@ -13,7 +13,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
 
-OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
+OPTIONS = DriverOptions(storage="/storage")
 LARGE = {"low": 1e-4, "high": 1e-1}
 """A range that is searched with more trials than a small experiment has."""
 

@@ -53,8 +53,7 @@ class Cluster:
         claim = self.record.claim(id)
         assert claim is not None
         ledger = RecordLedger(self.record.url, id, claim.generation)
-        optuna, store = str(self.folder / "optuna"), str(self.folder / "store")
-        options = DriverOptions(storage=store, optuna=optuna)
+        options = DriverOptions(storage=str(self.folder / "store"))
         self.drivers.append(ExperimentDriver(id, spec, ledger, options))
         return self.drivers[-1]
 

@@ -21,7 +21,7 @@ from eigensweep.service.record.record import Record
 from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 
-OPTIONS = DriverOptions(storage="/storage", optuna="/optuna")
+OPTIONS = DriverOptions(storage="/storage")
 
 HOLD = """
 import sys, time

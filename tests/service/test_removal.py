@@ -22,7 +22,6 @@ from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
 from eigensweep.service.record.tables import Attempt, Event, Report, Trial
 from eigensweep.workers.driver.deletion import remove
-from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.tracking.mlflow_runs import Runs
@@ -85,7 +84,6 @@ class Deleter:
             lambda id: removal.driver,
             removal.folder / "deletions",
             str(removal.folder / "storage"),
-            str(removal.folder / "optuna"),
         )
         jobs = Jobs(removal.record.url)
         self.runner = JobRunner(jobs, [self.handler], clock=lambda: removal.now)
@@ -103,9 +101,6 @@ class Removal:
         self.ledger, self.other = play(record, content), play(record, content)
         for each in (self.ledger, self.other):
             (folder / "storage" / each.experiment_id / "00000").mkdir(parents=True)
-            open_storage(str(folder / "optuna"), each.experiment_id).create_new_study(
-                [], f"{each.experiment_id}@1"
-            )
         self.driver: Any = None
         self.id = self.ledger.experiment_id
         self.now = time.time() + 1
@@ -117,8 +112,7 @@ class Removal:
 
     def files(self) -> set[str]:
         """Return what is left, as names of experiments."""
-        places = [*(self.folder / "storage").iterdir(), *(self.folder / "optuna").iterdir()]
-        return {place.name.partition(".")[0] for place in places}
+        return {place.name for place in (self.folder / "storage").iterdir()}
 
 
 @pytest.fixture
@@ -132,7 +126,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def remove_files(deleter: DeletionHandler, id: str) -> None:
         project = deleter.record.row(id).project
-        remove(id, project, deleter.storage, deleter.studies, mlflow_uri=None)
+        remove(id, project, deleter.storage, mlflow_uri=None)
 
     monkeypatch.setattr(DeletionHandler, "_remove_files", remove_files)
 
@@ -181,7 +175,7 @@ class TestDelete:
         (item,) = done["items"]
         assert (item["state"], item["problem"]) == ("deleting", None)
 
-    def test_runs_studies_checkpoints_and_rows_are_gone_and_no_others(self, client, removal):
+    def test_runs_checkpoints_and_rows_are_gone_and_no_others(self, client, removal):
         removal.record.delete(removal.id)
         assert client.get(f"/v1/experiments/{removal.id}").json()["state"] == "deleting"
         assert not removal.deleter.tick()
@@ -256,10 +250,10 @@ def test_every_run_of_it_is_deleted_in_mlflow_and_no_other(tmp_path: Path) -> No
         each.get(0, None, "a trial", {}, parent)
         each.end(parent, "FINISHED")
     for _ in range(2):  # whoever died in the middle does it once more
-        remove("e1", "some project", str(tmp_path), str(tmp_path / "optuna"), uri)
+        remove("e1", "some project", str(tmp_path), uri)
     client = MlflowClient(uri)
     projects = [each.experiment_id for each in client.search_experiments()]
     left = client.search_runs(projects)
     assert [run.data.tags["eigensweep.experiment"] for run in left] == ["e2", "e2"]
-    remove("e3", "no such project", str(tmp_path), str(tmp_path / "optuna"), uri)
+    remove("e3", "no such project", str(tmp_path), uri)
     assert client.get_experiment_by_name("no such project") is None

@@ -112,9 +112,7 @@ class TestResults:
         url = f"sqlite:///{tmp_path / 'other' / 'record.db'}"
         record = Record(url)
         settings = Settings(home=tmp_path / "other", results=kept)
-        queue = Dispatcher(
-            record, launcher=None, options=DriverOptions(storage="/s", optuna="/o"), problem=None
-        )
+        queue = Dispatcher(record, launcher=None, options=DriverOptions(storage="/s"), problem=None)
         app = create_app(settings, record, queue)
         with TestClient(app, base_url="http://localhost:8642") as other:
             yield other

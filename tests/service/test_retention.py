@@ -291,7 +291,7 @@ class TestCorpora:
         make().tick()
         assert corpora.list_users(store, id) == []
         assert store.files.names(corpora.FOLDER) == [archive]
-        remove(running, "project", str(storage), str(tmp_path / "optuna"), None)
+        remove(running, "project", str(storage), None)
         make().tick()
         assert store.files.names(corpora.FOLDER) == []
 

@@ -19,7 +19,7 @@ from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.workers.cluster import heartbeat
 from eigensweep.workers.shared.messages import DriverOptions
 
-OPTIONS = DriverOptions(storage="/s", optuna="/o")
+OPTIONS = DriverOptions(storage="/s")
 
 
 @pytest.fixture

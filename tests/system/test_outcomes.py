@@ -13,6 +13,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from waiting import wait_until
 
+from eigensweep import Client
+
 TASK: dict[str, Any] = {
     "name": "copying",
     "delay": 4,
@@ -85,11 +87,14 @@ def run_of(service: Any, trial: dict[str, Any]) -> Any:
 
 
 def read_optuna(service: Any, id: str) -> dict[int, optuna.trial.FrozenTrial]:
-    """Return what Optuna remembers, by trial number."""
-    journal = JournalFileBackend(str(service.folder / "home" / "optuna" / f"{id}.journal"))
-    (study,) = optuna.get_all_study_names(JournalStorage(journal))
-    found = optuna.load_study(study_name=study, storage=JournalStorage(journal))
-    return {t.user_attrs["number"]: t for t in found.get_trials() if "number" in t.user_attrs}
+    """Return what an export to Optuna says, by trial number."""
+    file = service.folder / f"{id}.journal"
+    with Client(service.url, token=service.token) as client:
+        client.experiment(id).export(file)
+    journal = JournalStorage(JournalFileBackend(str(file)))
+    (study,) = optuna.get_all_study_names(journal)
+    found = optuna.load_study(study_name=study, storage=journal)
+    return {t.user_attrs["number"]: t for t in found.get_trials()}
 
 
 def finite(run: Any) -> bool:

@@ -172,8 +172,8 @@ class TestWhateverIsKilled:
     def kill(self, name: str, killer: Killer, grid: Grid, blows: Iterable[Blow]) -> None:
         service, database = killer.service, killer.database
         if database is not None:
-            for variable in ("EIGENSWEEP_DATABASE_URL", "EIGENSWEEP_OPTUNA_URL"):
-                service.env[variable] = database.create_database(f"killed_{uuid4().hex}")
+            variable = "EIGENSWEEP_DATABASE_URL"
+            service.env[variable] = database.create_database(f"killed_{uuid4().hex}")
         id = grid.begin(service)
         killer.recoveries = Recoveries(service, grid, database)
         try:

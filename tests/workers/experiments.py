@@ -50,8 +50,8 @@ class Launched:
         self._options = options
 
     def options(self, **other: Any) -> DriverOptions:
-        folders = {"storage": str(self.folder / "store"), "optuna": str(self.folder / "optuna")}
-        return DriverOptions(**{**folders, **self._options, **other})
+        folder = str(self.folder / "store")
+        return DriverOptions(**{"storage": folder, **self._options, **other})
 
     def launch(self, **other: Any) -> DriverHandle:
         return self.cluster.launch(self.id, self.spec, self.ledger, self.options(**other))

@@ -14,6 +14,7 @@ from typing import Any
 
 from eigensweep.workers.shared.fair_shares import Allotment, Contender, Want, allot
 from eigensweep.workers.shared.ledger import (
+    NOTHING,
     Earlier,
     Finished,
     RungReport,
@@ -23,6 +24,7 @@ from eigensweep.workers.shared.ledger import (
 )
 from eigensweep.workers.shared.messages import (
     ConfigJson,
+    Json,
     Metrics,
     Notice,
     Params,
@@ -92,10 +94,16 @@ class FileLedger:
             content["trials"].setdefault(str(number), trial)
 
     def open(
-        self, number: int, arm: str, params: Params, config: ConfigJson, config_hash: str
+        self,
+        number: int,
+        arm: str,
+        params: Params,
+        config: ConfigJson,
+        config_hash: str,
+        sampler_state: Json = NOTHING,
     ) -> None:
         point = {"arm": arm, "params": params, "config": config, "config_hash": config_hash}
-        self._add(number, **point, state="waiting")
+        self._add(number, **point, state="waiting", sampler_state=sampler_state)
 
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         point = {"arm": arm, "params": params, "config": {}, "config_hash": ""}
@@ -344,6 +352,8 @@ class FileLedger:
         with self._open(write=True) as content:
             content.update(end=None, tracked=False, closed=closed)
             content["edition"] += 1
+            for trial in content["trials"].values():
+                trial["sampler_state"] = {}
 
     def replace_driver(self) -> None:
         """Give the experiment to another driver: this one's writes are refused."""

@@ -1,4 +1,4 @@
-"""Sweeps without Ray: a spec, a ledger in a file, Optuna's journal beside it."""
+"""Sweeps without Ray: a spec, and a ledger in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.cordons import NOWHERE, Cordons
 from eigensweep.workers.driver.experiment import make_order
 from eigensweep.workers.driver.searcher import LIVE, ExperimentSearch
-from eigensweep.workers.driver.study import Study, open_storage
+from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.engine.shares import share_of
 from eigensweep.workers.shared.messages import DriverOptions, Order, Place, Report, Result
@@ -50,7 +50,7 @@ def at(node: str, host: str | None = None) -> Place:
 
 
 class Bench:
-    """A driver's memory: one ledger, one journal, and a new sweep whenever it starts anew."""
+    """A driver's memory: one ledger, and a new sweep whenever it starts anew."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class Bench:
     ) -> None:
         """`how` is what each new sweep is given beside its memory, its nodes and its clock."""
         self.find_nodes, self.find_silent_nodes, self.clock = find_nodes, find_silent_nodes, clock
-        self.folder, self.retries, self.storage, self.how = folder, retries, str(folder), how
+        self.folder, self.retries, self.how = folder, retries, how
+        folder.mkdir(exist_ok=True)
         self.spec = ExperimentSpec.model_validate(content)
         self.share = share_of(self.spec.resources, self.spec.replicates, None)
         self.ledger = FileLedger(folder / "ledger.json")
@@ -72,7 +73,7 @@ class Bench:
 
     def start(self) -> None:
         """Forget everything but the files, as a new driver does."""
-        self.study = self.optuna()
+        self.study = Study(self.spec)
         how = {"standing": self.ledger.standing(), **self.how}
         self.sweep = Sweep(
             self.spec,
@@ -90,7 +91,7 @@ class Bench:
 
     def next_order(self) -> Order | None:
         job = self.sweep.next_job()
-        options = DriverOptions(storage=str(self.folder), optuna=self.storage)
+        options = DriverOptions(storage=str(self.folder))
         return None if job is None else make_order("e1", self.spec, options, self.share, job)
 
     def must_stop(self) -> bool:
@@ -101,10 +102,6 @@ class Bench:
 
     def is_full(self) -> bool:
         return False
-
-    def optuna(self) -> Study:
-        storage = open_storage(self.storage, "e1")
-        return Study(storage, "e1", self.spec, self.ledger.standing().edition)
 
     def ask(self) -> Job | None:
         """Return the job that Tune is given, None if there is none for now."""
@@ -139,7 +136,10 @@ class Bench:
         return points
 
     def in_optuna(self) -> dict[int, Any]:
-        """Return Optuna's trials by the ledger's number."""
-        return {
-            t.user_attrs["number"]: t for t in self.optuna().trials() if "number" in t.user_attrs
-        }
+        """Return what Optuna of a new driver would know of the ledger's trials, by number."""
+        found = {}
+        for entry in self.ledger.load():
+            study = Study(self.spec)
+            study.take_up([entry])
+            found[entry.number] = next(iter(study.trials()), None)
+        return found

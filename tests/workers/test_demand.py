@@ -127,9 +127,7 @@ class TestNodesThatJoinAndLeave:
     @pytest.fixture
     def drive(self, cluster, tmp_path):
         def start(**spec):
-            options = DriverOptions(
-                storage=str(tmp_path / "store"), optuna=str(tmp_path / "optuna"), room_seconds=300.0
-            )
+            options = DriverOptions(storage=str(tmp_path / "store"), room_seconds=300.0)
             content = {
                 "task": COPYING,
                 "model": SCORNN,

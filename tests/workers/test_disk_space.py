@@ -107,7 +107,7 @@ def test_a_folder_that_is_not_there_yet_has_the_disk_of_the_one_above(tmp_path):
 
 def test_a_driver_gives_no_order_and_says_why_until_there_is_room(disk, tmp_path, monkeypatch):
     ledger = FileLedger(tmp_path / "ledger.json")
-    options = DriverOptions(storage=str(tmp_path / "store"), optuna=str(tmp_path / "optuna"))
+    options = DriverOptions(storage=str(tmp_path / "store"))
     content: dict[str, Any] = {"task": COPYING, "model": SCORNN, "training": {"steps": 5}}
     driver = ExperimentDriver("e1", ExperimentSpec.model_validate(content), ledger, options)
     monkeypatch.setattr(driver, "_concurrency", lambda: 1)

@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from experiments import Launched, toys_on_path
 from file_ledger import FileLedger
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 from sweeps import COPYING, SCORNN
+from test_export import read
 from waiting import PATIENCE
 
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
 from eigensweep.workers.driver.experiment import run_experiment
+from eigensweep.workers.driver.export import export_study
 from eigensweep.workers.driver.failures import MOST_IN_A_ROW
-from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.ledger import PAUSED
 from eigensweep.workers.shared.messages import DriverOptions
@@ -68,10 +69,10 @@ class Experiment(Launched):
         return {e.arm: e.state for e in self.ledger.load()}
 
     def optuna(self) -> dict[int, Any]:
-        study = optuna.load_study(
-            study_name=self.id, storage=open_storage(str(self.folder / "optuna"), self.id)
-        )
-        return {t.user_attrs["number"]: t for t in study.trials}
+        """Return what an export to Optuna says of its trials, by number."""
+        spec = ExperimentSpec.model_validate(self.spec)
+        content = export_study(self.id, spec, self.ledger.load(), {})
+        return {t.user_attrs["number"]: t for t in read(content, self.folder).trials}
 
     def runs(self) -> dict[int | None, Any]:
         """Return the runs in MLflow by trial number, None for the parent; replicates left out."""
@@ -480,7 +481,7 @@ def test_a_limit_of_time_cancels_with_words(tmp_path):
     ledger = FileLedger(tmp_path / "ledger.json")
     spec = {"task": COPYING, "model": SCORNN, "limits": {"wall_seconds": 1e-6}}
     spec["training"] = {"steps": 1}
-    options = DriverOptions(storage=str(tmp_path / "store"), optuna=str(tmp_path / "optuna"))
+    options = DriverOptions(storage=str(tmp_path / "store"))
     run_experiment("e1", spec, ledger, options)
     state, error = ledger.read("end")
     assert state == "cancelled"

@@ -130,7 +130,7 @@ class TestASweepWhoseEveryTrialFails:
 
     def test_is_paused_by_its_driver_as_by_a_person_once(self, tmp_path, monkeypatch):
         b, _ = bench(tmp_path, 200, {"n1"})
-        options = DriverOptions(storage=str(tmp_path / "store"), optuna=str(tmp_path))
+        options = DriverOptions(storage=str(tmp_path / "store"))
         driver = ExperimentDriver("e1", b.spec, b.ledger, options)
         driver.sweep = b.sweep
         assert not driver.must_stop()

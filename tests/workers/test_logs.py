@@ -118,7 +118,7 @@ def test_a_driver_logs_as_it_was_told_and_names_unknown_variables(
 ) -> None:
     monkeypatch.setenv("EIGENSWEEP_RETRYS", "3")
     logging.getLogger().handlers.clear()  # a fresh process has none
-    options = DriverOptions(storage="/storage", optuna="/optuna", log_format="json")
+    options = DriverOptions(storage="/storage", log_format="json")
     with logs.about("e1"):
         ray_cluster.begin_driver(options)
 

@@ -312,14 +312,6 @@ class TestSweep:
         assert (wide.replicates, wide.seconds) == (6, 6.0)
         assert bench.ledger.load()[1].reports == {20: {"objective": 1.0}}
 
-    def test_optuna_keeps_the_first_value(self, tmp_path):
-        bench = Bench(tmp_path, race_spec())
-        list(play(bench))
-        for _ in range(2):
-            told = bench.in_optuna()[1]
-            assert told.value == pytest.approx(np.mean([value_of(1e-2, s) for s in (7, 8, 9)]))
-            bench.start()
-
     @pytest.mark.parametrize("at", range(17, 34))
     def test_wherever_its_driver_dies_the_race_ends_the_same(self, tmp_path, at, monkeypatch):
         bench, writes = Bench(tmp_path / "whole", race_spec()), 0

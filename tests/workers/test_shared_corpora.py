@@ -189,7 +189,7 @@ class TestRemoval:
 
     def test_a_deleted_experiment_uses_none(self, store, data_root, tmp_path):
         archive = publish(store, data_root)
-        remove("e1", "p", store.place, str(tmp_path / "optuna"), None)
+        remove("e1", "p", store.place, None)
         assert corpora.remove_unused(store) == [archive]
 
     @pytest.mark.parametrize("moment", ["before the second look", "after it"])

@@ -21,7 +21,7 @@ from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.ledger import SupersededError
 from eigensweep.workers.shared.messages import DriverOptions
 
-OPTIONS = DriverOptions(storage="/s", optuna="/o")
+OPTIONS = DriverOptions(storage="/s")
 AWAY = ValueError("the ledger is away")
 
 

@@ -14,7 +14,7 @@ from eigensweep.workers.shared.messages import DriverOptions
 
 
 def test_a_clock_that_is_set_back_makes_the_limit_no_longer(tmp_path: Path, monkeypatch):
-    options = DriverOptions(storage=str(tmp_path / "store"), optuna=str(tmp_path / "optuna"))
+    options = DriverOptions(storage=str(tmp_path / "store"))
     content = {"task": COPYING, "model": SCORNN, "limits": {"wall_seconds": 1e-6}}
     spec = ExperimentSpec.model_validate(content | {"training": {"steps": 5}})
     driver = ExperimentDriver("e1", spec, FileLedger(tmp_path / "ledger.json"), options)

@@ -65,7 +65,7 @@ def driver(url: str, tmp_path: Path, ledger: FileLedger, monkeypatch: Any) -> Ex
     """Return a driver whose looks have no pauses between them."""
     monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)
     monkeypatch.setattr(store_watch, "FIRST_PAUSE", 0.0)
-    options = DriverOptions(storage=url, optuna=str(tmp_path / "optuna"))
+    options = DriverOptions(storage=url)
     content = ExperimentSpec.model_validate(spec({"space": {"optimizer.lr": [1e-2, 1e-3]}}))
     driver = ExperimentDriver("e1", content, ledger, options)
     monkeypatch.setattr(driver, "_concurrency", lambda: 2)

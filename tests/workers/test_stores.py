@@ -141,7 +141,7 @@ class TestEveryStore:
             store.begin(f"{experiment}/00000/0", 1)
             store.commit(f"{experiment}/00000/0", 1, 5, {}, [point(5)])
         for _ in range(2):  # it may be done twice
-            remove("e1", "p", store.place, str(tmp_path / "optuna"), None)
+            remove("e1", "p", store.place, None)
         assert not store.has_checkpoint("e1/00000/0")
         assert store.has_checkpoint("e10/00000/0")
 
@@ -426,7 +426,7 @@ def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
     monkeypatch.setattr(ObjectFiles, "look_seconds", 0.0)
     monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)
     ledger = FileLedger(tmp_path / "ledger.json")
-    options = DriverOptions(storage=url, optuna=str(tmp_path / "optuna"))
+    options = DriverOptions(storage=url)
     content = ExperimentSpec.model_validate(spec({"space": {"optimizer.lr": [1e-2, 1e-3]}}))
     driver = ExperimentDriver("e1", content, ledger, options)
     monkeypatch.setattr(driver, "_concurrency", lambda: 2)

@@ -86,7 +86,7 @@ def dispatcher(tmp_path: Path, launcher: Launcher) -> Dispatcher:
     settings = Settings(home=tmp_path / "home", data_root=tmp_path)
     settings.home.mkdir()
     migrate(settings.database)
-    options = DriverOptions(storage=str(tmp_path), optuna=str(tmp_path))
+    options = DriverOptions(storage=str(tmp_path))
     record = Record(settings.database)
     return Dispatcher(record, launcher=launcher, options=options, problem=None)
 
@@ -270,6 +270,6 @@ def test_a_driver_sends_its_spans_before_it_says_that_it_is_over(monkeypatch):
     monkeypatch.setattr(ray_cluster.threading, "Timer", lambda *_: SimpleNamespace(start=print))
     actor = ray_cluster.DriverActor()
     monkeypatch.setattr(traces, "flush", lambda: states.append(actor.state("e1")[0]))
-    actor.run("e1", {}, None, DriverOptions(storage="/s", optuna="/o"))  # type: ignore[arg-type]
+    actor.run("e1", {}, None, DriverOptions(storage="/s"))  # type: ignore[arg-type]
 
     assert (states, actor.state("e1")) == (["running"], ("ended", None))

@@ -1,4 +1,4 @@
-"""Removes what an experiment has left outside of the record: its runs, study and checkpoints.
+"""Removes what an experiment has left outside of the record: its runs and checkpoints.
 
 In its own process: `python -m eigensweep.workers.driver.deletion FOLDER < order.json`. Each step
 may be done twice. MLflow comes first, since it may be away: then all is left as it is.
@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
-import optuna
-
-from eigensweep.workers.driver.study import open_storage
 from eigensweep.workers.shared import corpora
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.tracking.mlflow_runs import Runs
 
 
-def remove(
-    experiment: str, project: str, storage: str, studies: str, mlflow_uri: str | None
-) -> None:
-    """Remove an experiment's runs in MLflow, its studies, its checkpoints and curves.
+def remove(experiment: str, project: str, storage: str, mlflow_uri: str | None) -> None:
+    """Remove an experiment's runs in MLflow, its checkpoints and curves.
 
     MLflow keeps removed runs until `mlflow gc` empties its trash.
 
@@ -31,22 +25,9 @@ def remove(
     """
     if mlflow_uri is not None:
         Runs(mlflow_uri, project, experiment).delete_all()
-    remove_studies(studies, experiment)
     store = Store(storage)
     corpora.release(store, corpora.list_users(store, experiment))
     store.files.remove_all(experiment)
-
-
-def remove_studies(where: str, experiment: str) -> None:
-    """Remove an experiment's studies: those of its arms, and of each time that it was taken up."""
-    if "://" not in where:
-        for path in Path(where).glob(f"{experiment}.*"):
-            path.unlink()
-        return
-    store = open_storage(where, experiment)
-    for name in optuna.get_all_study_names(store):
-        if name == experiment or name.startswith((f"{experiment}/", f"{experiment}@")):
-            store.delete_study(store.get_study_id_from_name(name))
 
 
 if __name__ == "__main__":

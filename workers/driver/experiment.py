@@ -48,7 +48,7 @@ from eigensweep.workers.driver.searcher import LIVE
 from eigensweep.workers.driver.stalls import StallWatch, read_progress
 from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.store_watch import StoreWatch
-from eigensweep.workers.driver.study import Study, close_storage, open_storage
+from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
 from eigensweep.workers.driver.trial_processes import load_ahead
 from eigensweep.workers.driver.tune_loop import run_tune
@@ -127,12 +127,10 @@ class ExperimentDriver:
             subject = make_subject(experiment, spec, better, standing.owner)
             self.tracker = Tracker(options.mlflow_uri, subject, ledger, options.storage)
         store = Store(options.storage)
-        self._optuna = open_storage(options.optuna, experiment)
-        study = Study(self._optuna, experiment, spec, standing.edition)
         self.sweep = Sweep(
             spec,
             ledger,
-            study,
+            Study(spec),
             retries=options.retries,
             watch=self.tracker.see if self.tracker else lambda entry: None,
             cordons=Cordons(lambda: find_nodes(self.share), find_silent_nodes),
@@ -158,8 +156,7 @@ class ExperimentDriver:
             options.checkpoint_seconds,
             time.monotonic,
         )
-        written = [options.storage, options.optuna]
-        folders = [place for place in written if Path(place).is_absolute()]
+        folders = [options.storage] if Path(options.storage).is_absolute() else []
         self._disks = DiskSpace(folders, options.least_free_bytes)
         self._store = store
         self._corpora = (
@@ -195,7 +192,6 @@ class ExperimentDriver:
         finally:
             if self.tracker:
                 self.tracker.abandon()
-            close_storage(self._optuna)
             if self._scratch is not None:
                 self._scratch.cleanup()
 

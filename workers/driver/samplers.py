@@ -17,9 +17,13 @@ from optuna.samplers import (
     TPESampler,
 )
 from optuna.samplers.nsgaii import PolynomialMutation, SBXCrossover
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from eigensweep.search_spaces.sections import SearchMethod
+
+GENERATION = "NSGAIISampler:generation"
+"""Where NSGA-II keeps the number of a trial's generation."""
 
 FEWEST_EARLIER = 4
 """Earlier results from which CMA-ES takes its first distribution; with fewer it begins anew."""
@@ -59,15 +63,24 @@ def make_sampler(
     return RandomSampler(seed=seed)
 
 
-def mark_generation(sampler: BaseSampler, place: int) -> dict[str, int]:
+def mark_generation(method: SearchMethod, population: int | None, place: int) -> dict[str, int]:
     """Return the mark of a study's trial number `place` that the sampler did not draw itself.
 
     NSGA-II breeds from trials that carry the number of their generation.
     """
-    if isinstance(sampler, NSGAIISampler):
-        assert sampler.population_size is not None
-        return {sampler._get_generation_key(): place // sampler.population_size}
-    return {}
+    if method != "nsga2":
+        return {}
+    assert population is not None
+    return {GENERATION: place // population}
+
+
+def choose_parents(study: Study) -> None:
+    """Have NSGA-II choose the parents of the generations so far, as it did when each began."""
+    if isinstance(study.sampler, NSGAIISampler):
+        trials = study.get_trials(deepcopy=False)
+        last = max((trial.system_attrs.get(GENERATION, 0) for trial in trials), default=0)
+        for generation in range(1, last + 1):
+            study.sampler.get_parent_population(study, generation)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The trials of a running experiment: which are open, have ended, come next. No Ray here.
 
 Every change goes to the ledger first and to Optuna second, so that whatever dies in between, the
-next driver finds in the ledger all that Optuna must be told.
+ledger holds all of which the next driver makes Optuna's study.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from eigensweep.workers.driver.population import Round
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.shared.durable_files import StorageError
 from eigensweep.workers.shared.ledger import (
+    NOTHING,
     PAUSED,
     Finished,
     Ledger,
@@ -110,9 +111,9 @@ class Sweep:
         """Whether a trial of earlier drivers has more seeds than every configuration gets."""
         self._recoded: set[int] = set()
         """Trials that train, or trained, with other code than they began with."""
-        for source, earlier, point in self._find_earlier():
-            study.observe(source, earlier, point)
-        study.reconcile(self._take_up(entry) for entry in ledger.walk())
+        for earlier, point in self._find_earlier():
+            study.observe(earlier, point)
+        study.take_up(self._take_up(entry) for entry in ledger.walk())
         self._round = Round(spec, ledger.read_round()) if spec.scheduler.name == "pbt" else None
         self._take_over = take_over
         self._replaced = {n for n, e in self.entries.items() if self._is_replaced(e)}
@@ -465,16 +466,16 @@ class Sweep:
             and entry.lineage[-1].step == self._round.step
         )
 
-    def _find_earlier(self) -> Iterator[tuple[Source, TrialEntry, Point]]:
+    def _find_earlier(self) -> Iterator[tuple[TrialEntry, Point]]:
         """Yield trials of the experiments that the search starts from, at their points here."""
         if not self.spec.search.warm_start:
             return
-        for source, entry in self.ledger.load_earlier(self.spec.search.warm_start):
+        for _, entry in self.ledger.load_earlier(self.spec.search.warm_start):
             point = find_point(
                 self.spec, self._configurations.space, entry.params, entry.config, entry.config_hash
             )
             if isinstance(point, Point):
-                yield source, entry, point
+                yield entry, point
 
     @property
     def has_given_up(self) -> bool:
@@ -598,12 +599,10 @@ class Sweep:
             self._put(TrialEntry(number, point.arm, params, {}, "", "invalid", error=found.error))
             return False
         content = found.config.model_dump(mode="json")
-        self.ledger.open(number, point.arm, params, content, found.name)
+        noted = NOTHING if found.draw is None else found.draw.sampler_state
+        self.ledger.open(number, point.arm, params, content, found.name, noted)
         entry = TrialEntry(number, point.arm, params, content, found.name, "waiting")
-        if found.draw is not None:
-            self.study.keep(found.draw, number)
-        else:
-            self.study.add(entry)
+        self.study.add(entry, found.draw)
         self._put(entry)
         self._queue.append(number)
         return True

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, cast
 from eigensweep.workers.shared.fair_shares import Allotment, Want
 from eigensweep.workers.shared.messages import (
     ConfigJson,
+    Json,
     Metrics,
     Notice,
     Params,
@@ -90,6 +91,8 @@ class TrialEntry:
     lineage: tuple[Takeover, ...] = ()
     """What population-based training made of it, by step. Where there is any, `params`, `config`
     and `config_hash` are those that it began with, and its result is not theirs alone."""
+    sampler_state: Json = field(default_factory=dict)
+    """What the sampler that drew it noted with it."""
 
     @property
     def current_params(self) -> Params:
@@ -127,7 +130,10 @@ class TrialEntry:
         cls, number: int, arm: str, state: TrialState, error: str | None = None
     ) -> TrialEntry:
         """Return an outline."""
-        return cls(number, arm, NOTHING, NOTHING, "", state, reports=NOTHING, error=error)
+        return cls(
+            number, arm, NOTHING, NOTHING, "", state,
+            reports=NOTHING, error=error, sampler_state=NOTHING,
+        )  # fmt: skip
 
     def reopened(self, config: ConfigJson, reason: str) -> TrialEntry:
         """Return this trial as `Ledger.reopen` records it."""
@@ -207,8 +213,13 @@ class Ledger(Protocol):
         params: Params,
         config: ConfigJson,
         config_hash: str,
+        sampler_state: Json = NOTHING,
     ) -> None:
-        """Record a new trial as `waiting`. Opening one that is there already changes nothing."""
+        """Record a new trial as `waiting`. Opening one that is there already changes nothing.
+
+        `sampler_state` is what the sampler that drew it noted with it. It is forgotten when the
+        experiment is taken up again after it was over: its space and budget may be others then.
+        """
 
     def open_invalid(self, number: int, arm: str, params: Params, error: str) -> None:
         """Record a point that no config accepts: outcome `invalid`, never scheduled."""

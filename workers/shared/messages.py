@@ -53,8 +53,6 @@ class DriverOptions:
 
     storage: str
     """Folder of checkpoints and curves, which every node shares, or the URL of an object store."""
-    optuna: str
-    """Folder of Optuna's journals, or the URL of a database."""
     mlflow_uri: str | None = None
     """None: nothing is tracked."""
     mlflow_token: str | None = field(default=None, repr=False)

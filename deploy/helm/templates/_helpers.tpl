@@ -142,13 +142,9 @@ capabilities: {drop: [ALL]}
   {{- include "eigensweep.fromSecret" (dict "root" . "key" "postgres-password") | nindent 2 }}
 - name: EIGENSWEEP_DATABASE_URL
   value: postgresql+psycopg://eigensweep:$(POSTGRES_PASSWORD)@{{ $name }}-postgresql:5432/eigensweep
-- name: EIGENSWEEP_OPTUNA_URL
-  value: postgresql+psycopg://eigensweep:$(POSTGRES_PASSWORD)@{{ $name }}-postgresql:5432/optuna
 {{- else }}
 - name: EIGENSWEEP_DATABASE_URL
   {{- include "eigensweep.fromSecret" (dict "root" . "key" "database-url") | nindent 2 }}
-- name: EIGENSWEEP_OPTUNA_URL
-  {{- include "eigensweep.fromSecret" (dict "root" . "key" "optuna-url") | nindent 2 }}
 {{- end }}
 - {name: EIGENSWEEP_STORAGE, value: {{ .Values.storage.url | default "/srv/storage/eigensweep" }}}
 {{- include "eigensweep.storeEndpoint" . }}

@@ -10,13 +10,16 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
+from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.paging import Part, cut, decode
 from eigensweep.service.api.parts import Service, TheService
 from eigensweep.service.api.routes.experiments import ExperimentId
 from eigensweep.service.api.schemas import Page, PageAsked, TrialNow, TrialSummary
 from eigensweep.service.api.written import WrittenRoute
+from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.queries import StoredTrial
 from eigensweep.service.trial_rows import Row, make_frame, make_row
+from eigensweep.workers.driver.export import export_study
 from eigensweep.workers.shared.states import TrialState
 
 EXPORTED_AT_ONCE = 1000
@@ -59,13 +62,18 @@ def list_trials(
 
 
 class Format(StrEnum):
-    """A file format for tables."""
+    """A file format for all trials."""
 
     csv = "csv"
     parquet = "parquet"
+    journal = "journal"
 
 
-MEDIA_TYPES = {Format.csv: "text/csv", Format.parquet: "application/vnd.apache.parquet"}
+MEDIA_TYPES = {
+    Format.csv: "text/csv",
+    Format.parquet: "application/vnd.apache.parquet",
+    Format.journal: "application/jsonl",
+}
 
 
 @router.get(
@@ -77,13 +85,17 @@ MEDIA_TYPES = {Format.csv: "text/csv", Format.parquet: "application/vnd.apache.p
 def export_trials(service: TheService, id: ExperimentId, format: Format) -> Response:
     """Return all trials as a table, the best first: a column for each parameter and metric.
 
-    The columns are those of `to_pandas()` in Python: the spread of each metric stands beside it.
+    The columns are those of `to_pandas()` in Python: the spread of each metric stands beside it. A
+    `journal` is a study of Optuna's in a file, which `optuna-dashboard` opens.
     """
-    frame = make_frame(_read_rows(service, id))
-    if format is Format.csv:
-        content = frame.to_csv(index=False).encode()
+    if format is Format.journal:
+        spec = ExperimentSpec.from_stored(service.record.row(id).spec)
+        ledger = RecordLedger(service.record.url, id, generation=0, patience=0.0)
+        content = export_study(id, spec, ledger.walk(), service.record.trial_times(id))
+    elif format is Format.csv:
+        content = make_frame(_read_rows(service, id)).to_csv(index=False).encode()
     else:
-        content = frame.to_parquet(index=False)
+        content = make_frame(_read_rows(service, id)).to_parquet(index=False)
     disposition = f'attachment; filename="{id}.{format}"'
     return Response(content, 200, {"Content-Disposition": disposition}, MEDIA_TYPES[format])
 

@@ -1,0 +1,103 @@
+"""An experiment as a study of Optuna's: what its own tools find in the file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+from sweeps import SCORNN, Bench, spec
+
+from eigensweep.workers.driver.export import export_study
+from eigensweep.workers.shared.messages import Result
+
+LR = {"low": 1e-5, "high": 1e-1, "log": True}
+RMSPROP = ["adam", "rmsprop"]
+ARMS = (
+    {"model": SCORNN, "space": {"optimizer.name": RMSPROP, "model.hidden_size": [8, 10]}},
+    {"model": {"name": "lstm", "hidden_size": 8}, "space": {"model.hidden_size": [8, 16, 32]}},
+)
+ENDS = ("completed", "reused", "pruned", "diverged", "failed", "cancelled", "stalled")
+
+
+def read(content: bytes, folder: Path) -> optuna.Study:
+    """Return the one study of a file, as Optuna opens it."""
+    (folder / "study.journal").write_bytes(content)
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
+    storage = optuna.storages.JournalStorage(backend)
+    (name,) = optuna.get_all_study_names(storage)
+    return optuna.load_study(study_name=name, storage=storage)
+
+
+def export(bench: Bench, folder: Path, **times: Any) -> optuna.Study:
+    entries = bench.ledger.load()
+    return read(export_study("e1", bench.spec, entries, times.get("times", {})), folder)
+
+
+def end(bench: Bench, outcome: Any, value: float | None = 0.5) -> None:
+    job = bench.ask()
+    number = job.entry.number
+    bench.sweep.begin(number, 1)
+    for step in (5, 10):
+        bench.sweep.report(number, step, {"objective": 1 / step}, None)
+    bench.sweep.end(number, outcome, Result(value=value, step=10), "Traceback\nKeyError: 'x'")
+
+
+def test_each_outcome_is_what_optuna_calls_it(tmp_path):
+    search = {"method": "random", "trials": 9, "space": {"optimizer.lr": LR}}
+    bench = Bench(tmp_path, spec(search, name="a search", seed=3))
+    for outcome in ENDS:
+        end(bench, outcome, None if outcome == "diverged" else 0.5)
+    bench.ask()
+    study = export(bench, tmp_path, times={0: (100.0, 107.0)})
+    assert study.study_name == "a search (e1)"
+    assert study.metric_names == ["cross_entropy"]
+    assert study.direction == StudyDirection.MINIMIZE
+    complete, pruned, fail = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
+    expected = [complete, complete, pruned, pruned, fail, fail, fail, TrialState.RUNNING]
+    assert [trial.state for trial in study.trials] == expected
+    assert [trial.value for trial in study.trials] == [0.5, 0.5, 0.1, 0.1, None, None, None, None]
+    assert [trial.user_attrs["outcome"] for trial in study.trials] == [*ENDS, "waiting"]
+    assert [trial.user_attrs["number"] for trial in study.trials] == list(range(8))
+    first = study.trials[0]
+    assert first.intermediate_values == {5: 0.2, 10: 0.1}
+    assert first.params == bench.ledger.load()[0].params
+    assert first.duration.total_seconds() == 7
+    assert study.trials[4].user_attrs["error"] == "KeyError: 'x'"
+    assert study.best_trial.number == 0
+
+
+def test_arms_are_attributes_and_parameters_that_differ_have_their_names(tmp_path):
+    search = {"method": "tpe", "trials": 12, "space": {"optimizer.lr": LR}}
+    bench = Bench(tmp_path, spec(search, arms=ARMS, objective={"metric": "accuracy"}))
+    bench.run(lambda params: math.inf if params["optimizer.lr"] > 1e-2 else 0.5)
+    study = export(bench, tmp_path)
+    assert study.direction == StudyDirection.MAXIMIZE
+    for entry, trial in zip(bench.ledger.load(), study.trials, strict=True):
+        assert trial.user_attrs["arm"] == entry.arm
+        size = f"{entry.arm}:model.hidden_size"
+        assert trial.params["optimizer.lr"] == entry.params["optimizer.lr"]
+        assert trial.params[size] == entry.params["model.hidden_size"]
+        assert ("optimizer.name" in trial.params) == (entry.arm == "scornn")
+
+
+def test_several_objectives_have_their_names_and_directions(tmp_path):
+    search = {"method": "random", "trials": 1, "space": {"optimizer.lr": LR}}
+    goals = {"against": ["seconds", "accuracy"]}
+    bench = Bench(tmp_path, spec(search, objective=goals))
+    bench.run(lambda params: Result(value=0.5, seconds=3.0, valid={"accuracy": 0.25}, step=20))
+    study = export(bench, tmp_path)
+    assert study.metric_names == ["cross_entropy", "seconds", "accuracy"]
+    minimize, maximize = StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE
+    assert study.directions == [minimize, minimize, maximize]
+    assert study.trials[0].values == [0.5, 3.0, 0.25]
+
+
+def test_points_that_no_config_accepts_are_left_out(tmp_path):
+    space = {"optimizer.clip_norm": [None, 1.0], "optimizer.clip_value": [None, 1.0]}
+    bench = Bench(tmp_path, spec({"space": space}))
+    bench.run()
+    assert [t.user_attrs["number"] for t in export(bench, tmp_path).trials] == [0, 1, 2]
