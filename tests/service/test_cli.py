@@ -15,6 +15,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
@@ -551,7 +553,26 @@ def test_trials_are_exported_with_a_column_for_each_parameter_and_metric(
     assert set(frame["optimizer.lr"]) == {0.1, 0.01}
     assert frame["value"].notna().all()
     refused = cli("trials", id, "--out", str(tmp_path / "trials.xlsx"))
-    assert (refused.exit_code, "*.csv, *.parquet or *.tex" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "*.parquet, *.tex or *.journal" in refused.stderr) == (2, True)
+
+
+def test_an_experiment_is_exported_as_a_study_that_optuna_opens(
+    cli: Cli, spec: str, tmp_path: Path
+) -> None:
+    id = json.loads(cli("submit", spec, "--json").stdout)["id"]
+    cli("watch", id)
+    file = tmp_path / "study.journal"
+
+    done = cli("export", id, "--optuna", str(file))
+
+    assert done.exit_code == 0, done.stderr
+    storage = JournalStorage(JournalFileBackend(str(file)))
+    (study,) = storage.get_all_studies()
+    assert study.study_name.endswith(f"({id})")
+    trials = storage.get_all_trials(study._study_id)
+    assert sorted(trial.user_attrs["number"] for trial in trials) == [0, 1, 2, 3]
+    assert all(trial.duration is not None for trial in trials)
+    assert cli("export", id, "--optuna", str(tmp_path / "study.db")).exit_code == 2
 
 
 def test_a_pareto_table_weighs_the_metric_against_parameters_or_seconds(
