@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from eigensweep.search_spaces.space import Space
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.workers.driver.importance import MOST_TRIALS, Scored, measure_importance
+from eigensweep.workers.driver.trees import find_shares
 
 SPACE: dict[str, object] = {
     "optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True},
@@ -31,8 +33,8 @@ def axes():
     return space.axes("lstm")
 
 
-def draw(count: int, value) -> list[Scored]:
-    rng = random.Random(1)
+def draw(count: int, value, seed: int = 1) -> list[Scored]:
+    rng = random.Random(seed)
     trials = []
     for _ in range(count):
         name = rng.choice(["adam", "rmsprop"])
@@ -82,6 +84,30 @@ def test_of_many_trials_an_even_share_is_used():
     assert 1000 <= max(each.trials for each in found) <= MOST_TRIALS
 
 
-def test_a_service_that_starts_does_not_wait_for_scikit_learn():
-    program = "import sys, eigensweep.service.api.app; sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", program]).returncode == 0
+def test_it_needs_no_scikit_learn():
+    program = (
+        "import sys; sys.modules['sklearn'] = None; "
+        "from eigensweep.workers.driver.trees import find_shares; "
+        "print(find_shares([{'a': n, 'b': n % 2 == 0} for n in range(20)], list(range(20)))['a'])"
+    )
+    found = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
+    assert float(found) > 0.9
+
+
+def test_with_a_dozen_trials_it_names_what_matters_most_nearly_always():
+    def value(params):
+        return (math.log10(params["optimizer.lr"]) + 2.5) ** 2 + params["model.hidden_size"] / 32
+
+    right = 0
+    for seed in range(20):
+        found = measure_importance(axes(), draw(12, value, seed))
+        right += found[0].path == "optimizer.lr"
+    assert right >= 18
+
+
+def test_values_that_are_no_numbers_have_a_column_each():
+    points = [{"clip": clip, "flag": flag} for clip in (None, 1.0, 2.0) for flag in (True, False)]
+    shares = find_shares(points * 3, [float(point["clip"] is None) for point in points * 3])
+    assert shares["clip"] > 0.9
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert set(find_shares(points, [1.0] * 6).values()) == {0.0}

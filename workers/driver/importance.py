@@ -1,10 +1,10 @@
 """How much each parameter of a search matters for the objective, within one arm.
 
-Optuna's mean decrease impurity does the arithmetic: a random forest learns the value from the
-parameters, and a share says how much of what it learned came from one of them. It is right on grids
-of a dozen trials. PED-ANOVA asks what sets the best tenth apart, which a few hundred trials do not
-tell, and fANOVA takes minutes for 2,000 trials. The shares add up to 1 over parameters that are
-judged together, so a parameter that only some trials have is judged among those trials alone.
+Random trees learn the value from the parameters, and a share says how much of what they learned
+came from one of them. That ranks rightly from a dozen trials on, also with conditions and where
+trials were pruned (`python -m bench.importance`). Optuna's default, PED-ANOVA, asks what sets the
+best tenth apart, which a few hundred trials do not tell. The shares add up to 1 over parameters
+that are judged together, so a parameter that only some trials have is judged among those alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import optuna
-
 from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.space import Parameter, Scalar
-from eigensweep.workers.driver.study import make_distribution
+from eigensweep.workers.driver.trees import find_shares
 
 EVALUATOR = "mean_decrease_impurity"
-"""Optuna's name of what is measured."""
+"""What is measured, as Optuna calls it."""
 
 LEAST_TRIALS = 4
 MOST_TRIALS = 2000
@@ -56,21 +54,17 @@ def measure_importance(
     """Return the importance of each of an arm's parameters, the largest share first."""
     trials = trials[:: -(-len(trials) // MOST_TRIALS)] if trials else trials
     everywhere = [path for path in axes if all(path in trial.params for trial in trials)]
-    found = _judge(everywhere, axes, trials)
+    found = _judge(everywhere, trials)
     for path in axes:
         if path not in everywhere:
             having = [trial for trial in trials if path in trial.params]
             together = [other for other in axes if all(other in t.params for t in having)]
-            judged = _judge(together, axes, having)
+            judged = _judge(together, having)
             found += [each for each in judged if each.path == path]
     return sorted(found, key=lambda each: -1.0 if each.share is None else each.share, reverse=True)
 
 
-def _judge(
-    paths: Sequence[str],
-    axes: Mapping[str, Parameter],
-    trials: Sequence[Scored],
-) -> list[Importance]:
+def _judge(paths: Sequence[str], trials: Sequence[Scored]) -> list[Importance]:
     """Return the shares of parameters that all of these trials have."""
     count = len(trials)
     varying = tuple(path for path in paths if len({trial.params[path] for trial in trials}) > 1)
@@ -82,7 +76,8 @@ def _judge(
         problem = f"all {count} trials have the same value"
     shares: Mapping[str, float] = {}
     if problem is None and varying:
-        shares = _evaluate(varying, axes, trials)
+        points = [{path: trial.params[path] for path in varying} for trial in trials]
+        shares = find_shares(points, [trial.value for trial in trials])
     return [
         Importance(
             path=path,
@@ -93,27 +88,3 @@ def _judge(
         )
         for path in paths
     ]
-
-
-def _evaluate(
-    paths: Sequence[str],
-    axes: Mapping[str, Parameter],
-    trials: Sequence[Scored],
-) -> dict[str, float]:
-    # Not above: they bring scikit-learn, and each start of the service would wait for it.
-    from optuna.importance import MeanDecreaseImpurityImportanceEvaluator, get_param_importances
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study()
-    distributions = {path: make_distribution(axes[path]) for path in paths}
-    study.add_trials(
-        optuna.trial.create_trial(
-            params={path: trial.params[path] for path in paths},
-            distributions=distributions,
-            value=trial.value,
-        )
-        for trial in trials
-    )
-    # Without `params`: Optuna 5.0 gives the shares of a list that is not sorted to wrong names.
-    shares = get_param_importances(study, evaluator=MeanDecreaseImpurityImportanceEvaluator(seed=0))
-    return {path: float(share) for path, share in shares.items()}

@@ -1,9 +1,8 @@
 """Optuna's plots of a search that is over, drawn by a process of their own.
 
 `python -m eigensweep.workers.driver.plots FOLDER` reads an `Order` as JSON from its input. This
-program knows nothing else of Eigensweep: a specification brings PyTorch with it, whose import takes
-longer than a plot. Each arm is a study: an importance over arms that do not share a parameter would
-mean nothing.
+program knows no specification: that brings PyTorch with it, whose import takes longer than a plot.
+Each arm is a study: an importance over arms that do not share a parameter would mean nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ import matplotlib as mpl
 import optuna
 from matplotlib.axis import Axis
 from optuna.distributions import json_to_distribution
-from optuna.importance import MeanDecreaseImpurityImportanceEvaluator
+from optuna.importance import BaseImportanceEvaluator
 from optuna.study import Study
-from optuna.trial import create_trial
+from optuna.trial import FrozenTrial, create_trial
+
+from eigensweep.workers.driver.trees import find_shares
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,26 @@ class Order(TypedDict):
     arms: dict[str, ArmOrder]
 
 
+class Trees(BaseImportanceEvaluator):
+    """The measure of `importance.py`, as Optuna's plot asks for it."""
+
+    def evaluate(
+        self,
+        study: Study,
+        params: list[str] | None = None,
+        *,
+        target: Callable[[FrozenTrial], float] | None = None,
+    ) -> dict[str, float]:
+        """Return the shares of the parameters that all trials have, the largest first."""
+        trials = study.get_trials(deepcopy=False)
+        names = sorted(set.intersection(*(set(trial.params) for trial in trials)))
+        if not names:
+            raise ValueError("the trials have no parameter in common")
+        points = [{name: trial.params[name] for name in names} for trial in trials]
+        shares = find_shares(points, [trial.values[0] for trial in trials])
+        return dict(sorted(shares.items(), key=lambda each: -each[1]))
+
+
 def draw(folder: Path, order: Order) -> None:
     """Write the history of the search, and three plots of each arm that varies something.
 
@@ -68,10 +89,9 @@ def draw(folder: Path, order: Order) -> None:
     }
     from optuna.visualization import matplotlib as shown
 
-    evaluator = MeanDecreaseImpurityImportanceEvaluator(seed=0)
     kinds: Mapping[str, Plot] = {
         "parallel": shown.plot_parallel_coordinate,
-        "importance": partial(shown.plot_param_importances, evaluator=evaluator),
+        "importance": partial(shown.plot_param_importances, evaluator=Trees()),
         "slice": shown.plot_slice,
     }
     name = order["metric"]

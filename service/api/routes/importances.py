@@ -39,7 +39,7 @@ class ImportanceNow(Answer):
     """Importance within each arm."""
 
     metric: Metric
-    evaluator: str = Field(description="Optuna's name of what is measured")
+    evaluator: str = Field(description="What is measured, as Optuna calls it")
     arms: list[ArmImportance]
 
 

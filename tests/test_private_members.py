@@ -1,0 +1,132 @@
+"""Private members of Ray, MLflow and Optuna that are used: each is there, as in the release named.
+
+Whoever upgrades one of these packages is told here what is gone. What is there may still mean
+something else: read these members again, and move the upper bound in `pyproject.toml`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("ray", "mlflow", "optuna")
+READ_IN = {"ray": "2.60.0", "mlflow": "3.17.2"}
+"""The releases in which all of these were read. Of Optuna no private member is used."""
+
+TUNE = "ray.tune.execution.tune_controller:TuneController"
+ACTORS = "ray.air.execution._internal.actor_manager:RayActorManager"
+USED: dict[str, tuple[str, ...]] = {
+    TUNE: (
+        *("_actor_cache", "_actor_manager", "_actor_started", "_class_cache", "_failed_trials"),
+        *("_live_trials", "_maybe_add_actors", "_maybe_cache_trial_actor"),
+        *("_maybe_reuse_cached_actor", "_on_training_result", "_pending_trials_list"),
+        *("_process_trial_failure", "_process_trial_result", "_resetting_trials"),
+        *("_resources_to_pending_trials", "_schedule_trial_reset", "_schedule_trial_task"),
+        *("_schedule_trial_train", "_search_alg", "_staged_trials", "_stopped_trials"),
+        *("_trial_task_failure", "_trial_to_actor", "_trials", "_trials_to_cache"),
+        "_update_trial_queue",
+    ),
+    ACTORS: (
+        *("_actor_start_failed", "_actor_state_events", "_actor_task_events"),
+        *("_actor_task_failed", "_handle_ready_resource_future", "_resource_manager"),
+        *("_try_kill_actor", "_try_start_actors"),
+    ),
+    "ray.air.execution._internal.event_manager:RayEventManager": ("_tracked_futures",),
+    "ray.air.execution._internal.tracked_actor": ("TrackedActor",),
+    "ray.tune.execution.class_cache": ("_ActorClassCache",),
+    "ray.tune.schedulers.async_hyperband": ("_Bracket",),
+    "ray.tune.schedulers.async_hyperband:_Bracket": ("_rungs",),
+    "ray.tune.schedulers.async_hyperband:AsyncHyperBandScheduler": ("_trial_info",),
+    "ray.tune.schedulers.hyperband:HyperBandScheduler": ("_trial_info",),
+    "ray.actor:ActorHandle": ("_actor_id",),
+    "ray._private.grpc_utils": ("init_grpc_channel",),
+    "ray._private.state": ("actors", "available_resources_per_node", "state"),
+    "ray._private.state:GlobalState": ("get_draining_nodes",),
+    "ray._private.utils": ("get_runtime_env_info",),
+    "ray._private.worker": ("_global_node", "global_worker"),
+    "ray._raylet": ("GcsClient",),
+    "ray.core.generated.gcs_pb2": ("GcsNodeInfo",),
+    "ray.core.generated.node_manager_pb2": (),
+    "ray.core.generated.node_manager_pb2_grpc": (),
+    "ray.experimental.internal_kv": ("_internal_kv_del", "_internal_kv_get", "_internal_kv_put"),
+    "mlflow.server.handlers": ("_get_tracking_store",),
+    "mlflow.store.artifact.artifact_repository_registry": ("_artifact_repository_registry",),
+    "mlflow.store.artifact.artifact_repository_registry:ArtifactRepositoryRegistry": ("_registry",),
+    "mlflow.utils.validation": ("_validate_batch_log_data", "_validate_run_id"),
+}
+OTHERS = {"_exit", "_C", "_cuda_endAllocateToPool", "_cuda_releasePool"}
+"""Those of other packages: `os._exit`, and of PyTorch what a test with a GPU runs."""
+
+
+@pytest.mark.parametrize("where", USED)
+def test_each_private_member_that_is_used_is_there(where):
+    module, _, name = where.partition(":")
+    package = module.split(".")[0]
+    holder: Any = import_module(module)
+    holder = getattr(holder, name) if name else holder
+    for member in USED[where]:
+        # An attribute that a constructor sets is found in the source.
+        found = hasattr(holder, member) or f".{member}" in inspect.getsource(holder)
+        words = f"{where} has no {member}, as {package} {READ_IN[package]} had"
+        assert found, f"{words}; this is {package} {version(package)}"
+
+
+def test_each_private_member_that_the_code_uses_is_in_the_list():
+    listed = {member for members in USED.values() for member in members}
+    assert find_used() - listed - OTHERS == set()
+
+
+def test_none_is_in_the_list_that_the_code_does_not_use():
+    words = " ".join(path.read_text() for path in find_files())
+    unused = [member for members in USED.values() for member in members if member not in words]
+    assert unused == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_release_that_nobody_has_read_is_not_installed(package):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [extras["dependencies"], *extras["optional-dependencies"].values()]
+    wanted = [Requirement(each) for group in groups for each in group]
+    bounds = [each.specifier for each in wanted if each.name == package]
+    assert bounds
+    for bound in bounds:
+        assert version(package) in bound
+        assert any(each.operator == "<" for each in bound)
+
+
+def find_files() -> Iterator[Path]:
+    for folder in ("service", "workers"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@cache
+def find_used() -> set[str]:
+    """Return private attributes that the code reads and does not define, and private imports."""
+    own: set[str] = set()
+    used: set[str] = set()
+    for node in (node for path in find_files() for node in ast.walk(ast.parse(path.read_text()))):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                own.add(name)
+            case ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                own.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
+                own.add(name)
+            case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
+                used.add(name)
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in PACKAGES:
+                is_private = "._" in module or ".generated" in module
+                names = [each.name for each in node.names]
+                used.update(name for name in names if is_private or name.startswith("_"))
+    return used - own - {"_private"} - {"RayActorManager"}
