@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from reproduced import NAME, make_reproducer
+from reproduced import NAME, Reproducer
 from starlette.testclient import TestClient
 
 from eigensweep.search_spaces.reproductions import load_suite
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.api.app import create_app
-from eigensweep.service.queue.analyses import AnalysisRunner
-from eigensweep.service.queue.reproductions import Reproducer
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.record.record import Record
-from eigensweep.workers.analyses.__main__ import main as make_analysis
 from eigensweep.workers.reports.book import make_page
 from eigensweep.workers.reports.results import name_file
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
@@ -85,7 +82,7 @@ class Cluster:
 
 @pytest.fixture
 def reproducer(client: Any) -> Reproducer:
-    return make_reproducer(client.app)
+    return Reproducer(client.app)
 
 
 @pytest.fixture
@@ -202,15 +199,15 @@ def test_a_killed_service_goes_on_with_its_seeds(
     if at != "training":
         cluster.run(client.get(posted["links"]["self"]).json()["experiments"][0]["id"])
         if at == "making a report":
-            monkeypatch.setattr(reproducer._children, "run", die)
+            monkeypatch.setattr(reproducer.reports.children, "run", die)
         else:
-            reproducer._look_after(reproducer.reproductions.get(posted["id"]))
+            reproducer.reports._look_after(reproducer.reproductions.get(posted["id"]))
             monkeypatch.setattr(reproducer.reproductions, "change", die)
         with pytest.raises(KeyboardInterrupt):
             reproducer.tick()
     app = create_app(settings, record, dispatcher)
     with TestClient(app, base_url="http://localhost:8642") as successor:
-        ended = follow(successor, make_reproducer(app), cluster, posted["id"])
+        ended = follow(successor, Reproducer(app), cluster, posted["id"])
     assert ended["verdict"] == "holds", ended
     assert ended["until_decided"]["seeds"] == [10, 12, 15, 18, 22]
     assert len(cluster.trained) == 2 * 22
@@ -240,14 +237,12 @@ def test_seeds_of_a_finished_run_are_taken_over(client, reproducer, cluster):
     assert client.get(plain["links"]["self"]).json()["verdict"] == "not distinguishable"
 
 
-def test_repetitions_of_an_analysis_are_added_too(client, reproducer, settings, monkeypatch):
-    runner = AnalysisRunner(client.app.state.service.analyses, settings.storage_folder)
-    runner._children.run = make_analysis
+def test_repetitions_of_an_analysis_are_added_too(client, reproducer, monkeypatch):
     bounds = load_suite("nnrnn/figure-1b").claims[0]
     monkeypatch.setitem(bounds.__dict__, "at_most", 0.0543)  # within the first seeds' interval
     posted = post(client, name="nnrnn/figure-1b", most=4)
     while reproducer.tick():
-        runner.tick()
+        reproducer.make_analyses()
     ended = client.get(posted["links"]["self"]).json()
     assert ended["until_decided"]["seeds"] == [3, 4]
     assert len(ended["analyses"]) == 4
