@@ -1,4 +1,4 @@
-"""The machine code of a time step of the scan kernel: registers, instructions, and a model's times.
+"""The machine code of a kernel's time step: registers, instructions, and a model's times.
 
 It needs no GPU, but NVRTC and nvdisasm, of the package nvidia-cuda-nvdisasm or a CUDA toolkit:
 
@@ -10,8 +10,9 @@ long a result takes, and how long it occupies what the schedulers share, is in `
 of a cluster, of older kernels, is without the fence over all memory that its machine code has. No
 GPU has confirmed it: it is for ratios.
 
-`--kernel` names another scan.cu, of an earlier checkout for instance. Where neighbouring threads
-read shared memory at different addresses, a read takes `--read-cycles 4`.
+`--cells` reads the kernel of networks with gates and of ODEs, not the scan's. `--kernel` names
+another source, of an earlier checkout for instance. Where neighbouring threads read shared memory
+at different addresses, a read takes `--read-cycles 4`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bench.report import new_parser, say, table
 from eigensweep.models.recurrence.complex_reference import FORMS
-from eigensweep.models.recurrence.cuda import scan
+from eigensweep.models.recurrence.cuda import gated, kernels, scan
 from eigensweep.models.recurrence.cuda.compiler import compile_kernel
+from eigensweep.models.recurrence.native.gated import Cell
 
-ARCHITECTURE = "sm_90"
+ARCHITECTURE, SHARED_BYTES = "sm_90", 227 << 10
 GIGAHERTZ = 1.83
 SIZES = (64, 138, 192, 256, 512)
 ROWS = (1, 4, 5, 6)
@@ -68,6 +71,7 @@ PREDICATE = re.compile(r"\s*U?P(\d|T)")
 REGISTER = re.compile(r"\b(U?R|U?P)(\d+)\b(\.64)?")
 
 COLUMNS = {
+    "of": "of",
     "n": "n",
     "blocks": "blocks",
     "rows": "rows",
@@ -184,7 +188,6 @@ def cost_of(opcode: str, read_cycles: float) -> tuple[str, float, float]:
 def cycles_of(loop: Sequence[Instruction], *, read_cycles: float, blocks: int) -> float:
     """Return the cycles that a time step takes, the mean of the third to the sixth."""
     costs = [cost_of(each.opcode, read_cycles) for each in loop]
-    barrier = BARRIER if blocks == 1 else CLUSTER_BARRIER
     warps = [Warp() for _ in range(WARPS)]
     latest = list(range(SCHEDULERS))  # the warp that each scheduler served last
     issued, special = [0.0] * SCHEDULERS, [0.0] * SCHEDULERS
@@ -216,7 +219,8 @@ def cycles_of(loop: Sequence[Instruction], *, read_cycles: float, blocks: int) -
                         continue
                     special[scheduler] = now + filled
                 if each.opcode.startswith(BARRIERS):
-                    warp.waits = now + barrier
+                    is_own = blocks == 1 or each.opcode.startswith("BAR")
+                    warp.waits = now + (BARRIER if is_own else CLUSTER_BARRIER)
                 warp.ready.update(dict.fromkeys(each.made, done))
                 warp.free = now + (2 if each.opcode.startswith("B") else 1)
                 warp.at, latest[scheduler] = (warp.at + 1) % len(loop), number
@@ -226,13 +230,21 @@ def cycles_of(loop: Sequence[Instruction], *, read_cycles: float, blocks: int) -
 
 
 def read_shape(
-    shape: scan.ScanShape, source: Path, nvdisasm: str, read_cycles: float
+    shape: scan.ScanShape | gated.GatedShape, source: Path | None, nvdisasm: str, read_cycles: float
 ) -> dict[str, Any]:
     """Return a row of the table."""
-    made = compile_kernel(source, dict(shape.definitions), ARCHITECTURE)
+    if isinstance(shape, scan.ScanShape):
+        source, of, barriers = source or scan.SOURCE, str(shape.activation), 1
+        definitions = shape.definitions
+    else:
+        source, of = source or gated.SOURCE, shape.cell.name.lower()
+        barriers = 4 if shape.cell in (Cell.LSTM_FULL, Cell.GRU_CHO, Cell.LEM) else 2
+        definitions = shape.definitions(SHARED_BYTES)
+    made = compile_kernel(source, dict(definitions), ARCHITECTURE)
     loop = loop_over_time(*disassemble(made.cubin, nvdisasm))
-    cycles = cycles_of(loop, read_cycles=read_cycles, blocks=shape.blocks)
-    steps = sum(each.opcode.startswith(BARRIERS) for each in loop)  # that one pass of it makes
+    cycles = barriers * cycles_of(loop, read_cycles=read_cycles, blocks=shape.blocks)
+    # Steps that one pass of the loop makes.
+    steps = max(1, sum(each.opcode.startswith(BARRIERS) for each in loop) // barriers)
     counts = {
         name: sum(each.opcode.startswith(beginning) for each in loop) // steps
         for name, beginning in (
@@ -243,6 +255,7 @@ def read_shape(
         )
     }
     return {
+        "of": of,
         "n": shape.units,
         "blocks": shape.blocks,
         "rows": shape.rows,
@@ -264,21 +277,28 @@ def main() -> None:
     """Print the table."""
     parser = new_parser(__doc__)
     parser.add_argument("--nvdisasm", default=find_nvdisasm(), help="where it is")
-    parser.add_argument("--kernel", type=Path, default=scan.SOURCE, help="a scan.cu to read")
+    parser.add_argument("--kernel", type=Path, help="another source of the kernel")
     parser.add_argument("--read-cycles", type=float, default=2.0, help="of 16 bytes a thread")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--activation", choices=scan.KERNELS, default="modrelu")
+    cells = [cell.name.lower() for cell in Cell]
+    parser.add_argument(
+        "--cells", nargs="+", choices=cells, default=[], help="not the scan, but these"
+    )
     args = parser.parse_args()
     if args.nvdisasm is None:
         parser.error("nvdisasm is not there; the package nvidia-cuda-nvdisasm brings it")
-    rows = []
-    for n in args.sizes:
-        blocks = scan.count_blocks(n, is_paired=args.activation in FORMS)
-        for count in args.rows:
-            for is_backward in (False, True):
-                shape = scan.ScanShape(n, count, blocks, is_backward, args.activation)
-                rows.append(read_shape(shape, args.kernel, args.nvdisasm, args.read_cycles))
+    shapes: list[scan.ScanShape | gated.GatedShape] = []
+    for n, count, is_backward in product(args.sizes, args.rows, (False, True)):
+        if not args.cells:
+            blocks = scan.count_blocks(n, is_paired=args.activation in FORMS)
+            shapes.append(scan.ScanShape(n, count, blocks, is_backward, args.activation))
+        for cell in (Cell[name.upper()] for name in args.cells):
+            if n <= gated.CLUSTERS[cell][-1][0] and count in kernels.ROWS:
+                blocks = gated.count_blocks(cell, n)
+                shapes.append(gated.GatedShape(cell, n, count, blocks, is_backward))
+    rows = [read_shape(each, args.kernel, args.nvdisasm, args.read_cycles) for each in shapes]
     say(table(rows, COLUMNS))
 
 

@@ -93,11 +93,19 @@ class GatedSteps(ABC):
         dUt, db, *_ = self.sums
         self.by_symbols = not x.is_floating_point()
         if not self.by_symbols:
-            db += dz.sum(1)
+            db += self.sum_of_arguments(G)
             dUt.baddbmm_(x.flatten(1, 2).mT, dz)
         else:
             add_rows(dUt, x.flatten(1), dz)
         self.add_weight_gradients(G, S, A)
+
+    def sum_of_arguments(self, G: Tensor) -> Tensor:
+        """Return the chunk's part of the gradient of b, (M, met · row)."""
+        return self.columns(G, 0, self.met).flatten(1, 2).sum(1)
+
+    def sums_of_vectors(self, G: Tensor, S: Tensor, A: Tensor) -> Tensor:
+        """Return the chunk's part of the gradients of the weights that are vectors."""
+        raise NotImplementedError
 
     @abstractmethod
     def add_weight_gradients(self, G: Tensor, S: Tensor, A: Tensor) -> None:
@@ -187,13 +195,18 @@ class LSTMSteps(GatedSteps):
         self.add_product(dR, G, S[:, 0, :-1])
         if not seen:
             return
-        C, o = S[:, 1, ..., : self.n], self.columns(G, 2)[..., : self.n]
         if self.peephole == "output_full":
-            seen[0].baddbmm_(o.flatten(1, 2).mT, C[:, 1:].flatten(1, 2))
+            o, C = self.columns(G, 2)[..., : self.n], S[:, 1, 1:, :, : self.n]
+            seen[0].baddbmm_(o.flatten(1, 2).mT, C.flatten(1, 2))
             return
-        parts = [self.columns(G, k)[..., : self.n] * C[:, :-1] for k in range(2)]
-        seen[0] += torch.cat([part.sum((1, 2)) for part in parts], -1)
-        seen[1] += (o * C[:, 1:]).sum((1, 2))
+        sums = self.sums_of_vectors(G, S, A)
+        seen[0] += sums[:, : 2 * self.n]
+        seen[1] += sums[:, 2 * self.n :]
+
+    def sums_of_vectors(self, G: Tensor, S: Tensor, A: Tensor) -> Tensor:
+        """Return the chunk's part of the gradients of diagonal peepholes, (M, 3n)."""
+        parts = [self.columns(G, k) * S[:, 1, k // 2 : S.shape[2] - 1 + k // 2] for k in range(3)]
+        return torch.cat([part[..., : self.n].sum((1, 2)) for part in parts], -1)
 
 
 class GRUSteps(GatedSteps):
@@ -257,8 +270,12 @@ class GORUSteps(GRUSteps):
 
     def add_weight_gradients(self, G: Tensor, S: Tensor, A: Tensor) -> None:
         super().add_weight_gradients(G, S, A)
+        self.sums[3].add_(self.sums_of_vectors(G, S, A))
+
+    def sums_of_vectors(self, G: Tensor, S: Tensor, A: Tensor) -> Tensor:
+        """Return the chunk's part of the gradient of the threshold, (M, n)."""
         of_candidate = self.columns(G, 2) * self.columns(A, 2).sign()
-        self.sums[3].add_(of_candidate[..., : self.n].sum((1, 2)))
+        return of_candidate[..., : self.n].sum((1, 2))
 
 
 class ChoGRUSteps(GatedSteps):

@@ -143,15 +143,11 @@ inline void release_complete() {
 inline int rank_in_cluster() { return fibers::current / fibers::BLOCK; }
 inline void meet() { fibers::wait_at(fibers::OF_CLUSTER); }
 inline void meet_in_block() { fibers::wait_at(fibers::OF_BLOCK); }
+inline void meet_in_warp() { fibers::meet_in_warp(-3); }
 typedef float* Place;
 inline Place in_block(float* place, int rank) {
     const auto offset = reinterpret_cast<char*>(place) - fibers::of_block(rank_in_cluster());
     return reinterpret_cast<Place>(fibers::of_block(rank) + offset);
-}
-inline void store(Place place, int further, float value) {
-    if (fibers::all_wait(fibers::block_of(place + further), fibers::ENDED))
-        fibers::fail("a store to a block that has ended");
-    place[further] = value;
 }
 
 using fibers::MBarrier;

@@ -12,6 +12,7 @@ from cuda_program import OnCpu
 from test_gated import CELLS, draw, name_of, outcome
 from torch.nn.functional import linear
 
+from eigensweep.models.recurrence import gated_steps
 from eigensweep.models.recurrence.cuda import compiler, kernels
 from eigensweep.models.recurrence.cuda import gated as cuda_gated
 from eigensweep.models.recurrence.cuda.gated import CLUSTERS, GatedShape, count_blocks
@@ -23,8 +24,8 @@ from eigensweep.models.recurrence.native.gated import Cell
 
 PARAMETERS = (
     "float* S, float* A, float* G, float* carry, const float* D, const float* R, "
-    "const float* other, long long lane_S, long long state, long long lane_A, long long lane_G, "
-    "long long lane_D, int steps, int batch, int seen"
+    "const float* other, float* sums, long long lane_S, long long state, long long lane_A, "
+    "long long lane_G, long long lane_D, int steps, int batch, int seen"
 )
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
 """Shared memory that a block of each generation of devices can ask for."""
@@ -33,8 +34,8 @@ MOST_SPILLED = 72
 
 With the NVRTC 13.0 that torch brings, one shape reaches 68 (the diagonal LSTM of 96 units, sm_80).
 """
-SPILLING = {Cell.CORNN: 320, Cell.LEM: 512}
-"""The same for kernels that have not been fitted to their registers yet."""
+SPILLING = {Cell.LEM: 160}
+"""The same for a cell of which the largest sizes fit no other way: 321 to 352 units, four rows."""
 KINDS = {**CELLS, "goru": ("goru", None, None)}
 TOLERANCE = 1e-4
 
@@ -61,7 +62,6 @@ class Gated(OnCpu):
     """The kernels in place of `gated.launch`."""
 
     def launch(self, shape, S, *tensors):
-        self.source = shape.source
         run = self.program(shape, shape.definitions(SHARED_BYTES["sm_90"]))
         clusters = S.shape[0] * -(-S.shape[3] // shape.rows)
         run(*cuda_gated.collect_arguments(S, *tensors), clusters)
@@ -119,6 +119,12 @@ class TestTheKernelIsTheReferenceAt:
         check(cell, (3, 3, 133 if cell[0] == "cornn" else 99, 2, 2))
         assert on_cpu.shapes[-1].blocks == 2
 
+    @pytest.mark.parametrize("name", ["lstm diagonal", "lstm full", "gru"])
+    def test_blocks_of_a_cluster_expect_what_they_are_sent(self, on_cpu, name):
+        """The last cluster has fewer rows than the others."""
+        check(KINDS[name], (5, 9, 97, 2, 2), "values")
+        assert (on_cpu.shapes[-1].rows, on_cpu.shapes[-1].blocks) == (2, 2)
+
     @pytest.mark.slow
     @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
     @pytest.mark.parametrize("blocks", [2, 4, 8])
@@ -150,6 +156,17 @@ class TestTheKernelIsTheReferenceAt:
             TOLERANCE,
         )
 
+    @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
+    def test_no_gradient_is_left_to_a_sum_over_all_steps(self, on_cpu, monkeypatch, cell):
+        def refuse(steps, *history):
+            raise AssertionError("the history of gradients is read for a sum")
+
+        monkeypatch.setattr(gated_steps.GatedSteps, "sum_of_arguments", refuse)
+        monkeypatch.setattr(gated_steps.LSTMSteps, "sums_of_vectors", refuse)
+        monkeypatch.setattr(gated_steps.GORUSteps, "sums_of_vectors", refuse)
+        x, leaves = draw(cell, (4, 3, 19, 3, 2), "values", torch.float32)
+        outcome(fast, cell, x, leaves, backend="cuda")
+
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     @pytest.mark.parametrize("cell", DISTINCT, ids=name_of)
     def test_a_state_that_is_not_finite_spoils_its_own_sequence_only(self, on_cpu, cell, value):
@@ -173,7 +190,7 @@ def shapes(cell, sizes, rows=kernels.ROWS):
 
 def compile_for(shape, device):
     definitions = dict(shape.definitions(SHARED_BYTES[device]))
-    return compiler.compile_kernel(shape.source, definitions, device)
+    return compiler.compile_kernel(cuda_gated.SOURCE, definitions, device)
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -201,7 +218,7 @@ class TestTheKernelIsCompiled:
         spilled = {shape: compile_for(shape, device).spilled_bytes for shape in offered}
         most = SPILLING.get(cell, MOST_SPILLED)
         assert {shape: each for shape, each in spilled.items() if each > most} == {}
-        assert cell in SPILLING or sum(map(bool, spilled.values())) <= len(offered) / 4
+        assert sum(each > MOST_SPILLED for each in spilled.values()) <= (cell in SPILLING)
 
     def test_what_does_not_fit_into_shared_memory_is_refused(self):
         with pytest.raises(compiler.CompileError, match="do not fit into shared memory"):

@@ -20,6 +20,7 @@ __device__ inline float from_neighbour(float value, int distance) {
 }
 
 __device__ inline void meet_in_block() { __syncthreads(); }
+__device__ inline void meet_in_warp() { __syncwarp(); }
 
 #if CLUSTER > 1
 __device__ inline int rank_in_cluster() {
@@ -36,12 +37,6 @@ __device__ inline Place in_block(float* place, int rank) {
     unsigned local = unsigned(__cvta_generic_to_shared(place)), remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
     return remote;
-}
-
-// Store so many numbers after `place`.
-__device__ inline void store(Place place, int further, float value) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(place + 4 * further), "f"(value)
-                 : "memory");
 }
 
 // A barrier of all threads of the cluster. What they stored before can be read behind it.
@@ -98,7 +93,6 @@ __device__ inline void wait_for(MBarrier* barrier, int parity) {
 __device__ inline int rank_in_cluster() { return 0; }
 typedef float* Place;
 __device__ inline Place in_block(float* place, int) { return place; }
-__device__ inline void store(Place place, int further, float value) { place[further] = value; }
 __device__ inline void meet() { __syncthreads(); }
 
 // Within one block, its own barrier is enough.
@@ -110,9 +104,17 @@ __device__ inline void wait_for(MBarrier*, int) { __syncthreads(); }
 #endif
 #endif
 
-__device__ inline void store_in_all_blocks(float* place, float value) {
+// Send to the same place of all blocks, where the barrier `came` counts it.
+__device__ inline void send_to_all(float* place, MBarrier* came, float value) {
+    const int apart = int(reinterpret_cast<float*>(came) - place);
 #pragma unroll
-    for (int block = 0; block < CLUSTER; ++block) store(in_block(place, block), 0, value);
+    for (int block = 0; block < CLUSTER; ++block) send(in_block(place, block), 0, apart, value);
+}
+
+// Arrive for a warp, when all its threads have read what may be overwritten behind the barrier.
+__device__ inline void arrive_together(int thread, MBarrier* barrier, int bytes) {
+    meet_in_warp();
+    if (thread % 32 == 0) arrive(barrier, bytes);
 }
 
 constexpr int THREADS = 512;  // of a block

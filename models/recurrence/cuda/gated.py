@@ -31,8 +31,6 @@ from eigensweep.models.recurrence.ode_steps import CoRNNSteps, LEMSteps
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("gated.cu")
-ODE_SOURCE = Path(__file__).with_name("ode.cu")
-"""The kernel of coRNN and LEM, with the arguments of the other one."""
 
 CLUSTERS: dict[Cell, tuple[tuple[int, int], ...]] = {
     Cell.LSTM: ((96, 1), (128, 2), (192, 4), (384, 8)),
@@ -47,7 +45,7 @@ CLUSTERS: dict[Cell, tuple[tuple[int, int], ...]] = {
 """Up to so many units, so many blocks share the matrices. What exceeds the registers of these
 blocks is in their shared memory; the last size is the largest that fits."""
 
-ARGUMENT_TYPES = (*(ctypes.c_void_p,) * 7, *(ctypes.c_longlong,) * 5, *(ctypes.c_int,) * 3)
+ARGUMENT_TYPES = (*(ctypes.c_void_p,) * 8, *(ctypes.c_longlong,) * 5, *(ctypes.c_int,) * 3)
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,6 @@ class GatedShape:
     """Blocks of a cluster."""
     is_backward: bool
 
-    @property
-    def source(self) -> Path:
-        """The file of the cell's kernel."""
-        return source_of(self.cell)
-
     def definitions(self, shared_bytes: int) -> kernels.Definitions:
         """Return the macros that the source is compiled with, for blocks with so much memory."""
         return (
@@ -78,11 +71,6 @@ class GatedShape:
             ("CELL", int(self.cell)),
             ("SHARED_BYTES", shared_bytes),
         )
-
-
-def source_of(cell: Cell) -> Path:
-    """Return the file of a cell's kernel."""
-    return ODE_SOURCE if cell in (Cell.CORNN, Cell.LEM) else SOURCE
 
 
 def count_blocks(cell: Cell, units: int) -> int:
@@ -125,7 +113,16 @@ class CudaGatedSteps(GatedSteps):
         self._run(S, A)
 
     def backward(self, G: Tensor, S: Tensor, A: Tensor, D: Tensor | None, carry: Tensor) -> None:
-        self._run(S, A, G=G, D=D, carry=carry)
+        vectors = VECTORS.get(self.cell, 0)
+        sums = G.new_empty(self.lanes, G.shape[2], (self.met + vectors) * self.n)
+        self._run(S, A, G=G, D=D, carry=carry, sums=sums)
+        self._gained = sums.sum(1)
+
+    def sum_of_arguments(self, G: Tensor) -> Tensor:
+        return self.columns(self._gained, 0, self.met)
+
+    def sums_of_vectors(self, G: Tensor, S: Tensor, A: Tensor) -> Tensor:
+        return self.columns(self._gained, self.met, VECTORS[self.cell])
 
     def _run(
         self,
@@ -135,13 +132,14 @@ class CudaGatedSteps(GatedSteps):
         G: Tensor | None = None,
         D: Tensor | None = None,
         carry: Tensor | None = None,
+        sums: Tensor | None = None,
     ) -> None:
         R, *_ = self.weights
         blocks = count_blocks(self.cell, self.n)
         clusters = count_clusters(self.cell, self.n, R.device)
         rows = kernels.choose_rows(self.lanes * A.shape[2], clusters)
         shape = GatedShape(self.cell, self.n, rows, blocks, is_backward=G is not None)
-        launch(shape, S, A, G, carry, D, *self._matrices, self.seen)
+        launch(shape, S, A, G, carry, D, *self._matrices, sums, self.seen)
 
     @functools.cached_property
     def _matrices(self) -> tuple[Tensor, Tensor]:
@@ -188,6 +186,9 @@ class CudaLEMSteps(CudaGatedSteps, LEMSteps):
     CELL = Cell.LEM
 
 
+VECTORS = {Cell.LSTM_DIAGONAL: 3, Cell.GORU: 1}
+"""Vectors of weights whose gradients are sums over steps and batch, as that of b is."""
+
 PEEPHOLES = {1: Cell.LSTM, 2: Cell.LSTM_FULL, 3: Cell.LSTM_DIAGONAL}
 """The cell of an LSTM with so many weights, peepholes included."""
 
@@ -210,6 +211,7 @@ def launch(
     D: Tensor | None,
     R: Tensor,
     other: Tensor,
+    sums: Tensor | None,
     seen: int,
 ) -> None:
     """Run the kernel on the current stream. Tensors are those of `GatedSteps`, without padding."""
@@ -217,7 +219,7 @@ def launch(
     kernel = load_kernel(shape, R.device.index or 0)
     blocks = lanes * -(-batch // shape.rows) * shape.blocks
     shared_bytes = kernels.count_shared_bytes(R.device.index or 0)
-    arguments = collect_arguments(S, A, G, carry, D, R, other, seen)
+    arguments = collect_arguments(S, A, G, carry, D, R, other, sums, seen)
     kernels.launch_kernel(kernel, R.device, blocks, arguments, ARGUMENT_TYPES, shared_bytes)
 
 
@@ -229,13 +231,14 @@ def collect_arguments(
     D: Tensor | None,
     R: Tensor,
     other: Tensor,
+    sums: Tensor | None,
     seen: int,
 ) -> tuple[int, ...]:
     """Return the arguments of the kernel, in its order."""
     inner = [t[0] for t in (A, G, D) if t is not None]
-    whole = [t for t in (R, other, carry) if t is not None]
+    whole = [t for t in (R, other, carry, sums) if t is not None]
     assert all(t.is_contiguous() for t in (S[0, 0], *inner, *whole))
-    tensors = (S, A, G, carry, D, R, other)
+    tensors = (S, A, G, carry, D, R, other, sums)
     pointers = (0 if t is None else t.data_ptr() for t in tensors)
     lanes = (0 if t is None else t.stride(0) for t in (A, G, D))
     return (*pointers, S.stride(0), S.stride(1), *lanes, A.shape[1], A.shape[2], seen)
@@ -269,7 +272,7 @@ def _is_loaded(cell: Cell, units: int, device: int) -> bool:
             for rows in kernels.ROWS
             for is_backward in (False, True)
         ]
-        kernels.load_together(source_of(cell), lambda shape: load_kernel(shape, device), shapes)
+        kernels.load_together(SOURCE, lambda shape: load_kernel(shape, device), shapes)
     except (ImportError, CompileError, ValueError) as error:
         name = cell.name.lower()
         logger.warning("the %s of %d units runs step by step: %s", name, units, error)
@@ -280,4 +283,4 @@ def _is_loaded(cell: Cell, units: int, device: int) -> bool:
 def load_kernel(shape: GatedShape, device: int) -> Any:
     """Return the kernel of a shape; errors are those of `kernels.load_kernel`."""
     shared_bytes = kernels.count_shared_bytes(device)
-    return kernels.load_kernel(shape.source, shape.definitions(shared_bytes), device, shared_bytes)
+    return kernels.load_kernel(SOURCE, shape.definitions(shared_bytes), device, shared_bytes)

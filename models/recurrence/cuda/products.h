@@ -98,5 +98,3 @@ template <int OUTPUTS, int INPUTS, int FREE> struct Product {
         }
     }
 };
-
-__device__ inline float sigmoid(float z) { return 1.0f / (1.0f + expf(-z)); }
