@@ -102,7 +102,7 @@ def list_jobs(shared_bytes: int, *, quick: bool) -> Iterator[Job]:
                 for is_backward in (False, True):
                     blocks = gated.count_blocks(cell, n)
                     gate = gated.GatedShape(cell, n, rows, blocks, is_backward)
-                    yield gate.source, gate.definitions(shared_bytes)
+                    yield gated.SOURCE, gate.definitions(shared_bytes)
 
 
 def show(architecture: str, *, quick: bool) -> Iterator[dict[str, Any]]:
