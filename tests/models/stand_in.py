@@ -263,7 +263,7 @@ def compile_ahead() -> None:
             jobs.append((scan.SOURCE, shape.definitions))
         for cell, rows in cells:
             gate = gated.GatedShape(cell, SIZE, rows, 1, is_backward)
-            jobs.append((gate.source, gate.definitions(227 << 10)))
+            jobs.append((gated.SOURCE, gate.definitions(227 << 10)))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: load_cubin(None, job[0], dict(job[1]), "sm_90"), jobs))
 
