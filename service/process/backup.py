@@ -44,7 +44,9 @@ from eigensweep.search_spaces.labels import say_count
 from eigensweep.service.process.locking import hold_alone
 from eigensweep.service.record import copying, database
 from eigensweep.service.record.migrations import (
+    THROUGH,
     compare_versions,
+    is_too_old,
     list_revisions,
     migrate,
     try_database,
@@ -587,6 +589,11 @@ def _check_record(record: Path, manifest: Manifest) -> None:
     """Refuse a record that this version cannot read, in words."""
     if not record.exists():
         raise BackupError("this backup has no record")
+    if is_too_old(manifest.schema):
+        raise BackupError(
+            f"this backup was made by Eigensweep {manifest.version} (its record has schema "
+            f"{manifest.schema}): restore it with Eigensweep 0.2, {THROUGH}"
+        )
     if manifest.schema not in list_revisions():
         raise BackupError(
             f"this backup was made by Eigensweep {manifest.version}, which is newer than this one "

@@ -283,7 +283,7 @@ ADVICE: Final = {
 def check_database(patient: Patient) -> Iterator[Finding]:
     """Yield whether the record can be read and has the schema of this version."""
     from eigensweep.service.record import database
-    from eigensweep.service.record.migrations import compare_versions
+    from eigensweep.service.record.migrations import THROUGH, compare_versions, is_too_old
 
     url = patient.settings.database
     parsed = make_url(url)
@@ -304,7 +304,10 @@ def check_database(patient: Patient) -> Iterator[Finding]:
         yield ok("database", f"{place} has schema {have}")
     elif have is None or have < newest:
         words = f"{place} has schema {have or 'none'}; this version has {newest}"
-        yield Finding("warning", "database", words, "the next start brings it up to date")
+        if is_too_old(have):
+            yield Finding("problem", "database", words, THROUGH)
+        else:
+            yield Finding("warning", "database", words, "the next start brings it up to date")
     else:
         words = f"{place} has schema {have}, which is newer than {newest} of this version"
         yield Finding("problem", "database", words, "install the newer version of Eigensweep")

@@ -261,8 +261,8 @@ class TestRefusals:
         self, settings, tmp_path, bare_postgresql_url
     ):
         elsewhere = settings.model_copy(update={"database_url": bare_postgresql_url})
-        migrate(bare_postgresql_url, "0020")
-        with pytest.raises(BackupError, match=r"has schema 0020, .* of the version that the"):
+        migrate(bare_postgresql_url, "0023")
+        with pytest.raises(BackupError, match=r"has schema 0023, .* of the version that the"):
             back_up(elsewhere, tmp_path / "b.tar.gz")
 
     def test_a_database_that_does_not_answer_is_named_without_its_password(
@@ -313,6 +313,7 @@ class TestRefusals:
             ("member", "contradicts 1 file, such as"),
             ("missing", "contradicts 1 file, such as"),
             ("newer schema", "which is newer than this one"),
+            ("older schema", "restore it with Eigensweep 0.2"),
             ("newer form", "reads the forms up to 2"),
             ("above", "holds '../x'"),
             ("absolute", "holds '/x'"),
@@ -348,7 +349,8 @@ def spoil_archive(file: Path, bad: Path, how: str) -> None:
                 content = b"PNG" if how == "member" else content
             if member.name == backup.MANIFEST:
                 manifest = json.loads(content)
-                manifest["schema"] = "9999" if how == "newer schema" else manifest["schema"]
+                schemas = {"newer schema": "9999", "older schema": "0022"}
+                manifest["schema"] = schemas.get(how, manifest["schema"])
                 manifest["format"] += (how == "newer form") - (how == "older form")
                 content = json.dumps(manifest).encode()
                 if how in strange:

@@ -159,7 +159,7 @@ class TestStores:
     @pytest.mark.parametrize(
         ("version", "state", "advice"),
         [
-            ("0001", "warning", "the next start brings it up to date"),
+            ("0022", "problem", "start it once with Eigensweep 0.2"),
             ("9999", "problem", "install the newer version"),
         ],
     )

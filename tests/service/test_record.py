@@ -21,7 +21,13 @@ from eigensweep.service.record import database
 from eigensweep.service.record.database import WrongSchemaError, is_away
 from eigensweep.service.record.errors import IdempotencyKeyReusedError, WrongStateError
 from eigensweep.service.record.ledger import RecordLedger
-from eigensweep.service.record.migrations import NewerRecordError, RecordUnusableError, migrate
+from eigensweep.service.record.migrations import (
+    NewerRecordError,
+    OlderRecordError,
+    RecordUnusableError,
+    compare_versions,
+    migrate,
+)
 from eigensweep.service.record.progress import compute_progress
 from eigensweep.service.record.queries import StateCount
 from eigensweep.service.record.record import Record
@@ -59,6 +65,13 @@ class TestSchema:
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
         with pytest.raises(NewerRecordError, match="EIGENSWEEP_HOME"):
             migrate(url)
+
+    def test_a_record_from_before_the_baseline_is_told_the_way_and_left_alone(self, url):
+        with database.engine(url).execution_options(writes=True).begin() as connection:
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0022'")
+        with pytest.raises(OlderRecordError, match="start it once with Eigensweep"):
+            migrate(url)
+        assert compare_versions(url)[0] == "0022"
 
     def test_a_database_that_cannot_be_reached_at_the_start_is_told_in_words(self, tmp_path):
         with pytest.raises(RecordUnusableError, match="EIGENSWEEP_DATABASE_URL"):
@@ -432,29 +445,6 @@ class TestSettings:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("EIGENSWEEP_HOME", "somewhere")
         assert Settings().home == tmp_path / "somewhere"
-
-
-def test_a_record_of_an_earlier_version_is_read_on_and_knows_of_no_lineage(tmp_path):
-    url = f"sqlite:///{tmp_path}/old.db"
-    migrate(url, "0007")
-    insert = (
-        "INSERT INTO experiments (id, name, project, priority, spec, metric, unit, better, state, "
-        "intent, tracked, created_at, generation, claimed_steps, deaths, progress_mark) VALUES "
-        "('e1', 'old', 'p', 0, '{}', 'loss', 'nats', 'lower', 'running', 'run', 0, 1, 1, 0, 0, 0)",
-        "INSERT INTO trials (experiment_id, number, arm, params, config_hash, seed, replicates, "
-        "steps, state, attempt, step, rank, result, tracked) VALUES "
-        "('e1', 0, 'lstm', '{}', 'abc', 0, 1, 9, 'completed', 1, 9, 0.5, '{\"value\": 0.5}', 0)",
-    )
-    with database.engine(url).execution_options(writes=True).begin() as connection:
-        for statement in insert:
-            connection.exec_driver_sql(statement)
-    migrate(url)
-    ledger = RecordLedger(url, "e1", 1)
-    assert ledger.load()[0].lineage == ()
-    assert ledger.read_round() == 0
-    assert ledger.find_finished("abc", 0, 1, 9).result.value == 0.5
-    ledger.end_round(5, {})
-    assert ledger.read_round() == 5
 
 
 def test_writers_of_one_process_take_turns(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -17,9 +18,21 @@ from sqlalchemy.exc import DBAPIError
 from eigensweep.service.record import database
 from eigensweep.service.settings import StartError
 
+FIRST: Final = "0023"
+"""The earliest schema that is brought up to date: that of 0.2. Schemas are named by numbers."""
+
+THROUGH: Final = (
+    "start it once with Eigensweep 0.2, which brings it up to date, and then install this version"
+)
+"""What to do with a record whose schema is earlier."""
+
 
 class NewerRecordError(StartError):
     """The database was written by a newer version of the service."""
+
+
+class OlderRecordError(StartError):
+    """The database was written by a version of the service from before `FIRST`."""
 
 
 class NoWayBackError(StartError):
@@ -35,6 +48,7 @@ def migrate(url: str, revision: str = "head") -> None:
 
     Raises:
         NewerRecordError: if its schema has a version that this one does not know.
+        OlderRecordError: if its schema is too old for this version.
         NoWayBackError: if its schema is newer than the revision.
         RecordUnusableError: if the database does not answer, or is none.
     """
@@ -47,6 +61,12 @@ def migrate(url: str, revision: str = "head") -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
     except CommandError as error:
+        have, _ = compare_versions(url)
+        if is_too_old(have):
+            raise OlderRecordError(
+                f"the record has schema {have}, and this version begins with {FIRST}: {THROUGH}. "
+                "Nothing was changed"
+            ) from error
         raise NewerRecordError(
             f"the record was written by a newer version of Eigensweep ({error}): install that "
             "version, since a schema never goes back, or set EIGENSWEEP_HOME or "
@@ -68,6 +88,11 @@ def try_database(url: str) -> Iterator[None]:
             f"the database of the record at {place} cannot be used: {what}; start it, or set "
             "EIGENSWEEP_DATABASE_URL to another one"
         ) from error
+
+
+def is_too_old(schema: str | None) -> bool:
+    """Tell whether a schema is earlier than the first that this code knows."""
+    return schema is not None and schema < FIRST
 
 
 def list_revisions() -> list[str]:
