@@ -84,8 +84,12 @@ def test_relative_links_resolve(page: str) -> None:
 
 
 def test_every_page_of_docs_is_in_the_index() -> None:
-    linked = re.findall(r"\]\(([^)#]+)\)", read("docs/README.md"))
-    listed = {str((ROOT / "docs" / link).resolve().relative_to(ROOT)) for link in linked}
+    listed = set()
+    for index in ("docs/README.md", "docs/design/README.md"):
+        linked = re.findall(r"\]\(([^)#]+)\)", read(index))
+        listed |= {
+            str((ROOT / index).parent.joinpath(p).resolve().relative_to(ROOT)) for p in linked
+        }
 
     assert {page for page in PAGES if page.startswith("docs/")} - listed == {"docs/README.md"}
 
@@ -307,7 +311,30 @@ def list_definitions() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/why-it-works.md"])
+NOTES = sorted(f"docs/design/{path.name}" for path in (ROOT / "docs/design").glob("0*.md"))
+
+
+def test_each_invariant_names_the_test_that_guards_it() -> None:
+    section = read("ARCHITECTURE.md").partition("## Seven invariants")[2]
+    invariants = re.findall(r"^\d\. .*?(?=^\d\. |^$)", section, re.MULTILINE | re.DOTALL)
+
+    assert len(invariants) == 7
+    for each in invariants:
+        guards = re.findall(r"\((tests/[\w/]+\.py)\)", each)
+        assert guards, each
+        assert all((ROOT / guard).exists() for guard in guards)
+
+
+@pytest.mark.parametrize("page", NOTES)
+def test_a_design_note_has_the_parts_of_one(page: str) -> None:
+    parts = re.findall(r"^## (.*)$", read(page), re.MULTILINE)
+
+    assert parts == ["Problem", "Decision", "Figures", "What would change it"]
+
+
+@pytest.mark.parametrize(
+    "page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/why-it-works.md", *NOTES]
+)
 def test_names_and_paths_of_the_code_exist(page: str) -> None:
     prose = re.sub(r"^```.*?^```", "", read(page), flags=re.MULTILINE | re.DOTALL)
     missing = []
