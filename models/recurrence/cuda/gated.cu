@@ -37,7 +37,7 @@ constexpr int ENTRIES = held(MAIN_OUTPUTS, MAIN_INPUTS, best_slices(MAIN_OUTPUTS
                         (HAS_LATE ? held(OWN, N, best_slices(OWN, N)) : 0);
 constexpr int FITTING_REGISTERS = HAS_LATE ? 64 : 72;
 constexpr int REGISTERS = ENTRIES <= FITTING_REGISTERS           ? FITTING_REGISTERS
-                          : HAS_LATE && ROWS == 4                ? 48
+                          : HAS_LATE && !IS_GRU && ROWS == 4     ? 48
                           : HAS_LATE || (ROWS == 4 && !BACKWARD) ? 56
                                                                  : 64;
 
