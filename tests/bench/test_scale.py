@@ -56,10 +56,8 @@ def test_a_driver_keeps_little_of_trials_that_have_ended(tmp_path: Path, seen: d
     values = [entry.result.value for entry in recorded if entry.result is not None]
     assert whole[0].result is not None
     assert whole[0].result.value == min(value for value in values if value is not None)
-    assert [len(part) for part in ([*ledger.walk()], seen["driver"].sweep.study.trials())] == [
-        TRIALS,
-        TRIALS,
-    ]
+    assert len([*ledger.walk()]) == TRIALS
+    assert seen["driver"].sweep.study.trials() == [], "a search at random has none in Optuna"
 
 
 def test_trials_shorter_than_the_start_of_a_process_let_each_process_come_up(

@@ -300,7 +300,7 @@ class TestReproductions:
         reproducer = Reproducer(client.app)
         again = client.get(posted["links"]["self"]).json()
         play_driver(record, settings.storage_folder, again["experiments"][0]["id"])
-        reproducer._children.run = lambda folder, order: "its process ended with status 9"
+        reproducer.reports.children.run = lambda folder, order: "its process ended with status 9"
         reproducer.tick()
         words = read(client, posted["links"]["page"])
         assert "Why there is no report its process ended with status 9" in words

@@ -18,7 +18,7 @@ from eigensweep.search_spaces.parameters import Scalar
 
 TREES: Final = 32
 FEWEST: Final = 5
-"""Fewer trials than these are not split any further."""
+"""Fewer trials than these are not split any further, unless there were no more to begin with."""
 
 Floats = NDArray[np.float64]
 
@@ -65,11 +65,12 @@ def _spread(points: Sequence[Mapping[str, Scalar]]) -> tuple[Floats, list[str]]:
 def _grow(columns: Floats, goal: Floats) -> Floats:
     """Return what the splits of one tree take away of the squared error, by column."""
     taken = np.zeros(columns.shape[1])
+    fewest = max(2, min(FEWEST, len(goal)))
     waiting = [(columns, goal)]
     while waiting:
         columns, goal = waiting.pop()
         count = len(goal)
-        if count < FEWEST:
+        if count < fewest:
             continue
         order = np.argsort(columns, axis=0, kind="stable")
         places = np.take_along_axis(columns, order, axis=0)
