@@ -90,12 +90,14 @@ class Client(Connection):
         A name that nothing is found for comes back as it is; the service refuses it.
 
         Raises:
-            InputError: if more than one experiment may be meant.
+            InputError: if more than one experiment may be meant, or `last` and there is none.
         """
         if IS_ID.fullmatch(name):
             return name
         if name == "last":
             found = self.experiments(1)
+            if not found:
+                raise InputError("'last' is the newest experiment, and there is none yet")
         else:
             found = [each for each in self.experiments(NEWEST) if each["id"].startswith(name)]
             found += [each for each in self.experiments(name=name) if each["name"] == name]

@@ -101,14 +101,13 @@ class JobRunner:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def tick(self, handler: Handler) -> bool:
-        """Try each job of a kind that is due once; return whether any is left to be done."""
+    def tick(self, handler: Handler) -> None:
+        """Try each job of a kind that is due once."""
         handler.look()
         for job in self.jobs.list_due(handler.kind, self.clock()):
             if handler.stopping.is_set():
                 break
             self._try(handler, job)
-        return self.jobs.has_open(handler.kind)
 
     def _try(self, handler: Handler, job: Job) -> None:
         try:

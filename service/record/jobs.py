@@ -7,7 +7,6 @@ one does the job again. Runs in the service's process.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -95,7 +94,8 @@ class Jobs:
 
     def has_open(self, kind: JobKind) -> bool:
         """Return whether any job of a kind is left to be done, now or later."""
-        return bool(self.list_due(kind, math.inf))
+        query = select(Job.key).where(Job.kind == kind, Job.due_at.is_not(None)).limit(1)
+        return database.read(self.url, lambda session: session.scalar(query)) is not None
 
     def requeue(self, kind: JobKind) -> None:
         """Queue again what a service that is gone has begun."""

@@ -38,7 +38,8 @@ class Reproducer:
 
     def tick(self) -> bool:
         """Take each further; return whether any is still open."""
-        return self.runner.tick(self.reports)
+        self.runner.tick(self.reports)
+        return self.runner.jobs.has_open("reproduction")
 
     def make_analyses(self) -> None:
         """Make the analyses that were asked for."""

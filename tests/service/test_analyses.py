@@ -105,7 +105,8 @@ class Runner:
 
     def tick(self) -> bool:
         """Carry out what is queued; return whether any is left."""
-        return self.jobs.tick(self.handler)
+        self.jobs.tick(self.handler)
+        return self.jobs.jobs.has_open("analysis")
 
 
 @pytest.fixture

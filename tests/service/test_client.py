@@ -178,6 +178,12 @@ def test_a_listing_is_read_to_its_last_page(stub: Stub, client: Client) -> None:
     assert "state=running" in stub.heard[-1][0]
 
 
+def test_the_last_experiment_of_none_is_told_in_words(stub: Stub, client: Client) -> None:
+    stub.answers["/v1/experiments"] = [as_json(200, {"items": [], "next_cursor": None})]
+    with pytest.raises(InputError, match="there is none yet"):
+        client.find_id("last")
+
+
 def test_a_submission_carries_the_token_and_a_key_of_its_own(stub: Stub, client: Client) -> None:
     stub.answers["/v1/experiments"] = [as_json(201, {"id": "e7", "name": "x", "state": "queued"})]
 

@@ -375,6 +375,8 @@ def test_the_page_of_the_api_is_dark_where_the_browser_is_and_leads_back(browser
         assert (int(re.findall(r"\d+", colour)[0]) <= 100) == (scheme == "dark")
         text = find(browser, "#api .opblock-tag").value_of_css_property("color")
         assert (int(re.findall(r"\d+", text)[0]) > 100) == (scheme == "dark")
+    left = {each.rect["x"] for each in browser.find_elements("css selector", "#api .info p")}
+    assert len(left) == 1, "paragraphs begin at one line"
     assert not complain(browser, address)
     click(browser, "header nav a")
     assert browser.current_url == f"{address}/"

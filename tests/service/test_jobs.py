@@ -84,8 +84,9 @@ class TestRunner:
         handler.open.set()
         for key, due_at in (("b", 2.0), ("a", 3.0), ("c", 1.0), ("later", 99.0)):
             jobs.put(make("webhook", key, due_at))
-        assert JobRunner(jobs, [handler], clock=lambda: 10.0).tick(handler)
+        JobRunner(jobs, [handler], clock=lambda: 10.0).tick(handler)
         assert handler.done == ["c", "b", "a"]
+        assert jobs.has_open("webhook"), "one is due later"
 
     def test_pauses_grow_to_their_longest_and_a_restart_keeps_them(self, jobs):
         now, handler = [0.0], Webhooks(jobs)
@@ -93,7 +94,8 @@ class TestRunner:
         jobs.put(make("webhook"))
         pauses = []
         for _ in range(4):
-            assert JobRunner(jobs, [handler], clock=lambda: now[0]).tick(handler)
+            JobRunner(jobs, [handler], clock=lambda: now[0]).tick(handler)
+            assert jobs.has_open("webhook")
             (job,) = jobs.list("webhook")
             pauses.append(job.due_at - now[0])
             now[0] = job.due_at
@@ -104,7 +106,8 @@ class TestRunner:
         handler = Analysing(jobs)
         handler.problem = problem
         jobs.put(make("analysis"))
-        assert not JobRunner(jobs, [handler]).tick(handler)
+        JobRunner(jobs, [handler]).tick(handler)
+        assert not jobs.has_open(handler.kind)
         (job,) = jobs.list("analysis")
         assert (job.state, job.due_at, job.tries) == ("failed", None, 1)
         assert str(problem) in job.error
@@ -113,7 +116,8 @@ class TestRunner:
         handler = Webhooks(jobs)
         handler.problem = StoppedError()
         jobs.put(make("webhook"))
-        assert JobRunner(jobs, [handler]).tick(handler)
+        JobRunner(jobs, [handler]).tick(handler)
+        assert jobs.has_open(handler.kind)
         (job,) = jobs.list_due("webhook", 1.0)
         assert (job.state, job.tries) == ("queued", 0)
 
