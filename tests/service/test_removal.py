@@ -90,7 +90,8 @@ class Deleter:
 
     def tick(self) -> bool:
         """Try each removal that is due; return whether any is left."""
-        return self.runner.tick(self.handler)
+        self.runner.tick(self.handler)
+        return self.runner.jobs.has_open(self.handler.kind)
 
 
 class Removal:
