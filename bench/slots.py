@@ -78,20 +78,20 @@ class DriverUse:
 def _find_driver() -> psutil.Process | None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.cmdline()[:1] == ["ray::DriverActor.run"] or (
-                "DriverActor" in " ".join(process.cmdline()[:1])
-            ):
+            if process.cmdline()[0].startswith(TITLE):
                 return process
     return None
 
 
-def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> dict[str, Any]:
+def drive(cluster: RayCluster, url: str, trials: int, slots: int, seconds: float) -> dict[str, Any]:
     """Return how long an experiment takes on a cluster of so many slots."""
     from bench.scale import read_times
     from eigensweep.search_spaces.spec import ExperimentSpec
     from eigensweep.service.record.ledger import RecordLedger
     from eigensweep.service.record.migrations import migrate
     from eigensweep.service.record.record import Record
+    from eigensweep.workers.cluster.drivers import Drivers
+    from eigensweep.workers.driver.zygote import DriverOrder
     from eigensweep.workers.shared.messages import DriverOptions
 
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
@@ -108,13 +108,19 @@ def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> di
             mlflow_uri=url,
             mlflow_token=os.environ["MLFLOW_TRACKING_TOKEN"],
         )
+        order = DriverOrder(
+            row.id, spec.model_dump(mode="json"), ledger, options, cluster.place.address
+        )
+        drivers = Drivers([RecordLedger.__module__])
+        drivers.start()
         use, began = DriverUse(), time.time()
         with look_every(0.5, use.look):
-            handle = cluster.launch(row.id, spec.model_dump(mode="json"), ledger, options)
-            state = handle.wait()
+            driver = drivers.launch(order, f"{cluster.place.logs}/driver-{row.id}.log")
+            state = driver.wait()
             whole = time.time() - began
+        drivers.stop()
         if state != "ended":
-            raise RuntimeError(f"the driver {state}: {handle.error}")
+            raise RuntimeError(f"the driver {state}: {driver.error}")
         ends = {each.state for each in ledger.load()}
         if ends != {"completed"}:
             raise RuntimeError(f"not every trial was completed: {ends}")

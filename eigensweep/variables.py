@@ -21,8 +21,6 @@ KNOWN: Final = frozenset(
         "CPUS",
         "DATABASE_URL",
         "DATA_ROOT",
-        "DRIVER_EXPERIMENTS",
-        "DRIVER_MB",
         "HOME",
         "HOST",
         "LEAST_FREE_MB",
@@ -52,7 +50,6 @@ KNOWN: Final = frozenset(
         "TOKEN",
         "TOKEN_FILE",
         "URL",
-        "WARM_DRIVERS",
         "WEBHOOK_HOSTS",
         "WEBHOOK_NETWORKS",
         "WEBHOOK_SECRET",
@@ -60,6 +57,14 @@ KNOWN: Final = frozenset(
     ]
 )
 """Every variable that some process of ours reads. A test compares it with the code."""
+
+
+GONE: Final = {
+    PREFIX + name: "since 0.3 each experiment has a driver of its own, which takes "
+    "milliseconds to fork and a few megabytes"
+    for name in ("DRIVER_EXPERIMENTS", "DRIVER_MB", "WARM_DRIVERS")
+}
+"""Variables of earlier versions, and why nothing reads them any more."""
 
 
 def find_unknown(names: Iterable[str]) -> dict[str, str | None]:
@@ -82,6 +87,7 @@ def _find_nearest(name: str) -> str | None:
 def describe_unknown(name: str, nearest: str | None) -> str:
     """Return a sentence about a variable that nothing reads; its value is not shown."""
     hint = f"did you mean {nearest}?" if nearest else "docs/reference/settings.md lists them all"
+    hint = GONE.get(name.upper(), hint)
     return f"nothing reads the variable {name}; {hint}"
 
 

@@ -200,27 +200,11 @@ class Settings(BaseSettings):
     `GOOGLE_APPLICATION_CREDENTIALS`, or from the role of the machine, on every node.
     """
     max_experiments: int | None = Field(default=None, ge=1)
-    """How many experiments run at once, as far as memory holds their drivers; the others wait in
-    the queue. A user none of whose experiments runs gets one beyond that, as far as memory holds.
+    """How many experiments run at once, as far as half of the memory holds their drivers; the
+    others wait in the queue. A user none of whose experiments runs gets one beyond that, up to 16
+    in all.
 
-    None: 2, and on a running Ray cluster half as many as memory holds drivers.
-    """
-    driver_experiments: int = Field(default=1, ge=1)
-    """How many small experiments one driver may have at once.
-
-    Small ones have 100 trials at most, no lanes, and a search other than `gp`. 1: each experiment
-    has a driver of its own.
-    """
-    driver_mb: float = Field(default=400, gt=0)
-    """Megabytes that are kept for each driver on the service's machine, and that trials on a Ray
-    which the service starts do not get. Drivers take half of the machine's memory at most, and a
-    quarter on a Ray which the service starts, unless EIGENSWEEP_MAX_EXPERIMENTS wants more."""
-    warm_drivers: int = Field(default=1, ge=0)
-    """Drivers that are kept for the next experiment.
-
-    On a Ray that the service starts, each takes 0.8 GB with what its first trials need, which no
-    trial may have then; on another one 0.4 GB. Where that is more than a quarter of the memory,
-    none is kept. 0: none waits, and every experiment starts a driver of its own.
+    None: 2, and 16 on a running Ray cluster.
     """
     retries: int = Field(default=3, ge=0)
     """How often a trial is started again after its process was lost."""
@@ -371,11 +355,6 @@ class Settings(BaseSettings):
     def keep(self) -> Keep | None:
         """The rule of `retention`; None: all checkpoints stay."""
         return None if self.retention == "all" else self.retention
-
-    @property
-    def driver_bytes(self) -> int:
-        """Memory that is kept for each driver."""
-        return round(self.driver_mb * 1e6)
 
     @property
     def least_free_bytes(self) -> int:

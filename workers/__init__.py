@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eigensweep.workers.cluster.drivers import DriverProcess as DriverProcess
+    from eigensweep.workers.cluster.drivers import Drivers as Drivers
     from eigensweep.workers.cluster.ray_cluster import ClusterError as ClusterError
-    from eigensweep.workers.cluster.ray_cluster import DriverHandle as DriverHandle
     from eigensweep.workers.cluster.ray_cluster import RayCluster as RayCluster
     from eigensweep.workers.driver.experiment import run_experiment as run_experiment
     from eigensweep.workers.engine.notebook import TrialResult as TrialResult
@@ -38,7 +39,8 @@ _HOME = {
     "StaleAttemptError": "shared.heads",
     "Store": "shared.checkpoints",
     "ClusterError": "cluster.ray_cluster",
-    "DriverHandle": "cluster.ray_cluster",
+    "DriverProcess": "cluster.drivers",
+    "Drivers": "cluster.drivers",
     "RayCluster": "cluster.ray_cluster",
     "DriverOptions": "shared.messages",
     "ReplicateResult": "shared.messages",

@@ -44,15 +44,7 @@ class Queue(Protocol):
 
     @property
     def max_drivers(self) -> int:
-        """How many drivers' processes there are at most for experiments that run."""
-
-    @property
-    def max_processes(self) -> int:
-        """How many drivers' processes there may be at once, those included that only deliver."""
-
-    @property
-    def driver_experiments(self) -> int:
-        """How many small experiments one driver may have at once."""
+        """How many drivers there may be at once, those included that only deliver."""
 
     @property
     def problems(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Ray, in a process of its own beside the service, which is started again when it dies.
+"""Ray, by way of a process beside the service, which is started again when it dies; and drivers.
 
 Runs in the service's process. Where Ray's control processes die, Ray ends the process that is
 connected to it; so that one is not the service.
@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
@@ -26,8 +24,10 @@ from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
 from eigensweep.service.process import guard
 from eigensweep.service.queue.dispatcher import LauncherAwayError
-from eigensweep.workers.cluster.nodes import Look, Node
+from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
+from eigensweep.workers.cluster.nodes import Look, Node, RayPlace
 from eigensweep.workers.driver.capacity import look_for_room
+from eigensweep.workers.driver.zygote import DriverOrder
 from eigensweep.workers.engine.shares import Room
 from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.ledger import Ledger
@@ -39,7 +39,11 @@ PROGRAM: Final = "eigensweep.workers.cluster.served"
 SILENT_SECONDS: Final = 5.0
 """Seconds without a look at which all was well, after which nothing more is asked of Ray."""
 ANSWER_SECONDS: Final = 60.0
-"""Seconds after which a process that does not answer is killed."""
+"""Seconds after which a process that tells nothing is killed."""
+LOSS_SECONDS: Final = 60.0
+"""A driver that dies so soon after Ray did not answer has died of that: so long it tries."""
+SURE_SECONDS: Final = 2.0
+"""A look at Ray that was told so long after a driver's death has begun after it."""
 LONGEST_SILENCE: Final = 300.0
 """Seconds after which a Ray that stands still is left. Before, it may go on, and lose nothing."""
 STOP_SECONDS: Final = 6.0
@@ -54,35 +58,57 @@ class RayFailedError(RuntimeError):
 
 
 @dataclass
-class RemoteDriver:
-    """A driver that the cluster's process knows."""
+class LaunchedDriver:
+    """A driver of this service, whose death may be Ray's."""
 
-    experiment: str
-    process: str
+    _process: DriverProcess
     _cluster: ClusterProcess
     _start: int
     death: Death | None = None
 
     def state(self) -> Literal["running", "ended", "died", "lost"]:
+        """Return how the driver is; `lost` if it died because Ray was lost.
+
+        That is known only after a later look at Ray; until then it counts as running.
+        """
+        state = self._process.state()
+        self.death = self._process.death
+        if state != "died" or self.death is None or self.death.cause not in ("failure", "unseen"):
+            return state
+        was_well = self._cluster.was_well(self._start, self._process.ended_at)
+        if was_well is None:
+            return "running"
+        return "died" if was_well else "lost"
+
+
+@dataclass
+class FoundDriver:
+    """A driver of an earlier service, on a Ray that has outlived that."""
+
+    experiment: str
+    _cluster: ClusterProcess
+    _start: int
+    death: Death | None = None
+
+    def state(self) -> Literal["running", "ended", "lost"]:
         """Return how the driver is; `lost` if Ray was, and it has to be looked for again."""
         if self._start != self._cluster.starts:
             return "lost"
-        try:
-            state, self.death = self._cluster.ask("state", self.experiment)
-        except LauncherAwayError:
-            return "lost"
-        known: Literal["running", "ended", "died"] = state
-        return known
+        if self.experiment in self._cluster.list_found():
+            return "running"
+        self.death = Death("its driver ended, which an earlier service had started", "unseen")
+        return "ended"
 
 
 @dataclass
 class ClusterProcess:
-    """Starts drivers by way of a process that holds the connection to Ray."""
+    """Starts drivers, and sees what becomes of Ray and of them."""
 
     settings: dict[str, Any]
     """Arguments of `RayCluster.start`, and `log_level` and `log_format`."""
     mark: str
     """The mark of this service's processes; empty: they are not marked."""
+    drivers: Drivers = field(default_factory=Drivers)
     starts: int = 0
     """How often Ray was started or joined."""
     _problem: str | None = "Ray is starting"
@@ -94,6 +120,10 @@ class ClusterProcess:
     """When all was well at a look, by the clock of `time.monotonic`."""
     _told: float = 0.0
     """When anything was told of a look."""
+    _ill: float = float("-inf")
+    """When something was wrong with Ray, last."""
+    _place: RayPlace | None = None
+    """Where drivers find it."""
     _is_silent: bool = False
     """Whether the log says that Ray is silent."""
     _spawned: int = 0
@@ -103,15 +133,16 @@ class ClusterProcess:
     _is_slow: bool = False
     """Whether the last start of Ray took too long."""
     _pipe: Connection | None = None
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-    _asked: dict[int, Future[Any]] = field(default_factory=dict)
-    _numbers: Any = field(default_factory=count)
     _pause: float = 0.5
     _not_before: float = 0.0
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be asked now; None: all is well."""
+        """Why no driver can be started or asked now; None: all is well."""
+        return self._ray_problem or self.drivers.problem
+
+    @property
+    def _ray_problem(self) -> str | None:
         if self._problem is not None or self._look is None:
             return self._problem
         silent = time.monotonic() - self._heard
@@ -127,27 +158,28 @@ class ClusterProcess:
             RayFailedError: if Ray cannot be started or reached.
         """
         self._spawn()
-        while self.problem is not None:
+        while self._ray_problem is not None:
             assert self._process is not None
             assert self._reader is not None
             if self._process.poll() is not None:
                 self._reader.join()  # what it said last
                 self._end()
                 if not self._is_slow or self._spawned >= MOST_STARTS:
-                    raise RayFailedError(self.problem)
-                logger.warning("%s; trying again", self.problem)
+                    raise RayFailedError(self._problem)
+                logger.warning("%s; trying again", self._problem)
                 self._spawn()
             time.sleep(0.05)
 
     def watch(self) -> None:
-        """Start the process again if it has ended; call it regularly."""
+        """Start the process, and the drivers' zygote, again if one has ended; call it regularly."""
         assert self._process is not None
+        self.drivers.watch()
         if self._process.poll() is None:
             self._note_silence()
             return
         if time.monotonic() < self._not_before:
             return
-        logger.warning("Ray is lost, starting or joining it again: %s", self.problem)
+        logger.warning("Ray is lost, starting or joining it again: %s", self._problem)
         self._end()
         self._not_before = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
@@ -155,7 +187,7 @@ class ClusterProcess:
 
     def _note_silence(self) -> None:
         """Say in the log that Ray does not answer, and that it does; end it if it is for long."""
-        problem = None if self._look is None else self.problem
+        problem = None if self._look is None else self._ray_problem
         if self._is_silent != (problem is not None):
             self._is_silent = problem is not None
             logger.warning("%s", problem or "Ray answers again")
@@ -167,43 +199,63 @@ class ClusterProcess:
             self._process.kill()
 
     def stop(self) -> None:
-        """Leave Ray; if it is our own, it ends."""
+        """Leave Ray; if it is our own, it ends, and so do all drivers."""
         self._problem = "the service is stopping"
+        self.drivers.stop()
         if self._process is None or self._pipe is None:
             return
         if self.starts > 0:  # else there is nothing to leave in order
-            with suppress(OSError), self._turn:
-                self._pipe.send((0, "stop", ()))
+            with suppress(OSError):
+                self._pipe.send("stop")
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
         self._end()
 
     def launch(
-        self,
-        experiment_id: str,
-        spec: SpecJson,
-        ledger: Ledger,
-        options: DriverOptions,
-        beside: str | None = None,
-    ) -> RemoteDriver:
-        """Start a driver for an experiment; see `RayCluster.launch`.
+        self, experiment_id: str, spec: SpecJson, ledger: Ledger, options: DriverOptions
+    ) -> LaunchedDriver:
+        """Start a driver for an experiment; return at once.
 
         Raises:
             LauncherAwayError: if Ray is lost.
         """
-        starts = self.starts
-        process: str = self.ask("launch", experiment_id, spec, ledger, options, beside)
-        return RemoteDriver(experiment_id, process, self, starts)
+        place = self._place
+        if self.problem is not None or place is None:
+            raise LauncherAwayError(self.problem)
+        order = DriverOrder(experiment_id, spec, ledger, options, place.address)
+        log = f"{place.logs}/driver-{experiment_id}.log"
+        return LaunchedDriver(self.drivers.launch(order, log), self, self.starts)
 
-    def find(self, experiment_id: str) -> RemoteDriver | None:
+    def find(self, experiment_id: str) -> LaunchedDriver | FoundDriver | None:
         """Return the driver of an experiment, None if there is none.
 
         Raises:
             LauncherAwayError: if Ray is lost.
         """
         starts = self.starts
-        process: str | None = self.ask("find", experiment_id)
-        return None if process is None else RemoteDriver(experiment_id, process, self, starts)
+        process = self.drivers.find(experiment_id)
+        if process is not None:
+            return LaunchedDriver(process, self, starts)
+        if experiment_id in self.list_found():
+            return FoundDriver(experiment_id, self, starts)
+        return None
+
+    def list_found(self) -> frozenset[str]:
+        """Return the experiments that drivers of an earlier service drive.
+
+        Raises:
+            LauncherAwayError: if Ray is lost.
+        """
+        return self._last_look().drivers
+
+    def was_well(self, start: int, moment: float) -> bool | None:
+        """Return whether Ray was well when something died; None: that is not known yet.
+
+        `start` says which Ray it had, and `moment` is of the clock of `time.monotonic`.
+        """
+        if self.starts != start or self._ill > moment - LOSS_SECONDS:
+            return False
+        return True if self._heard > moment + SURE_SECONDS else None
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room:
         """Return how many trials with these resources the nodes hold, or why none.
@@ -229,41 +281,31 @@ class ClusterProcess:
             raise LauncherAwayError(self.problem)
         return self._look
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Return the process's answer.
-
-        Raises:
-            LauncherAwayError: if Ray is lost.
-            RayFailedError: if Ray refuses.
-        """
-        number, answer = next(self._numbers), Future[Any]()
-        try:
-            with self._turn:
-                if self.problem is not None or self._pipe is None:
-                    raise LauncherAwayError(self.problem)
-                self._asked[number] = answer
-                self._pipe.send((number, name, arguments))
-            return answer.result(ANSWER_SECONDS)
-        except FutureTimeoutError:
-            assert self._process is not None
-            self._process.kill()
-            raise LauncherAwayError("the process that holds Ray does not answer") from None
-        except OSError as error:
-            raise LauncherAwayError(str(error)) from error
-        finally:
-            self._asked.pop(number, None)
+    @property
+    def _is_own(self) -> bool:
+        """Whether Ray is our own, and ends with the service."""
+        return self.settings.get("address") is None
 
     def _spawn(self) -> None:
         self._pipe, theirs = Pipe()
         self._spawned += 1
         if self._spawned > 1:
             RESTARTS.labels("ray").inc()
+        environment = dict(os.environ)
+        if self._is_own:
+            # As Ray would choose for a cluster that it starts; drivers need them, too.
+            environment.setdefault("RAY_AUTH_MODE", "token")
+            environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         mark = guard.environment(self._own_mark()) if self.mark else {}
+        if self._is_own:
+            self.drivers.start(environment | mark)
+        elif self._spawned == 1:  # what outlives the service has no mark of it
+            self.drivers.start({k: v for k, v in environment.items() if k != guard.VARIABLE})
         self._process = subprocess.Popen(
             [sys.executable, "-m", PROGRAM, str(theirs.fileno()), json.dumps(self.settings)],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env=os.environ | mark,
+            env=environment | mark,
             start_new_session=True,  # a group of its own, which Ctrl-C does not reach
         )
         theirs.close()
@@ -281,39 +323,37 @@ class ClusterProcess:
         problem = "the process that holds Ray ended"
         with suppress(EOFError, OSError):
             while True:
-                number, kind, content = pipe.recv()
-                if kind in ("seen", "silent", "ready"):
-                    self._told = time.monotonic()
+                kind, content = pipe.recv()
+                self._told = time.monotonic()
                 if kind == "seen":
                     self._look, self._words = content, content.problem
-                    if content.problem is None:
-                        self._heard = self._told
                 elif kind == "silent":
                     self._words = content
                 elif kind == "ready":
+                    self._place, self._words = content, None
                     self.starts += 1
-                    self._heard = self._told
                     self._problem, self._pause = None, 0.5
                     logger.info("Ray is ready starts=%d", self.starts)
-                elif kind in ("failed", "lost", "slow"):
+                else:
                     problem, self._is_slow = str(content), kind == "slow"
                     break
-                elif (asked := self._asked.get(number)) is not None:
-                    if kind == "answer":
-                        asked.set_result(content)
-                    else:
-                        asked.set_exception(RayFailedError(content))
-        with self._turn:
-            self._problem, self._look, self._words = problem, None, None
-            for asked in list(self._asked.values()):
-                with suppress(Exception):  # answered at this moment
-                    asked.set_exception(LauncherAwayError(problem))
+                if self._words is None:
+                    self._heard = self._told
+                else:
+                    self._ill = self._told
+        self._problem, self._look, self._words = problem, None, None
+        self._ill = time.monotonic()
 
     def _end(self) -> None:
-        """End the process and all that it has started on this machine."""
+        """End the process and all that it has started on this machine.
+
+        If Ray is our own, that includes all drivers.
+        """
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+        if self._is_own:
+            self.drivers.stop()
         if self.mark:
             mine = self._own_mark()
             guard.kill(lambda found: found == mine)

@@ -20,15 +20,16 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+import psutil  # type: ignore[import-untyped]
 from anyio import to_thread
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.service.process import home, ports
-from eigensweep.service.process.driver_room import count_drivers, find_memory
 from eigensweep.service.process.mlflow_server import MlflowServer
 from eigensweep.service.settings import Mlflow, Settings, StartError, is_loopback
 from eigensweep.variables import warn_of_unknown
+from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.shared import logs, traces
 from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.loading import load_for_good
@@ -55,9 +56,12 @@ LONGEST_STOP: Final = 10.0
 """Seconds after which a service that was told to stop ends in any case."""
 NODES_JOIN_SECONDS: Final = 300.0
 """How long an experiment on a cluster waits for a node with room for its trials."""
-HANDOVER_SECONDS: Final = 10.0
-"""How long an experiment waits for a driver that only has to report and deliver another one: a
-driver of its own takes as long to start."""
+AT_ONCE: Final = 2
+"""Experiments at once beside trials, unless another number is wanted."""
+OF_ALL: Final = 16
+"""The same on a cluster, or where each user has one."""
+LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+"""Where Linux says what a container may have."""
 DISK_WORDS: Final = ("database or disk is full", "disk I/O error", "readonly database")
 """What SQLite says where its disk cannot be written."""
 PAUSE_SECONDS: Final = 1.0
@@ -361,24 +365,20 @@ def _build(
     """Return the application, and what works off its queues."""
     from eigensweep.service.api.app import create_app
     from eigensweep.service.queue.dispatcher import MOST_DELIVERIES, Dispatcher
-    from eigensweep.service.queue.driver_places import DriverPlaces
     from eigensweep.service.record import database
     from eigensweep.service.record.record import Record
 
     database.look_for_damage_soon(settings.database)
     record = Record(settings.database, settings.webhook_urls)
     record.leadership = leadership
-    patience = HANDOVER_SECONDS if settings.warm_drivers > 0 else 0.0
-    shared, wanted = settings.driver_experiments, settings.max_experiments
-    cpus = (settings.cpus or os.cpu_count() or 1) if settings.ray_address is None else None
-    room = count_drivers(wanted, settings.driver_bytes, find_memory(), MOST_DELIVERIES, cpus)
-    most = room.drivers * shared
+    wanted = settings.max_experiments
+    if wanted is None:
+        wanted = AT_ONCE if settings.ray_address is None else OF_ALL
+    most = max(1, _find_memory() // 2 // DRIVER_BYTES - MOST_DELIVERIES)
     dispatcher = Dispatcher(
         record,
-        room.experiments if wanted is None else min(wanted, most),
-        most,
-        DriverPlaces(shared, room.drivers if shared > 1 else None),
-        patience=patience,
+        min(wanted, most),
+        min(max(wanted, OF_ALL), most),
         find_mlflow_problem=mlflow.find_problem,
     )
     app = create_app(settings, record, dispatcher, mlflow)
@@ -526,24 +526,31 @@ class _Http:
         self._listener.close()
 
 
+def _find_memory() -> int:
+    """Return the memory of this machine, or of this container if that may have less; in bytes."""
+    memory = int(psutil.virtual_memory().total)
+    with suppress(OSError, ValueError):  # there is no limit, or no such file
+        return min(memory, int(LIMIT.read_text()))
+    return memory
+
+
 @contextmanager
 def _run_cluster(settings: Settings, dispatcher: Dispatcher, mark: str) -> Iterator[ClusterProcess]:
     from eigensweep.service.process.cluster_process import ClusterProcess, RayFailedError
     from eigensweep.service.record.ledger import RecordLedger
+    from eigensweep.workers.cluster.drivers import Drivers
 
     cluster = ClusterProcess(
         {
             "address": settings.ray_address,
             "num_cpus": settings.cpus,
             "temp_dir": str(settings.home / "ray"),
-            "warm_drivers": settings.warm_drivers,
-            "kept_memory": dispatcher.max_processes * settings.driver_bytes,
-            "driver_experiments": dispatcher.driver_experiments,
-            "modules": [RecordLedger.__module__],  # of what drivers are given
+            "kept_memory": dispatcher.max_drivers * DRIVER_BYTES,
             "log_level": settings.log_level.upper(),
             "log_format": settings.log_format,
         },
         mark,
+        Drivers([RecordLedger.__module__]),  # of what drivers are given
     )
     try:
         try:

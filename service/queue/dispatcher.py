@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
@@ -19,7 +18,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eigensweep.search_spaces.sections import ResourcesConfig
 from eigensweep.service.counters import RESTARTS
-from eigensweep.service.queue.driver_places import DriverPlaces, Seat, is_small
 from eigensweep.service.record import database
 from eigensweep.service.record.errors import NotLeadingError
 from eigensweep.service.record.ledger import RecordLedger
@@ -41,7 +39,7 @@ logger = logging.getLogger(__name__)
 MOST_DEATHS: Final = 5
 """An experiment fails when its drivers died this often in a row without progress."""
 MOST_DELIVERIES: Final = 2
-"""How many drivers' processes there may be that only deliver to MLflow what has ended."""
+"""How many drivers there may be that only deliver to MLflow what has ended."""
 DELIVERY_SECONDS: Final = 10.0
 """So long a delivery may take although there are too many: most take less than a new driver."""
 MLFLOW_SECONDS: Final = 10.0
@@ -67,10 +65,6 @@ class Driver(Protocol):
     death: Death | None
     """Why it died, if that is known, or ended early; set once `state` returned so."""
 
-    @property
-    def process(self) -> str:
-        """The name of its process, which several experiments may share."""
-
     def state(self) -> Literal["running", "ended", "died", "lost"]:
         """Return whether it is at work, has returned, or stopped before its work was done.
 
@@ -94,12 +88,8 @@ class Launcher(Protocol):
         spec: SpecJson,
         ledger: Ledger,
         options: DriverOptions,
-        beside: str | None = None,
     ) -> Driver:
-        """Start a driver for an experiment, in the process of the one `beside` if that still can.
-
-        Otherwise it has a process of its own.
-        """
+        """Start a driver for an experiment; return at once."""
 
     def find(self, experiment_id: str) -> Driver | None:
         """Return the driver of an experiment that an earlier service started, if it still works."""
@@ -128,12 +118,6 @@ class _Care:
     """Why the last look at this experiment failed; None: it did not."""
     is_over: bool = False
     """Whether the experiment has ended, and its driver only reports and delivers."""
-    is_small: bool | None = None
-    """Whether it may share a driver, as far as its spec says; None: not looked yet."""
-    is_alone: bool = False
-    """Whether it has a driver of its own from now on: one that it shared has died."""
-    shares: bool = False
-    """Whether others may have the process of its driver, too."""
     over_since: float | None = None
     """Time, by the dispatcher's clock, at which it was first seen to have ended."""
     is_told: bool = False
@@ -153,9 +137,6 @@ class Dispatcher:
     Beyond these each user may have one, up to `max_of_all`: so nobody waits for the end of what
     others have begun.
 
-    Small experiments may share a driver's process. If that dies, each of them goes on in a driver
-    of its own: so the one that ended it ends no other one again, and its deaths are its own.
-
     Each experiment is looked after by itself: if its driver cannot be started, found or asked, this
     experiment is tried again after a pause, and all others go on. If the database is away, nothing
     is started until it is back.
@@ -166,13 +147,8 @@ class Dispatcher:
     max_of_all: int = 0
     """How many may run at once where each user has one; less than `max_experiments` counts as so
     many."""
-    places: DriverPlaces = field(default_factory=DriverPlaces)
-    """How many experiments share a driver, and how many drivers there may be."""
     interval: float = 0.5
     """Seconds between two ticks, unless `wake` is called."""
-    patience: float = 0.0
-    """For so many seconds the next experiment waits for a driver that only delivers, and that it
-    may have after that; 0: no driver is used again."""
     clock: Callable[[], float] = time.monotonic
     find_mlflow_problem: Callable[[], str | None] = lambda: None
     """Says why MLflow takes nothing now; None: it answers."""
@@ -214,18 +190,8 @@ class Dispatcher:
 
     @property
     def max_drivers(self) -> int:
-        """How many drivers' processes experiments that run may have at once, at most."""
-        return self.places.drivers or max(self.max_experiments, self.max_of_all)
-
-    @property
-    def max_processes(self) -> int:
-        """How many drivers' processes there may be at once, those included that only deliver."""
-        return self.max_drivers + MOST_DELIVERIES
-
-    @property
-    def driver_experiments(self) -> int:
-        """How many small experiments one driver may have at once."""
-        return self.places.experiments
+        """How many drivers there may be at once, those included that only deliver."""
+        return max(self.max_experiments, self.max_of_all) + MOST_DELIVERIES
 
     def look_for_room(self, resources: ResourcesConfig, replicates: int) -> Room | None:
         """Return the room that there is now for such trials, None while that is unknown."""
@@ -290,23 +256,22 @@ class Dispatcher:
         newcomers, queued = self._list_next(unfinished)
         ids = {each.id for each in unfinished} | set(newcomers) | set(queued)
         self._in_care = {id: care for id, care in self._in_care.items() if id in ids}
-        running = free_soon = 0
+        running = 0
         for each in unfinished:
             care = self._in_care.setdefault(each.id, _Care())
             care.is_over, care.is_told = each.is_over, each.is_told
             if not each.is_over:
                 running += 1
                 care.over_since, care.is_leaving = None, False
+            elif care.over_since is None:
+                care.over_since = self.clock()
             self._try(self._look_after, each.id, care)
-            free_soon += each.is_over and self._will_be_free_soon(care)
-        running += max(free_soon, self._bound_deliveries())
+        running += self._bound_deliveries()
         for id in dict.fromkeys([*newcomers, *queued]):
             most = self.max_of_all if id in newcomers else self.max_experiments
             if running >= most:
                 break
             care = self._in_care.setdefault(id, _Care(is_new=False))
-            if not self._has_room(id, care, [each.id for each in unfinished]):
-                break  # those behind it would take what it waits for
             running += self._try(self._start, id, care)
         failing = self.problems
         everything_fails = failing and len(failing) == len(self._in_care)
@@ -383,18 +348,8 @@ class Dispatcher:
                 logger.info("driver found again experiment=%s", id)
         if care.driver is not None and not self._has_gone(id, care, care.driver):
             return
-        if self.clock() >= care.not_before and self._has_room(id, care):
+        if self.clock() >= care.not_before and (not care.is_over or self._may_deliver(id, care)):
             self._start(id, care)
-
-    def _has_room(self, id: str, care: _Care, first: Iterable[str] = ()) -> bool:
-        """Return whether an experiment may have a driver now, after those that come first."""
-        if care.is_over:
-            return self._may_deliver(id, care)
-        if self.places.drivers is None:
-            return True
-        before = [self._in_care[each] for each in first]
-        starting = sum(each.driver is None and not each.is_over for each in before)
-        return self.places.has_room(self._list_seats(), starting, shares=self._may_share(id, care))
 
     def _may_deliver(self, id: str, care: _Care) -> bool:
         """Return whether an experiment that is over may have a driver now."""
@@ -407,66 +362,31 @@ class Dispatcher:
             self.record.hold_delivery(id, f"MLflow cannot be used: {problem}")
         return problem is None
 
-    def _find_deliveries(self) -> list[list[Seat]]:
-        """Return the processes that only deliver, each as the experiments that have it."""
-        aboard: defaultdict[str, list[Seat]] = defaultdict(list)
-        for seat in self._list_seats():
-            aboard[seat.process].append(seat)
-        return [seats for seats in aboard.values() if all(seat.is_over for seat in seats)]
+    def _find_deliveries(self) -> dict[str, _Care]:
+        """Return the experiments that have a driver and are over."""
+        return {
+            id: care
+            for id, care in self._in_care.items()
+            if care.is_over and care.driver is not None
+        }
 
     def _bound_deliveries(self) -> int:
-        """Return how many processes too many there are that only deliver.
+        """Return how many drivers too many there are that only deliver.
 
         The newest of them are told to end, unless they have just begun to deliver. What they leave
         is delivered later. Until they have ended, there is so much less room for the queue.
         """
 
-        def find_age(seats: list[Seat]) -> tuple[bool, float]:
-            cares = [self._in_care[seat.experiment] for seat in seats]
-            began = max(each.over_since or 0.0 for each in cares)
-            return any(each.is_leaving for each in cares), began
+        def find_age(each: tuple[str, _Care]) -> tuple[bool, float]:
+            return each[1].is_leaving, each[1].over_since or 0.0
 
-        too_many = sorted(self._find_deliveries(), key=find_age)[MOST_DELIVERIES:]
-        for seats in too_many:
-            is_leaving, began = find_age(seats)
-            if is_leaving or self.clock() < began + DELIVERY_SECONDS:
-                continue
-            for seat in seats:
-                self._in_care[seat.experiment].is_leaving = True
-                self.record.hold_delivery(seat.experiment, "others are delivered first")
+        too_many = sorted(self._find_deliveries().items(), key=find_age)[MOST_DELIVERIES:]
+        for id, care in too_many:
+            is_leaving, began = find_age((id, care))
+            if not is_leaving and self.clock() >= began + DELIVERY_SECONDS:
+                care.is_leaving = True
+                self.record.hold_delivery(id, "others are delivered first")
         return len(too_many)
-
-    def _may_share(self, id: str, care: _Care) -> bool:
-        """Return whether an experiment may have a driver together with others."""
-        if self.places.experiments == 1 or care.is_alone:
-            return False
-        if care.is_small is None:
-            care.is_small = is_small(self.record.row(id).spec)
-        return care.is_small
-
-    def _note_refusal(self, host: _Care, driver: Driver) -> None:
-        """Try no driver again that would not be shared: it ends after the experiments that it has.
-
-        Until then there may be one driver more than there is room for.
-        """
-        if host.driver is None or host.driver.process == driver.process:
-            return
-        for care in self._in_care.values():
-            if care.driver is not None and care.driver.process == host.driver.process:
-                care.shares = False
-
-    def _list_seats(self) -> list[Seat]:
-        return [
-            Seat(id, care.driver.process, care.shares, care.is_over)
-            for id, care in self._in_care.items()
-            if care.driver is not None
-        ]
-
-    def _will_be_free_soon(self, care: _Care) -> bool:
-        """Return whether the driver of an experiment that is over may soon have the next one."""
-        if care.over_since is None:
-            care.over_since = self.clock()
-        return care.driver is not None and self.clock() < care.over_since + self.patience
 
     def _has_gone(self, id: str, care: _Care, driver: Driver) -> bool:
         """Return whether the driver is gone; if it is, decide when the next one may start."""
@@ -478,7 +398,6 @@ class Dispatcher:
             care.driver, care.is_new, care.not_before = None, True, 0.0
             return False  # looked for at the next tick, when the launcher is back
         death = driver.death or Death("for a reason that is not known")
-        care.is_alone |= death.cause == "shared"
         state_now = self.record.row(id).state
         if state_now not in DRIVEN | ENDED:  # it was paused, and perhaps queued again
             care.driver = None
@@ -495,18 +414,10 @@ class Dispatcher:
             self._pause(care)
             return True
         # Not the experiment's fault, so it is never given up for it.
-        if death.cause in ("memory", "store"):
+        if death.cause in ("memory", "store", "unseen"):
             logger.warning("driver died experiment=%s %s", id, death)
             care.driver = None
             self._pause(care)
-            return True
-        if death.cause == "node":  # nor for this; and what needs a node waits for one anyway
-            logger.warning("driver died with its node experiment=%s", id)
-            care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
-            return True
-        if death.cause == "shared":  # perhaps another one's fault: alone, each shows its own
-            logger.warning("shared driver died, it gets its own experiment=%s %s", id, death)
-            care.driver, care.not_before, care.pause = None, 0.0, FIRST_PAUSE
             return True
         try:
             trained = self._count_trained(id)
@@ -567,7 +478,6 @@ class Dispatcher:
     def _start(self, id: str, care: _Care) -> None:
         assert self.launcher is not None
         assert self.options is not None
-        shares = self._may_share(id, care)
         claim = self.record.claim(id)
         if claim is None:
             return
@@ -578,9 +488,5 @@ class Dispatcher:
         ledger = RecordLedger(self.record.url, id, claim.generation)
         self._pause(care)  # if the launch fails, or the driver dies at once
         options = replace(self.options, trace=claim.trace)
-        beside = self.places.find_company(self._list_seats()) if shares else None
-        care.driver = self.launcher.launch(id, claim.spec, ledger, options, beside)
-        care.shares = shares
-        if beside is not None:
-            self._note_refusal(self._in_care[beside], care.driver)
+        care.driver = self.launcher.launch(id, claim.spec, ledger, options)
         logger.info("driver started experiment=%s generation=%d", id, claim.generation)

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eigensweep.service.process.driver_room import count_drivers
+from eigensweep.service.queue.driver_places import DriverPlaces
 from played import PLACE, SPEC, open_trial, play
 from typer.testing import CliRunner
 
 from eigensweep.service.api.routes import cluster
 from eigensweep.service.command.cli import app
 from eigensweep.service.command.nodes import make_node_row, make_use_row, name_nodes
-from eigensweep.service.process.driver_room import count_drivers
 from eigensweep.service.queue.dispatcher import LauncherAwayError
-from eigensweep.service.queue.driver_places import DriverPlaces
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster.nodes import GONE_SECONDS, read_nodes

@@ -28,7 +28,8 @@ PLUGINS = ROOT / "tests/plugins"
 
 PARTS = {
     "guard": "process/guard.py",
-    "driver": "ray::Driver",
+    "driver": "eigensweep::Driver",
+    "zygote": "driver.zygote ",
     "trial": "ray::Trial",
     "fork server": "engine.fork_server ",  # and what it has forked
     "raylet": "raylet/raylet ",
@@ -65,7 +66,6 @@ class RunningService:
             "EIGENSWEEP_HOME": str(folder / "home"),
             "EIGENSWEEP_PORT": str(self.port),
             "EIGENSWEEP_MLFLOW_PORT": str(free_port()),
-            "EIGENSWEEP_WARM_DRIVERS": "0",  # with them each start loads PyTorch three times more
             "PYTHONPATH": f"{ROOT}:{PLUGINS}",
             **{f"EIGENSWEEP_{k.upper()}": v for k, v in settings.items()},
         }

@@ -15,12 +15,10 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from experiments import Launched
+from experiments import Cluster, Launched
 from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 from ray.experimental import internal_kv
 from waiting import wait_until
-
-from eigensweep.workers.cluster.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +60,7 @@ def autoscaling(address: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, free_port: Any) -> Iterator[RayCluster]:
+def cluster(tmp_path: Path, free_port: Any) -> Iterator[Cluster]:
     port, mark = free_port(), uuid.uuid4().hex
     address = f"{ray.util.get_node_ip_address()}:{port}"
     config = tmp_path / "autoscaling.json"
@@ -92,7 +90,7 @@ def cluster(tmp_path: Path, free_port: Any) -> Iterator[RayCluster]:
             text = (tmp_path / "head.log").read_text
             wait_until(lambda: listens(port) or head.poll() is not None, text)
             assert head.poll() is None, text()
-            joined = RayCluster.start(address)
+            joined = Cluster.start(address)
             yield joined
             joined.stop()
         finally:
@@ -126,7 +124,7 @@ def requested() -> list[Any]:
 
 
 def test_nodes_come_for_an_experiment_whose_wish_ends_with_it(
-    cluster: RayCluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     slow = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.5}
     spec = {

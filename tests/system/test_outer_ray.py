@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from grids import Grid
-from test_shared_drivers import ONCE, SHARING, find_drivers, find_steps, make_model
+from test_drivers import SIDE_BY_SIDE, find_drivers, find_steps, post, wait_for_more
 from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
@@ -65,12 +65,12 @@ class OuterRay:
         self.process.wait(PATIENCE)
 
     def list_drivers(self) -> list[int]:
-        """Return the numbers of the processes of drivers."""
-        assert self.process is not None
+        """Return the numbers of the processes of drivers that work on this Ray."""
         found = []
-        for each in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "ray::DriverActor" in " ".join(each.cmdline()):
+        for each in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_mine = each.environ().get("EIGENSWEEP_RAY_ADDRESS") == self.address
+                if is_mine and "eigensweep::Driver" in " ".join(each.cmdline()):
                     found.append(each.pid)
         return found
 
@@ -113,43 +113,28 @@ def test_it_says_so_answers_on_and_goes_on_with_the_work_when_it_is_back(outer, 
 
 
 @pytest.mark.timeout(900)
-def test_experiments_in_a_driver_that_had_waited_are_found_again_by_the_next_service(
-    outer, service
-):
+def test_drivers_that_outlived_the_service_are_found_again_by_the_next(outer, service):
     grid = Grid(trials=2, steps=300)
     service.env |= {"EIGENSWEEP_RAY_ADDRESS": outer.address, "RAY_AUTH_MODE": "disabled"}
-    service.env |= SHARING | {"EIGENSWEEP_WARM_DRIVERS": "1"}
+    service.env |= SIDE_BY_SIDE
     service.start()
-    (driver,) = wait_until(outer.list_drivers, service.log.read_text)
-    ids = [service.post(grid.spec(model=make_model(n), **ONCE))["id"] for n in range(2)]
+    ids = [post(service, number, grid) for number in range(2)]
     wait_until(lambda: min(find_steps(service, ids)) > 0, service.log.read_text)
-    assert outer.list_drivers() == [driver]
-    assert find_drivers(service) == dict.fromkeys(ids, driver)
+    drivers = find_drivers(service)
+    assert {*outer.list_drivers()} == {*drivers.values()}
+    assert len({*drivers.values()}) == 2
 
     service.kill()
+    wait_until(lambda: not service.find_part("zygote"), service.log.read_text)
     service.start()
-    reached = find_steps(service, ids)
-    wait_until(
-        lambda: all(a > b for a, b in zip(find_steps(service, ids), reached, strict=True)),
-        service.log.read_text,
-    )
-    assert find_drivers(service) == dict.fromkeys(ids, driver)
+    wait_for_more(service, ids)
+    assert find_drivers(service) == drivers
     for id in ids:
         grid.check_results(service, id)
         assert [len(trial["attempts"]) for trial in service.trials(id)] == [1, 1]
-    wait_until(lambda: driver not in outer.list_drivers(), outer.list_drivers)  # after two minutes
-    (waiting,) = wait_until(outer.list_drivers, service.log.read_text)
-    last = service.post(grid.spec(model=make_model(2), **ONCE) | {"training": SPEC["training"]})
-    wait_until(lambda: find_steps(service, [last["id"]]) > [0], service.log.read_text)
-    assert find_drivers(service) == {last["id"]: waiting}
+    wait_until(lambda: outer.list_drivers() == [], outer.list_drivers)
+    last = post(service, 2, grid)
+    wait_until(lambda: find_steps(service, [last]) > [0], service.log.read_text)
     service.stop()
-    assert outer.list_drivers() == [waiting], "it outlives the service"
-
-
-def test_what_waits_ends_with_the_service(outer, service):
-    service.env |= {"EIGENSWEEP_RAY_ADDRESS": outer.address, "RAY_AUTH_MODE": "disabled"}
-    service.env |= {"EIGENSWEEP_WARM_DRIVERS": "1"}
-    service.start()
-    wait_until(outer.list_drivers, service.log.read_text)
-    service.stop()
-    wait_until(lambda: not outer.list_drivers(), outer.list_drivers)
+    assert outer.list_drivers() != [], "it outlives the service"
+    assert service.find_part("zygote") == []

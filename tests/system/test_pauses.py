@@ -15,7 +15,7 @@ GRID = Grid(trials=2, steps=50, seconds=0.5)
 def kill(service: Any, kind: str) -> None:
     """End the driver, or the service with all that it started, which then starts anew."""
     if kind == "driver":
-        wait_until(lambda: service.find_named("ray::Driver"))[0].kill()
+        wait_until(lambda: service.find_part("driver"))[0].kill()
         return
     service.kill()
     service.wait_until_alone()

@@ -201,7 +201,7 @@ class TestWhateverIsKilled:
     @pytest.mark.slow
     def test_alone_it_is_back_and_training_goes_on(self, service, database, parts):
         """One trial at a time, so that steps are taken again only when all is back."""
-        service.env |= {"EIGENSWEEP_CPUS": "1", "EIGENSWEEP_WARM_DRIVERS": "1"}
+        service.env |= {"EIGENSWEEP_CPUS": "1"}
         killer = Killer(service, database, parts, seed=3)
         grid = Grid(trials=2, steps=400)
 
@@ -218,7 +218,6 @@ class TestWhateverIsKilled:
         service.env |= {
             "EIGENSWEEP_CPUS": "4",
             "EIGENSWEEP_RETRIES": "100",
-            "EIGENSWEEP_WARM_DRIVERS": "1",
         }
         killer = Killer(service, database, parts, seed=11)
 

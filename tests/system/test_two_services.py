@@ -16,8 +16,8 @@ import pytest
 from grids import Grid
 from postgresql import PostgresqlServer, run_postgresql
 from sqlalchemy import text
+from test_drivers import find_steps, make_model, wait_for_more
 from test_outer_ray import OuterRay, outer  # noqa: F401, a fixture
-from test_shared_drivers import find_steps, make_model
 from waiting import wait_until
 
 from eigensweep.service.record import database
@@ -181,15 +181,6 @@ def test_a_database_that_starts_again_has_one_leader_again_and_no_experiment_fai
     generation = 1 if leads is first else 2
     check(url, leads, [id], [generation])
     assert Path(f"/proc/{first.process.pid}").exists()
-
-
-def wait_for_more(service: Any, ids: list[str]) -> None:
-    """Wait until each of some experiments has come on."""
-    reached = find_steps(service, ids)
-    wait_until(
-        lambda: all(a > b for a, b in zip(find_steps(service, ids), reached, strict=True)),
-        lambda: service.log.read_text()[-4000:],
-    )
 
 
 def test_on_one_ray_the_next_leader_finds_the_drivers_and_people_may_ask_who_waits(

@@ -11,8 +11,11 @@ import pytest
 from file_ledger import FileLedger
 from waiting import PATIENCE, wait_until
 
-from eigensweep.workers.cluster.ray_cluster import DriverHandle, RayCluster
+from eigensweep.workers.cluster.drivers import DriverProcess, Drivers
+from eigensweep.workers.cluster.ray_cluster import RayCluster
+from eigensweep.workers.driver.zygote import DriverOrder
 from eigensweep.workers.shared.code import own_code, own_parts
+from eigensweep.workers.shared.ledger import Ledger
 from eigensweep.workers.shared.messages import DriverOptions
 
 HERE = Path(__file__).parent
@@ -34,6 +37,31 @@ def toys_on_path() -> Iterator[None]:
     _forget_own_code()
 
 
+class Cluster(RayCluster):
+    """A Ray with drivers that are forked for it."""
+
+    drivers: Drivers | None = None
+
+    def launch(
+        self, experiment: str, spec: dict[str, Any], ledger: Ledger, options: DriverOptions
+    ) -> DriverProcess:
+        """Start a driver on this node; return it at once."""
+        if self.drivers is None:
+            self.drivers = Drivers()
+            self.drivers.start()
+        order = DriverOrder(experiment, spec, ledger, options, self.place.address)
+        return self.drivers.launch(order, f"{self.place.logs}/driver-{experiment}.log")
+
+    def find(self, experiment: str) -> DriverProcess | None:
+        """Return the driver of an experiment that still works."""
+        return None if self.drivers is None else self.drivers.find(experiment)
+
+    def stop(self) -> None:
+        if self.drivers is not None:
+            self.drivers.stop()
+        super().stop()
+
+
 def _forget_own_code() -> None:
     own_code.cache_clear()
     own_parts.cache_clear()
@@ -43,7 +71,7 @@ class Launched:
     """One experiment with its files."""
 
     def __init__(
-        self, cluster: RayCluster, folder: Path, id: str, spec: dict[str, Any], **options: Any
+        self, cluster: Cluster, folder: Path, id: str, spec: dict[str, Any], **options: Any
     ) -> None:
         self.cluster, self.folder, self.id, self.spec = cluster, folder, id, spec
         self.ledger = FileLedger(folder / f"{id}.json", id)
@@ -53,14 +81,14 @@ class Launched:
         folder = str(self.folder / "store")
         return DriverOptions(**{"storage": folder, **self._options, **other})
 
-    def launch(self, **other: Any) -> DriverHandle:
+    def launch(self, **other: Any) -> DriverProcess:
         return self.cluster.launch(self.id, self.spec, self.ledger, self.options(**other))
 
     def run(self) -> Self:
         self.finish(self.launch())
         return self
 
-    def finish(self, handle: DriverHandle) -> None:
+    def finish(self, handle: DriverProcess) -> None:
         assert handle.wait(PATIENCE) == "ended", handle.error
 
     def until(self, seen: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines import Clock
-from experiments import Launched, toys_on_path
+from experiments import Cluster, Launched, toys_on_path
 from file_ledger import FileLedger
 from sweeps import COPYING
 from waiting import PATIENCE, wait_until
@@ -111,11 +111,10 @@ def sweep(trials: int, steps: int, **more: object) -> dict[str, object]:
 def test_on_a_real_ray_they_fill_cpu_nodes_first_and_leave_gpu_nodes_to_gpus(tmp_path):
     import ray
 
-    from eigensweep.workers.cluster.ray_cluster import RayCluster
 
     program = str(Path(sys.executable).parent / "ray")
     with toys_on_path(), ExitStack() as stack:
-        cluster = RayCluster.start(num_cpus=2)
+        cluster = Cluster.start(num_cpus=2)
         stack.callback(cluster.stop)
         address = ray.get_runtime_context().gcs_address
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from engines import Clock
-from experiments import Launched, toys_on_path
+from experiments import Cluster, Launched, toys_on_path
 from sweeps import COPYING, Bench, at, spec
 from test_nonces import order_in
 from waiting import PATIENCE, wait_until
@@ -102,10 +102,9 @@ def drain_by_signal(node: subprocess.Popen[bytes], address: str, id: str) -> Non
 def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path, drain):
     import ray
 
-    from eigensweep.workers.cluster.ray_cluster import RayCluster
 
     with toys_on_path():
-        cluster = RayCluster.start(num_cpus=1)
+        cluster = Cluster.start(num_cpus=1)
         context = ray.get_runtime_context()
         address, here = context.gcs_address, context.get_node_id()
         start = f"{RAY} start --address={address} --num-cpus=1 --block"

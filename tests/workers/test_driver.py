@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import Launched, toys_on_path
+from experiments import Cluster, Launched, toys_on_path
 from file_ledger import FileLedger
 from mlflow import MlflowClient
 from optuna.trial import TrialState
@@ -21,7 +21,7 @@ from waiting import PATIENCE
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process.mlflow_server import MlflowServer
-from eigensweep.workers.cluster.ray_cluster import ClusterError, RayCluster
+from eigensweep.workers.cluster.ray_cluster import ClusterError
 from eigensweep.workers.driver.experiment import run_experiment
 from eigensweep.workers.driver.export import export_study
 from eigensweep.workers.driver.failures import MOST_IN_A_ROW
@@ -46,9 +46,9 @@ def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(mlflow_uri: str) -> Iterator[RayCluster]:
+def cluster(mlflow_uri: str) -> Iterator[Cluster]:
     with toys_on_path():
-        started = RayCluster.start(num_cpus=2)
+        started = Cluster.start(num_cpus=2)
         yield started
         started.stop()
 
@@ -56,7 +56,7 @@ def cluster(mlflow_uri: str) -> Iterator[RayCluster]:
 class Experiment(Launched):
     """One experiment, tracked in MLflow."""
 
-    def __init__(self, cluster: RayCluster, uri: str, folder: Path, spec: dict[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, uri: str, folder: Path, spec: dict[str, Any]) -> None:
         id = folder.name.strip("_0123456789")[:40]
         super().__init__(cluster, folder, id, {"task": COPYING, **spec}, mlflow_uri=uri)
         self.client = MlflowClient(uri)
@@ -92,7 +92,7 @@ class Experiment(Launched):
 
 @pytest.fixture
 def experiment(
-    cluster: RayCluster, mlflow_uri: str, tmp_path: Path
+    cluster: Cluster, mlflow_uri: str, tmp_path: Path
 ) -> Callable[[dict[str, Any]], Experiment]:
     return lambda spec: Experiment(cluster, mlflow_uri, tmp_path, spec)
 
@@ -480,4 +480,4 @@ def test_a_limit_of_time_cancels_with_words(tmp_path):
 
 def test_a_cluster_that_is_not_there_is_said_so_at_once(free_port):
     with pytest.raises(ClusterError, match=r"no Ray answers at 127\.0\.0\.1"):
-        RayCluster.start(f"127.0.0.1:{free_port()}")
+        Cluster.start(f"127.0.0.1:{free_port()}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from orders import make_order
 
-from eigensweep.workers.cluster import ray_cluster
+from eigensweep.workers.driver import process
 from eigensweep.workers.engine import runner
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import ForeignCodeError
@@ -120,7 +120,7 @@ def test_a_driver_logs_as_it_was_told_and_names_unknown_variables(
     logging.getLogger().handlers.clear()  # a fresh process has none
     options = DriverOptions(storage="/storage", log_format="json")
     with logs.about("e1"):
-        ray_cluster.begin_driver(options)
+        process.begin_driver(options)
 
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     (line,) = (each for each in lines if "EIGENSWEEP_RETRYS" in each["message"])

@@ -191,11 +191,10 @@ def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost
     processes of each take to start.
     """
     import ray
-    from experiments import Launched
+    from experiments import Cluster, Launched
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     from waiting import wait_until
 
-    from eigensweep.workers.cluster.ray_cluster import RayCluster
 
     @ray.remote(num_cpus=1)
     class Occupant:
@@ -204,7 +203,7 @@ def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     (tmp_path / "store").mkdir()
-    cluster = RayCluster.start(num_cpus=1)
+    cluster = Cluster.start(num_cpus=1)
     context = ray.get_runtime_context()
     address, here = context.gcs_address, context.get_node_id()
     command = (

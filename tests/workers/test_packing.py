@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import pytest
 import ray
 import torch
-from experiments import Launched, toys_on_path
+from experiments import Cluster, Launched, toys_on_path
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from sweeps import spec
 from waiting import PATIENCE
 
 from eigensweep.search_spaces.sections import ResourcesConfig
-from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.driver.capacity import look_for_room
 from eigensweep.workers.engine.shares import share_of
 
@@ -25,9 +24,9 @@ GPUS = 2
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster() -> Iterator[Cluster]:
     with toys_on_path():
-        started = RayCluster.start(num_cpus=4, num_gpus=GPUS)
+        started = Cluster.start(num_cpus=4, num_gpus=GPUS)
         yield started
         started.stop()
 

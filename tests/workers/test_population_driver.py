@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import Launched, toys_on_path
+from experiments import Cluster, Launched, toys_on_path
 from sweeps import COPYING, SCORNN
 
-from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.driver.experiment import run_experiment
 from eigensweep.workers.shared.checkpoints import Store
 
@@ -26,15 +25,15 @@ SLOW = {"name": "toy_slow", "hidden_size": 4, "seconds": 0.01}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster() -> Iterator[Cluster]:
     with toys_on_path():
-        started = RayCluster.start(num_cpus=2)
+        started = Cluster.start(num_cpus=2)
         yield started
         started.stop()
 
 
 @pytest.fixture
-def experiment(cluster: RayCluster, tmp_path: Path) -> Callable[..., Launched]:
+def experiment(cluster: Cluster, tmp_path: Path) -> Callable[..., Launched]:
     def make(id: str, **changes: Any) -> Launched:
         (tmp_path / id).mkdir()
         return Launched(cluster, tmp_path / id, id, {**SPEC, **changes})

@@ -13,10 +13,9 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from experiments import Launched
+from experiments import Cluster, Launched
 from sweeps import COPYING, SCORNN
 
-from eigensweep.workers.cluster.ray_cluster import RayCluster
 from eigensweep.workers.engine.actor import NAMESPACE
 from eigensweep.workers.shared.checkpoints import Store
 
@@ -39,12 +38,12 @@ def rates(*exponents: float) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster() -> Iterator[Cluster]:
     """A Ray with room for one engine: it has one core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{HERE.parents[1]}:{HERE}:{HERE.parent / 'plugins'}")
         patch.setenv("OMP_NUM_THREADS", "1")
-        started = RayCluster.start(num_cpus=1)
+        started = Cluster.start(num_cpus=1)
         yield started
         started.stop()
 
@@ -78,7 +77,7 @@ class Experiment(Launched):
 
 
 @pytest.fixture
-def experiment(cluster: RayCluster, tmp_path: Path) -> Callable[..., Experiment]:
+def experiment(cluster: Cluster, tmp_path: Path) -> Callable[..., Experiment]:
     common = {"task": COPYING, "model": SCORNN, "resources": LANES}
     return lambda spec, id="e1": Experiment(cluster, tmp_path, id, {**common, **spec})
 

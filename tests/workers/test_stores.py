@@ -449,13 +449,12 @@ def test_a_driver_hands_out_trials_and_stops_them_through_the_object_store(
 @pytest.mark.slow
 def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_path, monkeypatch):
     """Real processes: a driver, trials in processes and in lanes, and the store's server."""
-    from experiments import Launched
+    from experiments import Cluster, Launched
 
-    from eigensweep.workers.cluster.ray_cluster import RayCluster
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with s3.serve() as bucket:
-        cluster = RayCluster.start(num_cpus=2)
+        cluster = Cluster.start(num_cpus=2)
         try:
             for name, resources in (("alone", {}), ("lanes", {"lanes": 2})):
                 (folder := tmp_path / name).mkdir()
@@ -476,15 +475,14 @@ def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_pa
 @pytest.mark.slow
 def test_an_outage_ends_neither_who_trains_nor_who_starts_meanwhile(tmp_path, monkeypatch):
     """Real processes: the server ends in mid-sweep, a driver starts, and the server is back."""
-    from experiments import Launched
+    from experiments import Cluster, Launched
 
-    from eigensweep.workers.cluster.ray_cluster import RayCluster
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     rates = {"space": {"optimizer.lr": [0.1 / n for n in range(1, 13)]}}
     content = spec(rates, training={"steps": 200, "evaluate_every": 50})
     with s3.serve_with_outages() as (bucket, outage):
-        cluster = RayCluster.start(num_cpus=2)
+        cluster = Cluster.start(num_cpus=2)
         try:
             sweeps = [Launched(cluster, tmp_path, id, content, storage=bucket) for id in "ab"]
             drivers = [sweeps[0].launch()]

@@ -29,8 +29,9 @@ from eigensweep.service.queue.dispatcher import Dispatcher
 from eigensweep.service.record.migrations import migrate
 from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
-from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.driver import experiment as driver
+from eigensweep.workers.driver import process
+from eigensweep.workers.driver.zygote import DriverOrder
 from eigensweep.workers.engine import runner
 from eigensweep.workers.engine.runner import Runner
 from eigensweep.workers.engine.shares import Room
@@ -64,7 +65,7 @@ class Launcher:
         self, experiment: str, spec: Any, ledger: Any, options: DriverOptions, beside: None
     ) -> Any:
         self.told.append(options)
-        return SimpleNamespace(state=lambda: "running", error=None, process="p")
+        return SimpleNamespace(state=lambda: "running", death=None)
 
     def find(self, experiment: str) -> None:
         return None
@@ -121,11 +122,10 @@ def test_one_trace_leads_from_the_caller_to_each_evaluation(
         "run_experiment",
         lambda experiment, spec, ledger, options: train(options, tmp_path / "storage"),
     )
-    monkeypatch.setattr(ray_cluster.threading, "Timer", lambda *_: SimpleNamespace(start=print))
     post(dispatcher, tmp_path)
     dispatcher.tick()
     (options,) = launcher.told
-    ray_cluster.DriverActor().run("e1", {}, None, options)  # type: ignore[arg-type]
+    process.run_traced(DriverOrder("e1", {}, None, options, ""))  # type: ignore[arg-type]
 
     ended = {span.context.span_id: span for span in spans.get_finished_spans()}
     by_name: dict[str, list[Any]] = {}
@@ -264,12 +264,11 @@ def test_spans_arrive_at_a_collector():
     assert (span.name, span.trace_id.hex()) == ("attempt", CALLER.split("-")[1])
 
 
-def test_a_driver_sends_its_spans_before_it_says_that_it_is_over(monkeypatch):
-    states = []
-    monkeypatch.setattr(driver, "run_experiment", lambda *_: None)
-    monkeypatch.setattr(ray_cluster.threading, "Timer", lambda *_: SimpleNamespace(start=print))
-    actor = ray_cluster.DriverActor()
-    monkeypatch.setattr(traces, "flush", lambda: states.append(actor.state("e1")[0]))
-    actor.run("e1", {}, None, DriverOptions(storage="/s"))  # type: ignore[arg-type]
+def test_a_driver_sends_its_spans_before_it_is_over(monkeypatch):
+    done = []
+    monkeypatch.setattr(driver, "run_experiment", lambda *_: done.append("run"))
+    monkeypatch.setattr(traces, "flush", lambda: done.append("flush"))
+    options = DriverOptions(storage="/s")
+    process.run_traced(DriverOrder("e1", {}, None, options, ""))  # type: ignore[arg-type]
 
-    assert (states, actor.state("e1")) == (["running"], ("ended", None))
+    assert done == ["run", "flush"]

@@ -318,7 +318,6 @@ class TestCurves:
             tracker._pass()
         ledger = FileLedger(tmp_path / "ledger.json")
         assert ledger.read("tracked") is not True
-        tracker.wait_for_close(600)  # which returns at once
         assert runs.texts.pop(("run-None-None", "report/report.md")) == "# Report"
         monkeypatch.setattr(runs, "keep_file", keep_file)
         assert tracker._pass()

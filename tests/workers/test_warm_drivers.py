@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from eigensweep.workers.cluster.warm_drivers import WarmDrivers, count_that_fit
 
 from eigensweep.workers.cluster import warm_drivers
 from eigensweep.workers.cluster.ray_cluster import RayCluster
-from eigensweep.workers.cluster.warm_drivers import WarmDrivers, count_that_fit
 from eigensweep.workers.driver import trial_processes
 from eigensweep.workers.driver.trainable import CREDENTIALS, TrialProcesses
 

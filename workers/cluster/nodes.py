@@ -55,6 +55,16 @@ class Node:
 
 
 @dataclass(frozen=True)
+class RayPlace:
+    """Where drivers find Ray on this machine."""
+
+    address: str
+    """Of the control process, as `host:port`."""
+    logs: str
+    """Folder of the logs of this machine's processes."""
+
+
+@dataclass(frozen=True)
 class Look:
     """What was seen of a cluster at one moment."""
 
@@ -65,6 +75,8 @@ class Look:
     """Whether nodes come and go."""
     problem: str | None = None
     """Why no driver can be started or asked, although the head of the cluster answers."""
+    drivers: frozenset[str] = frozenset()
+    """Experiments that are driven by what an earlier service has started."""
 
 
 def read_nodes(

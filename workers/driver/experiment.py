@@ -50,7 +50,6 @@ from eigensweep.workers.driver.stopping import StopReason
 from eigensweep.workers.driver.store_watch import StoreWatch
 from eigensweep.workers.driver.study import Study
 from eigensweep.workers.driver.sweep import Job, Sweep
-from eigensweep.workers.driver.trial_processes import load_ahead
 from eigensweep.workers.driver.tune_loop import run_tune
 from eigensweep.workers.engine.shares import Share, share_of, spread_lanes
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
@@ -79,9 +78,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """How long a driver relies on what it knows of the cluster's nodes."""
-
-CLOSING_SECONDS = 5.0
-"""How long the delivery of an end may take before processes are loaded for the next experiment."""
 
 MEMORY_STEP = 32 * 2**20
 """A driver tells of its own memory in these steps, so that it does not tell at each look."""
@@ -480,10 +476,6 @@ class ExperimentDriver:
             folder = self._own_folder() / "report"
             report = write_report(folder, self.spec, self.ledger.walk(), state)
             self.tracker.close(state, error, self.sweep.best(), report.texts, report.draw)
-            self.tracker.wait_for_close(CLOSING_SECONDS)
-        if self.options.loads_ahead:
-            load_ahead()  # for the next experiment: the places of the last trials are free
-        if self.tracker is not None:
             self._wait_for_delivery(self.tracker)
 
     def _wait_for_delivery(self, tracker: Tracker) -> None:

@@ -204,10 +204,19 @@ class Server:
 
 def user_of(connection: socket.socket) -> int:
     """Return the user id of the process at the other side of a connection."""
+    return _credentials_of(connection)[1]
+
+
+def pid_of(connection: socket.socket) -> int:
+    """Return the id of the process that began to listen at the other side of a connection."""
+    return _credentials_of(connection)[0]
+
+
+def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
     size = struct.calcsize("3i")
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, _ = struct.unpack("3i", raw)
-    return int(user)
+    process, user, group = struct.unpack("3i", raw)
+    return process, user, group
 
 
 def answer_calls(calls: Connection) -> None:

@@ -11,9 +11,9 @@ from typing import Literal
 from eigensweep.workers.shared.durable_files import StoreAwayError
 from eigensweep.workers.shared.ledger import SupersededError
 
-Cause = Literal["failure", "memory", "store", "node", "shared", "superseded"]
-"""What ended a process: what it did (`failure`), a node without memory, a store that was away, the
-end of its node, the end of a process that several experiments had, or a successor's arrival."""
+Cause = Literal["failure", "memory", "store", "unseen", "superseded"]
+"""What ended a process: what it did (`failure`), a machine without memory, a store that was away,
+something that nobody saw, or a successor's arrival."""
 
 LONGEST_SUMMARY = 400
 """Characters of the line in which Ray says how much memory was taken."""
@@ -42,8 +42,10 @@ def explain(error: BaseException) -> Death:
     for each in chain:
         if isinstance(each, SupersededError):
             return Death(str(each), "superseded")
-    is_store = any(isinstance(each, StoreAwayError) for each in chain)
     words = "".join(traceback.format_exception(error))
+    if isinstance(error, MemoryError):
+        return Death(words, "memory")
+    is_store = any(isinstance(each, StoreAwayError) for each in chain)
     return Death(words, "store" if is_store else "failure")
 
 

@@ -77,8 +77,6 @@ class DriverOptions:
     """Free space of the disks that are written to, below which no trial begins; 0: any."""
     room_seconds: float = 0.0
     """How long to wait for a node that a trial fits on before the experiment counts as failed."""
-    loads_ahead: bool = False
-    """Whether trials get processes that were loaded before there were any."""
 
     def __post_init__(self) -> None:
         for path in (self.storage, self.data_root or "/"):

@@ -182,7 +182,6 @@ class Tracker:
         """What MLflow will never take, and why."""
         self._wake, self._over = threading.Event(), threading.Event()
         self._is_awaited, self._caught_up = False, threading.Event()
-        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._deliver_all, name=THREAD, daemon=True)
 
     def start(self) -> None:
@@ -222,13 +221,6 @@ class Tracker:
         self._is_awaited = True
         self._wake.set()
         self._caught_up.wait(seconds)
-
-    def wait_for_close(self, seconds: float) -> None:
-        """Wait until the experiment's own run is closed, for so many seconds at most.
-
-        It returns at once where the delivery has stopped.
-        """
-        self._closed.wait(seconds)
 
     def wait(self, look: Callable[[], object] = lambda: None) -> None:
         """Wait until everything is delivered after `close`; call `look` now and then.
@@ -290,7 +282,6 @@ class Tracker:
         except BaseException as error:  # carried over to the thread that waits
             self._failure = error
         self._over.set()
-        self._closed.set()
 
     def _pass(self) -> bool:
         """Deliver what is new; tell whether that was the last of it."""
@@ -534,7 +525,6 @@ class Tracker:
             runs.end(parent, STATUS.get(end.state, "FINISHED"))
             _flush_experiment(runs)
             end.is_closed = True
-            self._closed.set()
         if end.plots is None:
             end.plots = end.draw()
         for path in end.plots:

@@ -14,6 +14,7 @@ from eigensweep.service.api.schemas import Answer, read_place
 from eigensweep.service.api.written import DescribedRoute
 from eigensweep.service.record.activity import Use, read_activity
 from eigensweep.service.record.tables import Experiment
+from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import Node
 from eigensweep.workers.shared.fair_shares import Want
 from eigensweep.workers.shared.states import DRIVEN, ExperimentState
@@ -96,11 +97,13 @@ class WaitNow(Answer):
 
 
 class DriverNow(Answer):
-    """A process that drives experiments."""
+    """A process that drives an experiment."""
 
     pid: int | None = Field(description="null: it has not said yet which process it is")
-    memory_bytes: int = Field(description="Main memory that it holds, or that is kept for it")
-    experiments: list[str] = Field(description="Ids; several small ones may share a driver")
+    memory_bytes: int = Field(
+        description="Main memory that it holds by itself, or that is kept for it"
+    )
+    experiments: list[str] = Field(description="One id")
 
 
 class DriversNow(Answer):
@@ -112,17 +115,17 @@ class DriversNow(Answer):
 
     running: int = Field(description="Experiments that have a driver, or get one now")
     at_most: int = Field(
-        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as the drivers may have that the "
-        "machine's memory holds; more wait in the queue, but for the first of each user"
+        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as half of the machine's memory holds "
+        "drivers; more wait in the queue, but for the first of each user"
     )
-    processes: list[DriverNow] = Field(description="Each driver once, whoever shares it")
+    processes: list[DriverNow] = Field(description="One for each experiment that runs")
     memory_bytes: int = Field(
         description="How much main memory the drivers that run hold, as they say themselves; of "
         "one that has not said it yet, what is kept for it"
     )
     kept_bytes: int = Field(
         description="How much main memory is kept for as many drivers as may run at once, those "
-        "included that only deliver to MLflow: `EIGENSWEEP_DRIVER_MB` for each"
+        f"included that only deliver to MLflow: {DRIVER_BYTES / 1e6:g} MB for each"
     )
 
 
@@ -197,31 +200,20 @@ def get_cluster(service: TheService) -> ClusterNow:
 
 
 def _describe_drivers(service: Service, driven: Sequence[Experiment]) -> DriversNow:
-    kept = service.settings.driver_bytes
-    processes = _find_drivers(driven, kept)
+    processes = [_describe_driver(row) for row in driven]
     return DriversNow(
         running=len(driven),
         at_most=service.dispatcher.max_experiments,
         processes=processes,
         memory_bytes=sum(each.memory_bytes for each in processes),
-        kept_bytes=service.dispatcher.max_processes * kept,
+        kept_bytes=service.dispatcher.max_drivers * DRIVER_BYTES,
     )
 
 
-def _find_drivers(driven: Iterable[Experiment], kept: int) -> list[DriverNow]:
-    """Return the drivers' processes, as they say; `kept` bytes count for one that has not."""
-    aboard: dict[int | str, list[tuple[str, Want]]] = defaultdict(list)
-    for row in driven:
-        want = Want.from_dict(row.wants or {"trials": 0})
-        aboard[want.driver_pid or row.id].append((row.id, want))
-    return [
-        DriverNow(
-            pid=process if isinstance(process, int) else None,
-            memory_bytes=max(want.driver_bytes for _, want in some) or kept,
-            experiments=[id for id, _ in some],
-        )
-        for process, some in aboard.items()
-    ]
+def _describe_driver(row: Experiment) -> DriverNow:
+    want = Want.from_dict(row.wants or {"trials": 0})
+    memory = want.driver_bytes or DRIVER_BYTES
+    return DriverNow(pid=want.driver_pid or None, memory_bytes=memory, experiments=[row.id])
 
 
 def _describe_node(node: Node) -> NodeNow:
@@ -273,7 +265,6 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
     notices = "; ".join(notice["words"] for notice in row.notices or ())
     if row.state == "queued":
         most, wanted = service.dispatcher.max_experiments, service.settings.max_experiments
-        drivers, sharing = service.dispatcher.max_drivers, service.dispatcher.driver_experiments
         turn = (
             f"waits for its turn: of the experiments that are under way at once, at most {most} "
             f"(EIGENSWEEP_MAX_EXPERIMENTS), there are {driven}"
@@ -281,16 +272,11 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
         of_all = service.dispatcher.max_of_all
         if of_all > most:
             turn += f"; beyond these each user may have one, up to {of_all} in all"
-        if wanted is not None and drivers < wanted:
+        if wanted is not None and most < wanted:
             turn += (
-                f". That setting is {wanted}, but half of the machine's memory holds {drivers} "
-                f"drivers of {service.settings.driver_mb:g} MB (EIGENSWEEP_DRIVER_MB)"
+                f". That setting is {wanted}, but half of the machine's memory holds no more drivers "
+                f"of {DRIVER_BYTES / 1e6:g} MB"
             )
-            if sharing > 1:
-                turn += (
-                    f", each for one experiment or {sharing} small ones "
-                    "(EIGENSWEEP_DRIVER_EXPERIMENTS)"
-                )
         return service.dispatcher.explain_problem() or turn
     if row.state == "waiting_for_room":
         return notices or "no node has room for one of its trials now"

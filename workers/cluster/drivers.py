@@ -1,0 +1,287 @@
+"""The drivers of a service, as its process sees them: it has them forked, and learns their ends.
+
+Runs in the service's process, without Ray. Drivers outlive it and their zygote
+(`workers/driver/zygote.py`). One that dies, hangs or has older code than the disk is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from eigensweep.workers.driver.zygote import DriverOrder, Request
+from eigensweep.workers.shared.deaths import Death
+
+logger = logging.getLogger(__name__)
+
+PROGRAM: Final = "eigensweep.workers.driver.zygote"
+DRIVER_BYTES: Final = 60 * 10**6
+"""Memory that a driver holds beyond what it shares with its zygote."""
+LOADING_SECONDS: Final = 300.0
+"""So long a zygote may take to load what drivers need."""
+SILENT_SECONDS: Final = 30.0
+"""A zygote that was not heard for so long is replaced. Its drivers go on."""
+LONGEST_PAUSE: Final = 8.0
+"""Seconds between two starts of a zygote, at most."""
+MOST_STARTS: Final = 3
+"""A zygote that ended so often while it loaded is a problem to tell of; it is tried again."""
+SINGLE: Final = {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""So a zygote has one thread: others would not be forked. The first one is as Ray sets it for a
+process that reserves no processor."""
+UNSEEN: Final = "nobody saw how its process ended, because the one that had forked it was gone"
+OOM_KILLS: Final = Path("/proc/vmstat")
+"""Where Linux counts the processes that it has killed for lack of memory."""
+
+State = Literal["running", "ended", "died"]
+
+
+@dataclass
+class DriverProcess:
+    """The process that drives an experiment, from when it was asked for."""
+
+    experiment: str
+    request: Request
+    pid: int | None = None
+    """None: it is not forked yet."""
+    death: Death | None = None
+    """Why it died, or ended early, once `state` says so."""
+    ended_at: float = 0.0
+    """When it was seen to be over, by the clock of `time.monotonic`."""
+    is_orphan: bool = False
+    """Whether its zygote is gone, so that nobody learns its exit status."""
+    _over: State | None = None
+    _end: int | None = None
+    """Of `pidfd_open`: can be read when the process has ended."""
+    _killed: int = field(default_factory=lambda: count_kills())
+
+    @property
+    def error(self) -> str:
+        """Why it died, for people."""
+        return "" if self.death is None else self.death.words
+
+    def state(self) -> State:
+        """Return how it is. One that is not forked yet counts as running."""
+        if self._over is None and self.is_orphan and self._has_ended():
+            self.finish("died", Death(UNSEEN, "unseen"))
+        return self._over or "running"
+
+    def wait(self, timeout: float | None = None) -> State:
+        """Wait until the driver is over, or for `timeout` seconds; return its state."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (state := self.state()) == "running":
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            time.sleep(0.02)
+        return state
+
+    def kill(self) -> None:
+        """End the process at once; Ray ends those of its trials."""
+        if self._over is None and self._end is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._end, signal.SIGKILL)
+
+    def begin(self, pid: int) -> None:
+        """Note that it was forked."""
+        self.pid = pid
+        with suppress(ProcessLookupError):  # it has ended already, which will be told
+            self._end = os.pidfd_open(pid)
+
+    def end(self, status: int, death: Death | None) -> None:
+        """Note its exit status, and what it said of its end."""
+        if death is not None:
+            self.finish("ended" if death.cause == "superseded" else "died", death)
+        elif status == 0:
+            self.finish("ended", None)
+        elif status == -signal.SIGKILL and count_kills() > self._killed:
+            words = "the machine had no memory left, and the kernel ended the driver's process"
+            self.finish("died", Death(words, "memory"))
+        else:
+            self.finish("died", Death(f"the driver's process ended {describe_status(status)}"))
+
+    def finish(self, state: State, death: Death | None) -> None:
+        """Note how it was when it ended."""
+        self.death, self.ended_at, self._over = death, time.monotonic(), state
+        end, self._end = self._end, None
+        if end is not None:
+            os.close(end)
+
+    def _has_ended(self) -> bool:
+        if self._end is None:
+            return True
+        watch = select.poll()
+        watch.register(self._end, select.POLLIN)
+        return bool(watch.poll(0))
+
+
+@dataclass
+class Drivers:
+    """Drivers, by their experiments, and the zygote that forks them. Threads may share it."""
+
+    modules: Sequence[str] = ()
+    """What a driver needs beside its own modules: that of its ledger."""
+    problem: str | None = None
+    """Why no driver can be started; None: drivers can, at the latest when a zygote has loaded."""
+    starts: int = 0
+    """How many zygotes were started."""
+    _environment: Mapping[str, str] = field(default_factory=dict)
+    _processes: dict[int, DriverProcess] = field(default_factory=dict)
+    """Those that are not over, by the numbers of their requests."""
+    _numbers: Any = field(default_factory=count)
+    _zygote: subprocess.Popen[bytes] | None = None
+    _pipe: Connection | None = None
+    _heard: float | None = None
+    """When the zygote was last heard; None: it loads."""
+    _started: float = 0.0
+    _failures: int = 0
+    """How many zygotes in a row ended before they had loaded."""
+    _reader: threading.Thread | None = None
+    """Takes what the zygote tells."""
+    _turn: threading.RLock = field(default_factory=threading.RLock)
+
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start a zygote with this environment, that of this process by default.
+
+        Call `start`, `watch` and `stop` in the main thread: a zygote ends with its starter.
+        """
+        self._environment = dict(os.environ if environment is None else environment)
+        self._spawn()
+
+    def watch(self) -> None:
+        """Replace a zygote that has ended or hangs; call it regularly."""
+        if self._zygote is None:
+            return
+        now = time.monotonic()
+        heard, patience = self._heard, SILENT_SECONDS
+        if heard is None:
+            heard, patience = self._started, LOADING_SECONDS
+        if self._zygote.poll() is None and now < heard + patience:
+            return
+        if self._failures and now < self._started + min(2.0**self._failures, LONGEST_PAUSE):
+            return
+        logger.warning("the process that drivers are forked from ended or hangs, replacing it")
+        self._end_zygote()
+        self._spawn()
+
+    def launch(self, order: DriverOrder, log: str) -> DriverProcess:
+        """Have a driver forked, which writes its output to the file `log`; return at once."""
+        with self._turn:
+            request = Request(next(self._numbers), pickle.dumps(order), log)
+            process = DriverProcess(order.experiment, request)
+            self._processes[request.number] = process
+            self._send(process)
+            return process
+
+    def find(self, experiment: str) -> DriverProcess | None:
+        """Return the driver of an experiment that was launched here and still works."""
+        with self._turn:
+            for process in list(self._processes.values()):
+                if process.state() != "running":
+                    del self._processes[process.request.number]
+                elif process.experiment == experiment:
+                    return process
+        return None
+
+    def stop(self) -> None:
+        """End the zygote; drivers go on, and those that are not forked yet never begin."""
+        self._end_zygote()
+        with self._turn:
+            for process in self._processes.values():
+                if process.pid is None:
+                    process.finish("died", Death(UNSEEN, "unseen"))
+
+    def _end_zygote(self) -> None:
+        if self._zygote is None or self._reader is None:
+            return
+        self._zygote.kill()
+        self._zygote.wait()
+        self._reader.join()  # who was forked last is known after that
+        with self._turn:
+            self._zygote = self._pipe = None
+            for process in self._processes.values():
+                process.is_orphan = process.pid is not None
+
+    def _spawn(self) -> None:
+        pipe, theirs = Pipe()
+        zygote = subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, str(theirs.fileno()), *self.modules],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**SINGLE, **self._environment},
+            start_new_session=True,  # a group of its own, which Ctrl-C does not reach
+        )
+        theirs.close()
+        with self._turn:
+            self.starts += 1
+            self._zygote, self._pipe = zygote, pipe
+            self._heard, self._started = None, time.monotonic()
+            for process in self._processes.values():
+                if process.pid is None:
+                    self._send(process)
+        self._reader = threading.Thread(
+            target=self._read, args=[pipe], name="drivers", daemon=True
+        )
+        self._reader.start()
+
+    def _send(self, process: DriverProcess) -> None:
+        """Ask for a driver; if the zygote ends before it forks, the next one is asked."""
+        if self._pipe is not None:
+            with suppress(OSError):
+                self._pipe.send(process.request)
+
+    def _read(self, pipe: Connection) -> None:
+        """Take what a zygote tells until it ends."""
+        with suppress(EOFError, OSError), pipe:
+            while True:
+                word, *about = pipe.recv()
+                with self._turn:
+                    self._heard, self._failures, self.problem = time.monotonic(), 0, None
+                    self._take(word, *about)
+        if self._heard is None:
+            self._failures += 1
+            if self._failures >= MOST_STARTS:
+                self.problem = "the process that drivers are forked from ends while it loads"
+
+    def _take(self, word: str, number: int = -1, *about: Any) -> None:
+        process = self._processes.get(number)
+        if process is None:
+            return
+        if word == "forked":
+            process.begin(*about)
+        else:
+            process.end(*about)
+            del self._processes[number]
+
+
+def count_kills() -> int:
+    """Return how many processes this machine's kernel has killed for lack of memory; 0: unknown."""
+    with suppress(OSError, ValueError):
+        for line in OOM_KILLS.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def describe_status(status: int) -> str:
+    """Return words for an exit status, negative for a signal.
+
+    >>> describe_status(-9), describe_status(1)
+    ('by SIGKILL', 'with status 1')
+    """
+    if status < 0:
+        return f"by {signal.Signals(-status).name}"
+    return f"with status {status}"

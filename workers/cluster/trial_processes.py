@@ -1,0 +1,156 @@
+"""Processes that are ready for trials before there are any, on a Ray of our own.
+
+Runs in the process that holds Ray for the service. Of each trial's process two parts take time: Ray
+starts it, and something loads PyTorch. Ray keeps a few thin processes ready if it is asked to, and
+the process that all of a node are forked from (`engine/fork_server.py`) has loaded PyTorch. Both
+are done here. What is ready only saves time.
+
+A process that had a task or an actor of Ray's is never given to a trial.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Final
+
+import grpc  # type: ignore[import-untyped]
+import psutil  # type: ignore[import-untyped]
+import ray
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.utils import get_runtime_env_info
+from ray.runtime_env import RuntimeEnv
+
+from eigensweep.workers.engine.fork_server import pid_of
+from eigensweep.workers.engine.forked import keep_server
+from eigensweep.workers.shared.code import has_changed, own_code
+from eigensweep.workers.shared.messages import Json
+
+logger = logging.getLogger(__name__)
+
+MOST: Final = 2
+"""Thin processes that are kept ready."""
+LEAST_SECONDS: Final = 60
+"""So long Ray keeps a process that it started ahead. Then it keeps as many as CPUs are free."""
+ANSWER_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 1.0
+"""Seconds between two looks whether trials run. After two in a row without any, what is missing is
+started: if the next experiment is there already, it would be loaded twice."""
+KEEP_SECONDS: Final = 60.0
+"""Seconds between two looks at what is ready. Ray ends processes that wait while trials have all
+cores."""
+IDLE_SECONDS: Final = 8 * 3600.0
+"""Where no trial ran for so long, nothing is kept any more, until one did."""
+BYTES: Final = 420_000_000
+"""Memory of what waits: a process of 260 MB that is forked, and two thin ones of 80 MB each."""
+MOST_OF_MEMORY: Final = 0.25
+"""Where that would be a larger part of the memory, nothing waits."""
+
+THREADS: Final = "OMP_NUM_THREADS"
+DEFAULT_THREADS: Final = "1"
+"""What Ray sets for a trial of one core, as trials have by default."""
+OF_RAY: Final = {"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
+"""What Ray sets in each of its processes, and otherwise in one that is connected to it."""
+
+
+def keep_ready() -> None:
+    """Keep processes ready for the first trials, for as long as this process lives."""
+    memory = psutil.virtual_memory().total
+    if memory * MOST_OF_MEMORY < BYTES:
+        logger.info("nothing is kept ready for trials: there are %.1f GB of memory", memory / 1e9)
+        return
+    quiet, keep_at, used_at = 1, 0.0, time.monotonic()
+    while True:
+        now = time.monotonic()
+        try:
+            if _is_used():
+                quiet, keep_at, used_at = 0, 0.0, now
+            elif quiet < 2:
+                quiet += 1
+            elif now >= keep_at and now < used_at + IDLE_SECONDS:
+                load_ahead()
+                keep_at = time.monotonic() + KEEP_SECONDS
+        except Exception:  # the edge of this thread
+            logger.debug("nothing could be made ready for trials", exc_info=True)
+        time.sleep(LOOK_SECONDS)
+
+
+def _is_used() -> bool:
+    """Return whether a trial has some of the processors now."""
+    free: Json = ray.available_resources()  # type: ignore[no-untyped-call]
+    whole: Json = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return bool(free.get("CPU", 0) < whole.get("CPU", 0))
+
+
+def load_ahead() -> None:
+    """Have what is missing of the processes for the next trials started."""
+    if has_changed():  # what would be loaded is of no use to the next driver
+        return
+    raylet = psutil.Process(_find_raylet())
+    try:
+        keep_server(raylet.pid, own_code().digest, _environment(raylet.environ()))
+    except OSError as error:
+        logger.warning("PyTorch was not loaded ahead, the first trial waits for it: %s", error)
+    _start_thin(raylet)
+
+
+def _find_raylet() -> int:
+    """Return the id of the process of Ray's that all processes of this node are started by."""
+    node = ray._private.worker._global_node
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_SECONDS)
+        connection.connect(node.raylet_socket_name)
+        return pid_of(connection)
+
+
+def _start_thin(raylet: psutil.Process) -> None:
+    """Have Ray start what is missing of the thin processes."""
+    node = _own_node()
+    missing = min(MOST, int(node["Resources"].get("CPU", 0))) - len(find_ready(raylet))
+    if missing <= 0:
+        return
+    messages = import_module("ray.core.generated.node_manager_pb2")
+    calls = import_module("ray.core.generated.node_manager_pb2_grpc")
+    request = messages.PrestartWorkersRequest(
+        language=0,  # Python
+        runtime_env_info=get_runtime_env_info(RuntimeEnv()),
+        keep_alive_duration_secs=LEAST_SECONDS,
+        num_workers=missing,
+    )
+    address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    try:
+        with init_grpc_channel(address) as channel:
+            calls.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=ANSWER_SECONDS)
+    except grpc.RpcError as error:
+        logger.warning("no process was started ahead, trials wait for their own: %s", error)
+
+
+def find_ready(raylet: psutil.Process) -> list[int]:
+    """Return the ids of the processes of this node that Ray has ready for anybody."""
+    found = []
+    for process in raylet.children():
+        with suppress(psutil.Error):
+            if "ray::IDLE" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a trial's process of one core, where Ray's own has `inherited`.
+
+    It is that of this process but for the threads: Ray sets their number to the cores of the actor
+    unless it was set for the service. NumPy chooses its threads when it is loaded, and other
+    threads may give other last digits.
+    """
+    return {**os.environ, **OF_RAY, THREADS: inherited.get(THREADS, DEFAULT_THREADS)}
+
+
+def _own_node() -> Json:
+    here = ray.get_runtime_context().get_node_id()
+    nodes: list[Json] = ray.nodes()  # type: ignore[no-untyped-call]
+    return next(node for node in nodes if node["NodeID"] == here)
