@@ -36,6 +36,7 @@ from bench.delivery import mlflow_beside_us
 from bench.looks import look_every
 from bench.overhead import TASK
 from bench.report import add_json, add_quick, new_parser, say, table, write
+from eigensweep.workers.driver.zygote import TITLE
 
 PARTS: Final = ("nodes", "slots", "played")
 ROOT = Path(__file__).parents[1]
@@ -83,7 +84,7 @@ def _find_driver() -> psutil.Process | None:
     return None
 
 
-def drive(cluster: RayCluster, url: str, trials: int, slots: int, seconds: float) -> dict[str, Any]:
+def drive(cluster: Any, url: str, trials: int, slots: int, seconds: float) -> dict[str, Any]:
     """Return how long an experiment takes on a cluster of so many slots."""
     from bench.scale import read_times
     from eigensweep.search_spaces.spec import ExperimentSpec

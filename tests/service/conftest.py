@@ -53,14 +53,8 @@ class InMemoryLauncher:
         self.survivors: dict[str, InMemoryDriver] = {}
         self.room = Room(trials=4, problem=None, may_change=False)
 
-    def launch(
-        self, experiment_id: str, spec: Any, ledger: Any, options: Any, beside: str | None = None
-    ) -> InMemoryDriver:
-        """Give it the process of the experiment `beside` if that lives, or one of its own."""
-        living = (d for d in self.launched if d.now == "running")
-        hosts = [d.process for d in living if d.ledger.experiment_id == beside]
-        process = hosts[-1] if hosts else f"process {len(self.launched)}"
-        self.launched.append(InMemoryDriver(ledger, process))
+    def launch(self, experiment_id: str, spec: Any, ledger: Any, options: Any) -> InMemoryDriver:
+        self.launched.append(InMemoryDriver(ledger))
         return self.launched[-1]
 
     def find(self, experiment_id: str) -> InMemoryDriver | None:
@@ -76,9 +70,8 @@ class InMemoryLauncher:
 
 
 class InMemoryDriver:
-    def __init__(self, ledger: RecordLedger, process: str) -> None:
+    def __init__(self, ledger: RecordLedger) -> None:
         self.ledger = ledger
-        self.process = process
         self.now = "running"
         self.death: Death | None = Death("out of luck")
 

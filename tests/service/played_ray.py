@@ -1,19 +1,21 @@
 """Plays the process that holds Ray for the service; a file says that Ray is away.
 
-Another file says that it stands still: then it looks at nothing and answers nothing.
+Another file says that it stands still: then it tells nothing.
 Started as `python -m played_ray DESCRIPTOR SETTINGS`, like the real one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from eigensweep.workers.cluster.nodes import Amounts, Look, Node
+from eigensweep.workers.cluster.nodes import Amounts, Look, Node, RayPlace
 
 AMOUNTS = {"CPU": 4.0, "memory": 8e9}
 LOOK = Look(
@@ -23,9 +25,12 @@ LOOK = Look(
 )
 
 
-def look(pipe: Connection, still: Path) -> None:
+def look(pipe: Connection, still: Path, away: Path) -> None:
     while not still.exists():
-        pipe.send((None, "seen", LOOK))
+        if away.exists():
+            pipe.send(("lost", "Ray's control process does not answer"))
+            os._exit(1)
+        pipe.send(("seen", LOOK))
         time.sleep(0.02)
 
 
@@ -35,26 +40,18 @@ def main() -> None:
     slow = away.with_name("slow")
     if slow.exists() and (left := int(slow.read_text())):
         slow.write_text(str(left - 1))
-        pipe.send((None, "slow", "Ray did not start in 30 s: the machine may be busy"))
+        pipe.send(("slow", "Ray did not start in 30 s: the machine may be busy"))
         return
     if away.exists():
-        pipe.send((None, "failed", "no Ray answers at 10.0.0.7:6379: it is away"))
+        pipe.send(("failed", "no Ray answers at 10.0.0.7:6379: it is away"))
         return
+    pipe.send(("seen", replace(LOOK, drivers=frozenset(settings.get("drivers", ())))))
+    pipe.send(("ready", RayPlace("10.0.0.7:6379", str(away.with_name("logs")))))
     still = Path(settings.get("still", "nothing"))
-    if "still" in settings:
-        pipe.send((None, "seen", LOOK))
-        threading.Thread(target=look, args=[pipe, still], daemon=True).start()
-    pipe.send((None, "ready", "here"))
-    while (request := pipe.recv())[1] != "stop":
-        number, name, *_ = request
-        if still.exists():
-            continue
-        if name == "lose_ray":
-            away.touch()
-            pipe.send((None, "lost", "Ray's control process does not answer"))
-            return
-        answers = {"launch": "driver", "find": "driver", "state": ("running", None)}
-        pipe.send((number, "answer", answers.get(name)))
+    told = (pipe, still, away)
+    if "drivers" not in settings:
+        threading.Thread(target=look, args=told, daemon=True).start()
+    pipe.recv()
 
 
 if __name__ == "__main__":

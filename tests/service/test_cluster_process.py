@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,8 @@ from eigensweep.service.process.cluster_process import ClusterProcess, RayFailed
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.workers.cluster import ray_cluster, served
 from eigensweep.workers.cluster.ray_cluster import explain_loss
+from eigensweep.workers.driver.zygote import DriverOrder
+from eigensweep.workers.shared.deaths import Death
 from eigensweep.workers.shared.messages import DriverOptions
 
 OPTIONS = DriverOptions(storage="/s")
@@ -28,41 +32,56 @@ def away(tmp_path: Path) -> Path:
     return tmp_path / "away"
 
 
+class PlayedDrivers:
+    """Forks nothing: each driver is as a test says."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.launched: list[Any] = []
+
+    def start(self, environment: dict[str, str]) -> None:
+        """Start no zygote."""
+
+    watch = stop = lambda self: None
+
+    def launch(self, order: DriverOrder, log: str) -> Any:
+        driver = SimpleNamespace(now="running", death=None, ended_at=0.0, order=order, log=log)
+        driver.state = lambda: driver.now
+        self.launched.append(driver)
+        return driver
+
+    def find(self, experiment: str) -> Any:
+        living = (d for d in self.launched if d.now == "running")
+        return next((d for d in living if d.order.experiment == experiment), None)
+
+
 @pytest.fixture
 def cluster(away: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterProcess]:
-    monkeypatch.setattr(cluster_process, "PROGRAM", "played_ray")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    made = ClusterProcess({"away": str(away)}, mark="")
+    made = make(away, monkeypatch)
     yield made
     made.stop()
 
 
-def lose_ray(cluster: ClusterProcess) -> None:
-    with pytest.raises(LauncherAwayError, match="control process does not answer"):
-        cluster.ask("lose_ray")
+def make(away: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ClusterProcess:
+    monkeypatch.setattr(cluster_process, "PROGRAM", "played_ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    drivers: Any = PlayedDrivers()
+    return ClusterProcess({"away": str(away), **settings}, mark="", drivers=drivers)
 
 
-def test_a_ray_that_goes_away_is_told_at_once_and_nothing_is_asked_of_it(cluster):
-    cluster.start()
-    driver = cluster.launch("e1", {}, None, OPTIONS)
-    assert (cluster.problem, driver.state()) == (None, "running")
-    lose_ray(cluster)
-    assert "control process does not answer" in cluster.problem
-    assert driver.state() == "lost"
-    with pytest.raises(LauncherAwayError):
-        cluster.find("e1")
+def die(cluster: ClusterProcess, death: Death) -> None:
+    """Let the last driver end at this moment."""
+    played: Any = cluster.drivers
+    played.launched[-1].ended_at = time.monotonic()
+    played.launched[-1].now, played.launched[-1].death = "died", death
 
 
-def test_it_is_joined_again_when_it_is_back_and_drivers_are_looked_for(cluster, away):
-    cluster.start()
-    driver = cluster.launch("e1", {}, None, OPTIONS)
-    lose_ray(cluster)
+def lose_ray(cluster: ClusterProcess, away: Path) -> None:
+    away.touch()
+    wait_until(lambda: "control process does not answer" in (cluster.problem or ""))
 
-    def tries_again() -> bool:
-        cluster.watch()
-        return "it is away" in (cluster.problem or "")
 
-    wait_until(tries_again, lambda: cluster.problem, pause=0.01)
+def join_again(cluster: ClusterProcess, away: Path) -> None:
     away.unlink()
 
     def is_back() -> bool:
@@ -70,9 +89,91 @@ def test_it_is_joined_again_when_it_is_back_and_drivers_are_looked_for(cluster, 
         return cluster.problem is None
 
     wait_until(is_back, lambda: cluster.problem, pause=0.01)
+
+
+FAILURE = Death("the driver's process ended with status 1")
+
+
+def test_a_driver_is_told_where_ray_is_and_where_its_log_is(cluster, away):
+    cluster.start()
+    cluster.launch("e1", {}, None, OPTIONS)
+    played: Any = cluster.drivers
+    (driver,) = played.launched
+    assert driver.order == DriverOrder("e1", {}, None, OPTIONS, "10.0.0.7:6379")
+    assert driver.log == str(away.with_name("logs") / "driver-e1.log")
+
+
+def test_a_ray_that_goes_away_is_told_at_once_and_nothing_is_asked_of_it(cluster, away):
+    cluster.start()
+    driver = cluster.launch("e1", {}, None, OPTIONS)
+    assert (cluster.problem, driver.state()) == (None, "running")
+    lose_ray(cluster, away)
+    die(cluster, FAILURE)
+    assert driver.state() == "lost"
+    for ask in (lambda: cluster.find("e1"), lambda: cluster.launch("e2", {}, None, OPTIONS)):
+        with pytest.raises(LauncherAwayError):
+            ask()
+
+
+def test_it_is_joined_again_when_it_is_back_and_drivers_that_outlived_that_are_found(cluster, away):
+    cluster.start()
+    driver = cluster.launch("e1", {}, None, OPTIONS)
+    lose_ray(cluster, away)
+
+    def tries_again() -> bool:
+        cluster.watch()
+        return "it is away" in (cluster.problem or "")
+
+    wait_until(tries_again, lambda: cluster.problem, pause=0.01)
+    join_again(cluster, away)
     assert cluster.starts == 2
-    assert driver.state() == "lost", "a handle of before says nothing any more"
-    assert cluster.find("e1").state() == "running"
+    assert driver.state() == cluster.find("e1").state() == "running"
+    die(cluster, FAILURE)
+    assert (driver.state(), cluster.find("e1")) == ("lost", None)
+
+
+def test_a_death_is_the_drivers_own_if_ray_was_well_and_is_known_after_another_look(
+    cluster, monkeypatch
+):
+    monkeypatch.setattr(cluster_process, "SURE_SECONDS", 0.2)
+    cluster.start()
+    driver = cluster.launch("e1", {}, None, OPTIONS)
+    die(cluster, FAILURE)
+    assert driver.state() == "running"
+    wait_until(lambda: driver.state() == "died")
+    assert driver.death == FAILURE
+    cluster.launch("e2", {}, None, OPTIONS)
+    die(cluster, Death("no memory", "memory"))
+    (_, other) = cluster.drivers.launched
+    assert cluster_process.LaunchedDriver(other, cluster, cluster.starts).state() == "died"
+
+
+def test_soon_after_ray_did_not_answer_a_death_is_not_the_drivers_own(cluster):
+    cluster.start()
+    driver = cluster.launch("e1", {}, None, OPTIONS)
+    cluster._ill = time.monotonic() - cluster_process.LOSS_SECONDS / 2
+    die(cluster, FAILURE)
+    assert driver.state() == "lost"
+
+
+def test_what_an_earlier_service_started_is_found_and_its_end_is_nobodys_fault(away, monkeypatch):
+    cluster = make(away, monkeypatch, drivers=["e1"])
+    cluster.start()
+    driver = cluster.find("e1")
+    assert (driver.state(), cluster.find("e2")) == ("running", None)
+    cluster._look = replace(cluster._look, drivers=frozenset())
+    assert (driver.state(), driver.death.cause) == ("ended", "unseen")
+    cluster.starts += 1
+    assert driver.state() == "lost"
+    cluster.stop()
+
+
+def test_while_no_driver_can_be_forked_that_is_the_problem(cluster):
+    cluster.start()
+    cluster.drivers.problem = "the process that drivers are forked from ends while it loads"
+    assert cluster.problem == cluster.drivers.problem
+    with pytest.raises(LauncherAwayError, match="ends while it loads"):
+        cluster.launch("e1", {}, None, OPTIONS)
 
 
 def test_a_service_does_not_start_with_a_ray_that_is_away(cluster, away):
@@ -141,7 +242,7 @@ class TestALookAtRay:
         monkeypatch.setattr(served.os, "_exit", lambda status: told.append(status))
         process = served.Served(None, SimpleNamespace(send=told.append))  # type: ignore[arg-type]
         process.watch()
-        assert told == [(None, "lost", "away"), 1]
+        assert told == [("lost", "away"), 1]
         assert next(looks, "no more") == "no more"
 
     def test_also_a_ray_whose_packets_are_lost_is_missed_within_five_seconds(self):

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eigensweep.service.process.driver_room import count_drivers
-from eigensweep.service.queue.driver_places import DriverPlaces
 from played import PLACE, SPEC, open_trial, play
 from typer.testing import CliRunner
 
@@ -18,6 +16,7 @@ from eigensweep.service.command.nodes import make_node_row, make_use_row, name_n
 from eigensweep.service.queue.dispatcher import LauncherAwayError
 from eigensweep.service.record.ledger import RecordLedger
 from eigensweep.service.settings import Settings
+from eigensweep.workers.cluster.drivers import DRIVER_BYTES
 from eigensweep.workers.cluster.nodes import GONE_SECONDS, read_nodes
 from eigensweep.workers.shared.fair_shares import Want
 
@@ -49,45 +48,32 @@ def test_it_says_who_uses_which_node_and_which_lanes(client, ledger, record):
         "running": 1,
         "at_most": 2,
         "processes": [
-            {"pid": None, "memory_bytes": 400 * 10**6, "experiments": [use["experiment"]]}
+            {"pid": None, "memory_bytes": DRIVER_BYTES, "experiments": [use["experiment"]]}
         ],
-        "memory_bytes": 400 * 10**6,
-        "kept_bytes": 1600 * 10**6,
+        "memory_bytes": DRIVER_BYTES,
+        "kept_bytes": 4 * DRIVER_BYTES,
     }
     ledger.ask_for(Want(3, {"CPU": 0.25}, driver_bytes=352 * 10**6))
     assert client.get("/v1/cluster").json()["drivers"]["memory_bytes"] == 352 * 10**6
     assert "Drivers: 1 of at most 2" in client.get("/cluster").text
 
 
-def test_a_driver_that_several_experiments_share_is_counted_once(client, ledger, record, spec):
-    first, others = ledger.experiment_id, []
+def test_each_driver_says_what_it_holds(client, ledger, record, spec):
+    ids = [ledger.experiment_id]
+    ledger.ask_for(Want(3, driver_bytes=52 * 10**6, driver_pid=7))
     for number in range(2):
-        others.append(client.post("/v1/experiments", json=spec(name=str(number))).json()["id"])
-        claim = record.claim(others[-1])
-        own = RecordLedger(record.url, others[-1], claim.generation)
-        own.ask_for(Want(1, driver_bytes=(360 - number) * 10**6, driver_pid=7 + number))
-    ledger.ask_for(Want(3, driver_bytes=352 * 10**6, driver_pid=7))
+        ids.append(client.post("/v1/experiments", json=spec(name=str(number))).json()["id"])
+        claim = record.claim(ids[-1])
+        own = RecordLedger(record.url, ids[-1], claim.generation)
+        own.ask_for(Want(1, driver_bytes=(50 - number) * 10**6, driver_pid=8 + number))
     found = client.get("/v1/cluster").json()["drivers"]
-    assert [(each["pid"], each["memory_bytes"] // 10**6) for each in found["processes"]] == [
-        (7, 360),
-        (8, 359),
-    ]
-    assert {*found["processes"][0]["experiments"]} == {first, others[0]}
-    assert (found["running"], found["memory_bytes"]) == (3, 719 * 10**6)
-    assert "Process 7 drives 2 of these experiments" in client.get("/cluster").text
-
-
-def test_where_drivers_are_shared_and_memory_is_short_it_says_so(client, ledger, spec, dispatcher):
-    dispatcher.places = DriverPlaces(experiments=4, drivers=1)
-    dispatcher.max_experiments = 2
-    client.post("/v1/experiments", json=spec(name="later"))
-    found = client.get("/v1/cluster").json()
-    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (2, 3 * 400 * 10**6)
-    (wait,) = found["waiting"]
-    assert wait["why"].endswith(
-        "half of the machine's memory holds 1 drivers of 400 MB (EIGENSWEEP_DRIVER_MB), each for "
-        "one experiment or 4 small ones (EIGENSWEEP_DRIVER_EXPERIMENTS)"
-    )
+    held = {each["pid"]: (each["memory_bytes"], each["experiments"]) for each in found["processes"]}
+    assert held == {
+        7: (52 * 10**6, ids[:1]),
+        8: (50 * 10**6, ids[1:2]),
+        9: (49 * 10**6, ids[2:]),
+    }
+    assert (found["running"], found["memory_bytes"]) == (3, 151 * 10**6)
 
 
 def test_a_trial_is_shown_where_it_runs_before_it_has_reported(client, ledger):
@@ -153,14 +139,13 @@ def test_trials_that_wait_are_counted_without_reading_them(client, ledger):
 
 
 def test_where_memory_holds_fewer_drivers_than_wanted_it_says_so(client, ledger, spec, dispatcher):
-    dispatcher.max_experiments = count_drivers(2, 400 * 10**6, 10**9).experiments
+    dispatcher.max_experiments = 1
     client.post("/v1/experiments", json=spec(name="later"))
     found = client.get("/v1/cluster").json()
-    assert (found["drivers"]["at_most"], found["drivers"]["kept_bytes"]) == (1, 3 * 400 * 10**6)
+    assert found["drivers"]["at_most"] == 1
     (wait,) = found["waiting"]
     assert wait["why"].endswith(
-        "That setting is 2, but half of the machine's memory holds 1 drivers of 400 MB "
-        "(EIGENSWEEP_DRIVER_MB)"
+        "That setting is 2, but half of the machine's memory holds no more drivers of 60 MB"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from test_cluster_process import PlayedDrivers
 from waiting import wait_until
 
 from eigensweep.service.api.app import create_app
@@ -37,7 +38,10 @@ def cluster(
     monkeypatch.setattr(cluster_process, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(cluster_process, "ANSWER_SECONDS", 3600.0)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    made = ClusterProcess({"away": str(tmp_path / "away"), "still": str(still)}, mark="")
+    drivers: Any = PlayedDrivers()
+    made = ClusterProcess(
+        {"away": str(tmp_path / "away"), "still": str(still)}, mark="", drivers=drivers
+    )
     made.start()
     yield made
     made._process.kill()

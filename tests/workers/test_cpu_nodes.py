@@ -111,7 +111,6 @@ def sweep(trials: int, steps: int, **more: object) -> dict[str, object]:
 def test_on_a_real_ray_they_fill_cpu_nodes_first_and_leave_gpu_nodes_to_gpus(tmp_path):
     import ray
 
-
     program = str(Path(sys.executable).parent / "ray")
     with toys_on_path(), ExitStack() as stack:
         cluster = Cluster.start(num_cpus=2)

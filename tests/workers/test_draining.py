@@ -102,7 +102,6 @@ def drain_by_signal(node: subprocess.Popen[bytes], address: str, id: str) -> Non
 def test_on_a_real_node_that_drains_trials_leave_and_end_elsewhere(tmp_path, drain):
     import ray
 
-
     with toys_on_path():
         cluster = Cluster.start(num_cpus=1)
         context = ray.get_runtime_context()

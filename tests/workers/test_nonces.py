@@ -195,7 +195,6 @@ def test_a_node_with_another_folder_in_its_place_is_left_out_and_nothing_is_lost
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     from waiting import wait_until
 
-
     @ray.remote(num_cpus=1)
     class Occupant:
         def answer(self) -> None:

@@ -451,7 +451,6 @@ def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_pa
     """Real processes: a driver, trials in processes and in lanes, and the store's server."""
     from experiments import Cluster, Launched
 
-
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with s3.serve() as bucket:
         cluster = Cluster.start(num_cpus=2)
@@ -476,7 +475,6 @@ def test_an_experiment_runs_from_a_spec_to_its_end_with_checkpoints_in_s3(tmp_pa
 def test_an_outage_ends_neither_who_trains_nor_who_starts_meanwhile(tmp_path, monkeypatch):
     """Real processes: the server ends in mid-sweep, a driver starts, and the server is back."""
     from experiments import Cluster, Launched
-
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     rates = {"space": {"optimizer.lr": [0.1 / n for n in range(1, 13)]}}

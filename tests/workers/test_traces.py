@@ -61,9 +61,7 @@ class Launcher:
     def __init__(self) -> None:
         self.told: list[DriverOptions] = []
 
-    def launch(
-        self, experiment: str, spec: Any, ledger: Any, options: DriverOptions, beside: None
-    ) -> Any:
+    def launch(self, experiment: str, spec: Any, ledger: Any, options: DriverOptions) -> Any:
         self.told.append(options)
         return SimpleNamespace(state=lambda: "running", death=None)
 

@@ -232,9 +232,7 @@ class Drivers:
             for process in self._processes.values():
                 if process.pid is None:
                     self._send(process)
-        self._reader = threading.Thread(
-            target=self._read, args=[pipe], name="drivers", daemon=True
-        )
+        self._reader = threading.Thread(target=self._read, args=[pipe], name="drivers", daemon=True)
         self._reader.start()
 
     def _send(self, process: DriverProcess) -> None:

@@ -115,8 +115,8 @@ class DriversNow(Answer):
 
     running: int = Field(description="Experiments that have a driver, or get one now")
     at_most: int = Field(
-        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many as half of the machine's memory holds "
-        "drivers; more wait in the queue, but for the first of each user"
+        description="`EIGENSWEEP_MAX_EXPERIMENTS`, or as many drivers as half of the machine's "
+        "memory holds; more wait in the queue, but for the first of each user"
     )
     processes: list[DriverNow] = Field(description="One for each experiment that runs")
     memory_bytes: int = Field(
@@ -274,8 +274,8 @@ def _explain(service: Service, row: Experiment, waiting: int, driven: int) -> st
             turn += f"; beyond these each user may have one, up to {of_all} in all"
         if wanted is not None and most < wanted:
             turn += (
-                f". That setting is {wanted}, but half of the machine's memory holds no more drivers "
-                f"of {DRIVER_BYTES / 1e6:g} MB"
+                f". That setting is {wanted}, but half of the machine's memory holds no more "
+                f"drivers of {DRIVER_BYTES / 1e6:g} MB"
             )
         return service.dispatcher.explain_problem() or turn
     if row.state == "waiting_for_room":

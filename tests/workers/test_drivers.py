@@ -1,0 +1,165 @@
+"""Drivers that are forked from a zygote, a real one: what they do is played."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from waiting import PATIENCE, wait_until
+
+from eigensweep.workers.cluster import drivers as module
+from eigensweep.workers.cluster.drivers import UNSEEN, DriverProcess, Drivers
+from eigensweep.workers.driver.zygote import DriverOrder
+from eigensweep.workers.shared.deaths import Death
+from eigensweep.workers.shared.messages import DriverOptions
+
+HERE = Path(__file__).parent
+Launch = Callable[..., DriverProcess]
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    made = Drivers(["played_driver"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("home"))
+        patch.setenv("PYTHONPATH", f"{HERE.parents[1]}:{HERE}")
+        made.start()
+        wait_until(lambda: made._heard is not None)
+        yield made
+        made.stop()
+
+
+@pytest.fixture
+def launch(drivers: Drivers, tmp_path: Path) -> Iterator[Launch]:
+    """Return what launches a driver, which does what `does` says, or waits until it is let go."""
+    waits = tmp_path / "waits"
+    waits.touch()
+
+    def launch(experiment: str = "e1", does: str | None = None, ledger: Any = None) -> Any:
+        options = DriverOptions(storage="/s")
+        order = DriverOrder(experiment, {"does": does or str(waits)}, ledger, options, "address")
+        return drivers.launch(order, str(tmp_path / "logs" / f"{experiment}.log"))
+
+    yield launch
+    waits.unlink(missing_ok=True)
+
+
+def is_forked(driver: DriverProcess) -> bool:
+    return driver.pid is not None
+
+
+def replace_zygote(drivers: Drivers) -> None:
+    """Let a zygote be replaced; wait until the next one has loaded."""
+    before = drivers.starts
+
+    def is_new() -> bool:
+        drivers.watch()
+        return drivers.starts > before and drivers._heard is not None
+
+    wait_until(is_new)
+
+
+class Unreadable:
+    """A ledger that no other process can make again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_it_is_one_thread_and_so_nothing_is_lost_by_a_fork(drivers):
+    assert psutil.Process(drivers._zygote.pid).num_threads() == 1
+
+
+def test_a_driver_has_a_session_and_a_log_of_its_own_and_is_found_until_its_end(
+    drivers, launch, tmp_path
+):
+    driver, other = launch(), launch("e2")
+    wait_until(lambda: is_forked(driver) and is_forked(other))
+    assert os.getsid(driver.pid) == driver.pid != other.pid
+    assert (driver.state(), drivers.find("e1"), drivers.find("e2")) == ("running", driver, other)
+    wait_until(lambda: "eigensweep::Driver e1" in " ".join(psutil.Process(driver.pid).cmdline()))
+    (tmp_path / "waits").unlink()
+    assert [each.wait(PATIENCE) for each in (driver, other)] == ["ended"] * 2
+    assert (driver.death, drivers.find("e1")) == (None, None)
+    assert "it drives e1" in (tmp_path / "logs" / "e1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("does", "state", "words"),
+    [
+        ("failure", "died", "ValueError: a bug"),
+        ("memory", "died", "MemoryError"),
+        ("store", "died", "cannot list s3://lab/x"),
+        ("superseded", "ended", "it has a successor"),
+    ],
+)
+def test_it_says_why_it_ended(launch, does, state, words):
+    driver = launch(does=does)
+    assert driver.wait(PATIENCE) == state
+    assert (driver.death.cause, words in driver.error) == (does, True)
+
+
+def test_one_that_cannot_read_what_it_is_told_says_so(launch):
+    driver = launch(ledger=Unreadable())
+    assert driver.wait(PATIENCE) == "died"
+    assert "no number" in driver.error
+
+
+def test_one_that_is_killed_has_failed_unless_the_machine_had_no_memory(launch, monkeypatch):
+    driver = launch()
+    wait_until(lambda: is_forked(driver))
+    driver.kill()
+    assert driver.wait(PATIENCE) == "died"
+    assert driver.death == Death("the driver's process ended by SIGKILL")
+    another = launch()
+    wait_until(lambda: is_forked(another))
+    monkeypatch.setattr(module, "count_kills", lambda: another._killed + 1)
+    another.kill()
+    assert another.wait(PATIENCE) == "died"
+    assert another.death.cause == "memory"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_drivers_outlive_their_zygote_and_what_was_asked_meanwhile_is_forked_by_the_next(
+    drivers, launch, tmp_path, monkeypatch, how
+):
+    monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
+    driver = launch()
+    wait_until(lambda: is_forked(driver))
+    os.kill(drivers._zygote.pid, how)
+    later = launch("e2")
+    replace_zygote(drivers)
+    wait_until(lambda: is_forked(later))
+    assert [driver.state(), later.state()] == ["running"] * 2
+    (tmp_path / "waits").unlink()
+    assert (later.wait(PATIENCE), driver.wait(PATIENCE)) == ("ended", "died")
+    assert driver.death == Death(UNSEEN, "unseen")
+
+
+def test_with_other_code_on_the_disk_another_zygote_forks(drivers, launch):
+    first = drivers._zygote.pid
+    Path("edited").touch()
+    driver = launch(does="end")
+    wait_until(lambda: not psutil.pid_exists(first) or drivers._zygote.poll() is not None)
+    Path("edited").unlink()
+    replace_zygote(drivers)
+    assert driver.wait(PATIENCE) == "ended"
+
+
+def test_a_zygote_that_cannot_load_is_told_and_tried_again(monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(module, "PROGRAM", "no_such_module")
+    broken = Drivers()
+    broken.start()
+
+    def is_told() -> Any:
+        broken.watch()
+        return broken.problem
+
+    assert "ends while it loads" in wait_until(is_told)
+    broken.stop()
