@@ -1,10 +1,8 @@
-"""Measure the memory of drivers: several small experiments at once, with a driver each and in one.
+"""Measure what drivers cost that were forked from one process, with whose memory they share most.
 
-`python -m bench.sharing` starts two services of its own, one after the other: in the first one each
-experiment has a driver of its own, as is the default, and in the second one they share a driver. In
-both, so many experiments train at the same time. Once each of them has ended some trials, it prints
-how many driver's processes there are, what these hold, what their processor time was since the
-POST, and how long it took from the POST until then.
+`python -m bench.sharing` starts a service of its own, in which some experiments train at the same
+time. Once each of them has ended some trials, it prints how many drivers there are, what these
+hold, what their processor time was since the POST, and how long it took from the POST until then.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from bench.overhead import WAITING_SECONDS, one_step
 from bench.report import add_json, new_parser, say, table, write
 from eigensweep.service.client import Client, Experiment
 from eigensweep.service.command.quickstart import running_service
+from eigensweep.workers.driver.zygote import TITLE
 
 TRIALS = 40
 ENDED = 5
@@ -42,7 +41,7 @@ def find_drivers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.cmdline()[:1] and "DriverActor" in process.cmdline()[0]:
+            if process.cmdline()[0].startswith(TITLE):
                 found.append(process)
     return found
 
@@ -60,19 +59,18 @@ def wait_until_ended(experiment: Experiment, trials: int) -> None:
         time.sleep(0.2)
 
 
-def measure(sharing: int, experiments: int, screen: Console) -> dict[str, Any]:
-    """Return what the drivers hold where `sharing` experiments may have one."""
-    settings = {"CPUS": experiments, "MAX_EXPERIMENTS": experiments, "WARM_DRIVERS": 0}
-    settings["DRIVER_EXPERIMENTS"] = sharing
+def measure(experiments: int, screen: Console) -> dict[str, Any]:
+    """Return what the drivers of so many experiments hold."""
+    settings = {"CPUS": experiments, "MAX_EXPERIMENTS": experiments}
     os.environ.update({f"EIGENSWEEP_{name}": str(value) for name, value in settings.items()})
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
         home = Path(folder) / "home"
         home.mkdir()
         with running_service(home, screen) as client:
-            return look(client, sharing, experiments)
+            return look(client, experiments)
 
 
-def look(client: Client, sharing: int, experiments: int) -> dict[str, Any]:
+def look(client: Client, experiments: int) -> dict[str, Any]:
     """Post the experiments, and look at their drivers while all of them train."""
     began = time.monotonic()
     posted = [client.submit(small(offset)) for offset in range(experiments)]
@@ -87,7 +85,6 @@ def look(client: Client, sharing: int, experiments: int) -> dict[str, Any]:
     for experiment in posted:
         experiment.wait(WAITING_SECONDS)
     return {
-        "sharing": sharing,
         "drivers": len(drivers),
         "rss": sum(each.rss for each in memory) / 1e6,
         "pss": sum(each.pss for each in memory) / 1e6,
@@ -104,9 +101,8 @@ def main() -> None:
     add_json(parser, "sharing")
     given = parser.parse_args()
     screen = Console()
-    found = [measure(sharing, given.experiments, screen) for sharing in (1, given.experiments)]
+    found = measure(given.experiments, screen)
     headings = {
-        "sharing": "experiments in a driver",
         "drivers": "drivers",
         "rss": "RSS, MB",
         "pss": "PSS, MB",
@@ -114,8 +110,8 @@ def main() -> None:
         "cpu": "processor s",
         "seconds": f"s until each ended {ENDED} trials",
     }
-    say(table(found, headings))
-    write({"experiments": given.experiments, "services": found}, given.json)
+    say(table([found], headings))
+    write({"experiments": given.experiments, **found}, given.json)
 
 
 if __name__ == "__main__":

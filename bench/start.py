@@ -1,7 +1,6 @@
-"""Measure how soon an experiment trains after its POST, with drivers kept warm and without.
+"""Measure how soon an experiment trains after its POST.
 
-`python -m bench.start` starts two services of its own, one after the other: one that keeps nothing
-ready, and one that does so, as is the default. For each it prints
+`python -m bench.start` starts a service of its own and prints
 
 - the seconds from the POST to the end of the first training step of the first trial, as the median
   over rounds: experiments one after another, each after a pause in which the service can get ready
@@ -13,7 +12,6 @@ ready, and one that does so, as is the default. For each it prints
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from datetime import datetime
@@ -29,9 +27,6 @@ from eigensweep.search_spaces.trial import TrialConfig
 from eigensweep.service.client import Client, Experiment
 from eigensweep.service.command.quickstart import running_service
 from eigensweep.workers.shared.checkpoints import Store, replicate_key
-
-KINDS = {"cold": "0", "warm": "1"}
-"""What `EIGENSWEEP_WARM_DRIVERS` is set to."""
 
 
 def short(trials: int, offset: int) -> dict[str, Any]:
@@ -83,9 +78,8 @@ def time_row(client: Client, experiments: int, trials: int, offset: int) -> floa
     return time.time() - posted
 
 
-def measure(kind: str, given: Any, screen: Console) -> dict[str, Any]:
-    """Return the numbers of a service of one kind."""
-    os.environ["EIGENSWEEP_WARM_DRIVERS"] = KINDS[kind]
+def measure(given: Any, screen: Console) -> dict[str, Any]:
+    """Return the numbers of a service."""
     starts, row = [], None
     with tempfile.TemporaryDirectory(prefix="eigensweep-bench-") as folder:
         home = Path(folder) / "home"
@@ -94,19 +88,18 @@ def measure(kind: str, given: Any, screen: Console) -> dict[str, Any]:
             for i in range(given.rounds):
                 time.sleep(given.pause)
                 starts.append(time_start(client, home / "storage", i))
-                say(f"{kind}: {', '.join(f'{k} {v:.2f}' for k, v in starts[-1].items())}")
+                say(f"{', '.join(f'{k} {v:.2f}' for k, v in starts[-1].items())}")
             if given.experiments:
                 time.sleep(given.pause)
                 row = time_row(client, given.experiments, given.trials, given.rounds)
-                say(f"{kind}: {given.experiments} experiments in {row:.1f} s")
+                say(f"{given.experiments} experiments in {row:.1f} s")
     medians = {key: median(start[key] for start in starts) for key in starts[0]} if starts else {}
-    return {"kind": kind, **medians, "row": row, "rounds": starts}
+    return {**medians, "row": row, "rounds": starts}
 
 
 def main() -> None:
     """Measure, print a table, and write the numbers as JSON."""
     parser = new_parser(__doc__)
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     for option, default, words in (
         ("--rounds", 5, "experiments of one trial, one after another"),
         ("--experiments", 8, "experiments that are posted at once; 0 leaves that out"),
@@ -121,15 +114,14 @@ def main() -> None:
     add_json(parser, "start")
     given = parser.parse_args()
     screen = Console()
-    found = [measure(kind, given, screen) for kind in given.kinds]
+    found = measure(given, screen)
     headings = {
-        "kind": "service",
         "began": "its process is there",
         "stepped": "first step over",
         "row": f"{given.experiments} x {given.trials} trials",
     }
-    say(table(found, headings))
-    write({"pause": given.pause, "services": found}, given.json)
+    say(table([found], headings))
+    write({"pause": given.pause, **found}, given.json)
 
 
 if __name__ == "__main__":

@@ -201,10 +201,10 @@ class Settings(BaseSettings):
     """
     max_experiments: int | None = Field(default=None, ge=1)
     """How many experiments run at once, as far as half of the memory holds their drivers; the
-    others wait in the queue. A user none of whose experiments runs gets one beyond that, up to 16
+    others wait in the queue. A user none of whose experiments runs gets one beyond that, up to 8
     in all.
 
-    None: 2, and 16 on a running Ray cluster.
+    None: 2, and 8 on a running Ray cluster.
     """
     retries: int = Field(default=3, ge=0)
     """How often a trial is started again after its process was lost."""

@@ -58,7 +58,7 @@ NODES_JOIN_SECONDS: Final = 300.0
 """How long an experiment on a cluster waits for a node with room for its trials."""
 AT_ONCE: Final = 2
 """Experiments at once beside trials, unless another number is wanted."""
-OF_ALL: Final = 16
+OF_ALL: Final = 8
 """The same on a cluster, or where each user has one."""
 LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 """Where Linux says what a container may have."""
