@@ -201,7 +201,7 @@ class ClusterProcess:
     def stop(self) -> None:
         """Leave Ray; if it is our own, it ends, and so do all drivers."""
         self._problem = "the service is stopping"
-        self.drivers.stop()
+        self.drivers.stop(kill=self._is_own)  # before they see their trials' processes end
         if self._process is None or self._pipe is None:
             return
         if self.starts > 0:  # else there is nothing to leave in order
@@ -353,7 +353,7 @@ class ClusterProcess:
         self._process.kill()
         self._process.wait()
         if self._is_own:
-            self.drivers.stop()
+            self.drivers.stop(kill=True)
         if self.mark:
             mine = self._own_mark()
             guard.kill(lambda found: found == mine)

@@ -42,7 +42,11 @@ class PlayedDrivers:
     def start(self, environment: dict[str, str]) -> None:
         """Start no zygote."""
 
-    watch = stop = lambda self: None
+    def watch(self) -> None:
+        """Look at no zygote."""
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Stop no zygote."""
 
     def launch(self, order: DriverOrder, log: str) -> Any:
         driver = SimpleNamespace(now="running", death=None, ended_at=0.0, order=order, log=log)

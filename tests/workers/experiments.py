@@ -58,7 +58,7 @@ class Cluster(RayCluster):
 
     def stop(self) -> None:
         if self.drivers is not None:
-            self.drivers.stop()
+            self.drivers.stop(kill=True)
         super().stop()
 
 

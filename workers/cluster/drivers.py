@@ -40,9 +40,9 @@ LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts of a zygote, at most."""
 MOST_STARTS: Final = 3
 """A zygote that ended so often while it loaded is a problem to tell of; it is tried again."""
-SINGLE: Final = {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+SINGLE: Final = {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system", "SPT_NOENV": "1"}
 """So a zygote has one thread: others would not be forked. The first one is as Ray sets it for a
-process that reserves no processor."""
+process that reserves no processor. With the last one a title leaves the environment readable."""
 UNSEEN: Final = "nobody saw how its process ended, because the one that had forked it was gone"
 OOM_KILLS: Final = Path("/proc/vmstat")
 """Where Linux counts the processes that it has killed for lack of memory."""
@@ -196,13 +196,15 @@ class Drivers:
                     return process
         return None
 
-    def stop(self) -> None:
-        """End the zygote; drivers go on, and those that are not forked yet never begin."""
+    def stop(self, *, kill: bool = False) -> None:
+        """End the zygote; drivers go on unless `kill`, and who is not forked yet never begins."""
         self._end_zygote()
         with self._turn:
             for process in self._processes.values():
                 if process.pid is None:
                     process.finish("died", Death(UNSEEN, "unseen"))
+                elif kill:
+                    process.kill()
 
     def _end_zygote(self) -> None:
         if self._zygote is None or self._reader is None:

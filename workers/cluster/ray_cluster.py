@@ -112,7 +112,7 @@ class RayCluster:
     @property
     def place(self) -> RayPlace:
         """Where drivers find this Ray, and leave their logs."""
-        node = ray._private.worker._global_node
+        node: Any = ray._private.worker._global_node
         return RayPlace(node.gcs_address, node.get_logs_dir_path())
 
     def look(self) -> Look:
@@ -174,10 +174,10 @@ class RayCluster:
             self._folder.remove()
 
 
-def _list_jobs(id: str | None = None) -> Json:
+def _list_jobs(id: str | None = None) -> dict[Any, Any]:
     """Return Ray's jobs of now and of before by their ids; only one if an `id` is given."""
     client = ray._private.worker.global_worker.gcs_client  # type: ignore[attr-defined]
-    jobs: Json = client.get_all_job_info(
+    jobs: dict[Any, Any] = client.get_all_job_info(
         job_or_submission_id=id,
         skip_submission_job_info_field=True,
         skip_is_running_tasks_field=True,

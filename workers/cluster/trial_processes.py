@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import grpc  # type: ignore[import-untyped]
 import psutil  # type: ignore[import-untyped]
@@ -101,7 +101,7 @@ def load_ahead() -> None:
 
 def _find_raylet() -> int:
     """Return the id of the process of Ray's that all processes of this node are started by."""
-    node = ray._private.worker._global_node
+    node: Any = ray._private.worker._global_node
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_SECONDS)
         connection.connect(node.raylet_socket_name)

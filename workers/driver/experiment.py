@@ -72,14 +72,14 @@ from eigensweep.workers.shared.messages import (
 from eigensweep.workers.shared.states import OPEN_TRIALS
 from eigensweep.workers.tracking.subject import make_subject
 from eigensweep.workers.tracking.tracker import Tracker
-from eigensweep.workers.trial.memory import private_bytes
+from eigensweep.workers.trial.memory import unshared_bytes
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """How long a driver relies on what it knows of the cluster's nodes."""
 
-MEMORY_STEP = 32 * 2**20
+MEMORY_STEP = 8 * 2**20
 """A driver tells of its own memory in these steps, so that it does not tell at each look."""
 
 PAUSE_SECONDS = 60.0
@@ -418,7 +418,7 @@ class ExperimentDriver:
             startable = self.sweep.running
         trials = most if startable is None else min(startable, most)
         # One at least: whether the search has an end is known when it is asked for more.
-        memory = -(-(private_bytes() or 0) // MEMORY_STEP) * MEMORY_STEP
+        memory = -(-(unshared_bytes() or 0) // MEMORY_STEP) * MEMORY_STEP
         return Want(max(1, trials), find_parts(self.share), memory, os.getpid())
 
     def _bounds(self) -> list[int]:

@@ -41,10 +41,9 @@ class Want(Message):
     parts: Mapping[str, float] = field(default_factory=dict)
     """Kind of resource to the part of the whole cluster that one trial takes, from 0 to 1."""
     driver_bytes: int = 0
-    """Memory of the driver's process, roughly; 0: not known."""
+    """Memory that the driver's process shares with no other, roughly; 0: not known."""
     driver_pid: int = 0
-    """Its process id, on the service's node; experiments that share a driver have the same one. 0:
-    not known."""
+    """Its process id, on the service's node. 0: not known."""
 
     @property
     def dominant(self) -> float:

@@ -48,6 +48,19 @@ def private_bytes() -> int | None:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
+def unshared_bytes() -> int | None:
+    """Return the memory that this process shares with no other one, in bytes; None: not known.
+
+    Pages that it still shares with the one that it was forked from are left out. The kernel counts
+    for some milliseconds.
+    """
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
 def limit_device(device: str, share: float) -> None:
     """Let this process take at most a share of its GPU, so that its neighbours have theirs.
 
