@@ -40,9 +40,14 @@ LONGEST_PAUSE: Final = 8.0
 """Seconds between two starts of a zygote, at most."""
 MOST_STARTS: Final = 3
 """A zygote that ended so often while it loaded is a problem to tell of; it is tried again."""
-SINGLE: Final = {"OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system", "SPT_NOENV": "1"}
-"""So a zygote has one thread: others would not be forked. The first one is as Ray sets it for a
-process that reserves no processor. With the last one a title leaves the environment readable."""
+SINGLE: Final = {
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "SPT_NOENV": "1",
+}
+"""With the first two a zygote has one thread: others would not be forked. Ray sets the first one in
+the same way for a process that reserves no processor. The last one keeps the environment readable
+when a driver gets its title."""
 UNSEEN: Final = "nobody saw how its process ended, because the one that had forked it was gone"
 OOM_KILLS: Final = Path("/proc/vmstat")
 """Where Linux counts the processes that it has killed for lack of memory."""
