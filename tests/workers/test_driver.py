@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from optuna.trial import TrialState
 from sweeps import COPYING, SCORNN
 from test_export import read
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.service.process.mlflow_server import MlflowServer
@@ -426,6 +426,24 @@ def test_a_trial_that_needs_more_memory_than_any_node_has_is_refused_with_words(
     state, error = e.ledger.read("end")
     assert state == "failed"
     assert "a trial needs 1 CPU, 9000.00 GB memory, and no node has that" in error
+
+
+def test_another_service_finds_a_driver_among_rays_jobs_until_it_ends(
+    cluster, experiment, monkeypatch
+):
+    e = experiment({"model": SLOW, "training": {"steps": 10_000}})
+    handle = e.launch()
+    monkeypatch.setattr(cluster, "_folder", None)  # as on a Ray of somebody else
+    cluster._found = None
+
+    def look() -> set[str]:
+        cluster._found = cluster._found or None
+        return set(cluster._find_drivers())
+
+    wait_until(lambda: e.id in look())
+    assert look() == {e.id}
+    handle.kill()
+    wait_until(lambda: cluster._find_drivers() == frozenset())
 
 
 @pytest.mark.slow

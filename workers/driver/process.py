@@ -10,7 +10,7 @@ import os
 import pickle
 from dataclasses import replace
 
-import ray
+from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from eigensweep.variables import warn_of_unknown
 from eigensweep.workers.driver import experiment as experiments
@@ -34,7 +34,7 @@ def drive(content: bytes) -> Death | None:
     except Exception as error:
         logger.exception("a driver could not read what it was told")
         return explain(error)
-    ray._raylet.setproctitle(f"{TITLE} {order.experiment}")  # type: ignore[attr-defined]
+    setproctitle(f"{TITLE} {order.experiment}")
     logs.name_process(order.experiment)
     begin_driver(order.options)
     try:
