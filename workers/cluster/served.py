@@ -103,7 +103,7 @@ def main() -> None:
     threading.Thread(target=served.keep_looking, name="look", daemon=True).start()
     if settings["address"] is None:
         threading.Thread(target=keep_ready, name="ahead", daemon=True).start()
-    with suppress(EOFError):
+    with suppress(EOFError, OSError):  # the service has gone
         pipe.recv()
     cluster.stop()
     os._exit(0)
