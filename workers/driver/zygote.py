@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 TELL_SECONDS: Final = 1.0
 """It says at least so often that it is alive."""
-LONGEST_WORDS: Final = 16_000
-"""Letters of a driver's last words: all of them fit into a pipe, so nobody waits for a reader."""
+LONGEST_WORDS: Final = 10_000
+"""Letters of a driver's last words: even escaped they fit into a pipe, which is read at the end."""
 TITLE: Final = "eigensweep::Driver"
 """How the command line of a driver begins, as `ps` shows it."""
 GO: Final = b"g"
