@@ -23,7 +23,7 @@ from ray.tune.schedulers.async_hyperband import _Bracket
 from eigensweep.direction import Better, is_better, sign
 from eigensweep.search_spaces.brackets import Brackets
 from eigensweep.search_spaces.sections import SchedulerConfig
-from eigensweep.workers.engine.runner import LOST
+from eigensweep.workers.processes.runner import LOST
 from eigensweep.workers.shared.messages import OBJECTIVE, Json, Order, Reports
 
 MODES: dict[Better, str] = {"lower": "min", "higher": "max"}
