@@ -13,15 +13,15 @@ from orders import make_order
 from sweeps import Bench, at, spec
 
 from eigensweep.workers.lanes import actor as actor_module
-from eigensweep.workers.processes import runner, trial_process
-from eigensweep.workers.trial import devices
 from eigensweep.workers.lanes.actor import EngineActor
-from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.lanes.register import EngineError
+from eigensweep.workers.processes import runner, trial_process
 from eigensweep.workers.processes.runner import LOST, REPORT, Runner
 from eigensweep.workers.shared import code
 from eigensweep.workers.shared.code import ForeignCodeError, check_build
 from eigensweep.workers.shared.messages import EngineNeed, Report, Result
+from eigensweep.workers.trial import devices
+from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 
 LOST_IN_TRAINING = "CUDA error: unspecified launch failure"
 FOREVER = (

@@ -15,7 +15,7 @@ from orders import make_order
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from eigensweep.workers.lanes import actor as module
-from eigensweep.workers.lanes.actor import EngineActor, NoSlotError, EngineSlot
+from eigensweep.workers.lanes.actor import EngineActor, EngineSlot, NoSlotError
 from eigensweep.workers.lanes.register import EngineError
 from eigensweep.workers.shared.code import own_code
 from eigensweep.workers.shared.ledger import StaleWriteError

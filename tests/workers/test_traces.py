@@ -31,9 +31,9 @@ from eigensweep.service.record.record import Record
 from eigensweep.service.settings import Settings
 from eigensweep.workers.cluster import ray_cluster
 from eigensweep.workers.driver import experiment as driver
+from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.processes import runner
 from eigensweep.workers.processes.runner import Runner
-from eigensweep.workers.lanes.shares import Capacity
 from eigensweep.workers.shared import traces
 from eigensweep.workers.shared.messages import DriverOptions, Order
 

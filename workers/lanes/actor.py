@@ -24,12 +24,12 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from eigensweep.workers.trial.devices import DeviceError, see_only, try_out
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import check_code
 from eigensweep.workers.shared.logs import LogFormat
 from eigensweep.workers.shared.messages import Code, EngineNeed, Json, LostBy, Order, Place, Report
 from eigensweep.workers.shared.patience import START_SECONDS, patience_with
+from eigensweep.workers.trial.devices import DeviceError, see_only, try_out
 
 if TYPE_CHECKING:
     from eigensweep.workers.lanes.engine import Engine
@@ -151,7 +151,7 @@ class EngineActor:
         asked = Order.from_dict(order)
         slot = self._slots.get(_key(asked))
         if slot is None or slot.order.attempt != asked.attempt:
-            raise NoSlotError(f"trial {asked.number} of {asked.experiment} has no slot in this engine")
+            raise NoSlotError(f"trial {asked.number} of {asked.experiment} has no slot here")
         slot.asked_at = time.monotonic()
         async with slot.asking:
             if slot.last is None or asked.reported >= slot.last["step"]:

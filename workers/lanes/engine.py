@@ -53,9 +53,9 @@ IDLE_SECONDS = 0.5
 class Engine:
     """What callers see: it takes their trials in, starts the thread that trains, and answers.
 
-    Any thread may call it. The register's lock is held while a caller waits for a change, and
-    `Groups.making` while a trial is opened. `TurnLoop` trains, `Groups` has the lanes, `Commits` has
-    them written, `Faults` judges errors, and `Register` knows the members.
+    Any thread may call it. It takes the register's lock to look and to change something, and
+    `Groups.making` to open a trial. `TurnLoop` trains, `Groups` has the lanes, `Commits` has them
+    written, `Faults` judges errors, and `Register` knows the members.
     """
 
     def __init__(

@@ -37,7 +37,11 @@ class Faults:
     """
 
     def __init__(
-        self, device: str, register: Register, groups: Groups, open_attempt: Callable[[Order], Attempt]
+        self,
+        device: str,
+        register: Register,
+        groups: Groups,
+        open_attempt: Callable[[Order], Attempt],
     ) -> None:
         self._device, self._register, self._groups = device, register, groups
         self._open_attempt = open_attempt

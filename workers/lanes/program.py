@@ -25,10 +25,10 @@ from eigensweep.models.stack import Stack
 from eigensweep.tasks.base import Batch, Split, Task
 from eigensweep.workers.lanes import graphs
 from eigensweep.workers.lanes.batches import Batches, equalise
-from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory
 from eigensweep.workers.lanes.optimizers import LaneOptimizers
 from eigensweep.workers.lanes.scoring import Scorer
 from eigensweep.workers.shared.messages import Metrics
+from eigensweep.workers.trial.errors import is_of_the_device, is_out_of_memory
 from eigensweep.workers.trial.evaluation import detach, evaluate, keep_finite
 from eigensweep.workers.trial.selection import Weights
 from eigensweep.workers.trial.training import Training

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.shared import logs, nonces, traces
 from eigensweep.workers.shared.checkpoints import Store
 from eigensweep.workers.shared.code import ForeignCodeError, check_build, check_code
@@ -23,6 +22,7 @@ from eigensweep.workers.shared.durable_files import disk_failure
 from eigensweep.workers.shared.ledger import StaleWriteError
 from eigensweep.workers.shared.messages import Json, Order, Place, Report
 from eigensweep.workers.trial import memory_limit
+from eigensweep.workers.trial.devices import DeviceError, find_crowding, try_out
 from eigensweep.workers.trial.memory_limit import MemoryWatch
 
 if TYPE_CHECKING:

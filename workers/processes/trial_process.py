@@ -24,13 +24,13 @@ from typing import TypeVar
 import ray
 
 from eigensweep.workers.lanes.actor import EngineSlot, find_node
-from eigensweep.workers.trial.devices import see_only
 from eigensweep.workers.processes.forked import Forked, ForkedEndedError, fork
 from eigensweep.workers.processes.runner import Runner
 from eigensweep.workers.shared import logs
 from eigensweep.workers.shared.code import ForeignCodeError, check_code
 from eigensweep.workers.shared.loading import load_for_good
 from eigensweep.workers.shared.messages import Json, Order
+from eigensweep.workers.trial.devices import see_only
 
 logger = logging.getLogger(__name__)
 
