@@ -21,6 +21,7 @@ import typer
 import yaml
 
 import eigensweep
+from eigensweep.analyses import ANALYSES
 from eigensweep.models import MODELS
 from eigensweep.reports import book
 from eigensweep.search_spaces.presets import preset_names
@@ -32,7 +33,6 @@ from eigensweep.service.settings import Settings
 from eigensweep.tasks import TASKS
 from eigensweep.tasks.corpora import all_under
 from eigensweep.variables import KNOWN
-from eigensweep.workers.analyses import ANALYSES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -13,6 +13,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from eigensweep.analyses.delivery import NotDeliveredError, deliver_files
+from eigensweep.analyses.messages import PNG, SVG
 from eigensweep.reports import markdown, page, pictures
 from eigensweep.reports.messages import (
     CURVES,
@@ -28,8 +30,6 @@ from eigensweep.reports.messages import (
 )
 from eigensweep.reports.report import ReportContent, make_report
 from eigensweep.reports.results import collect, write_results
-from eigensweep.workers.analyses.delivery import NotDeliveredError, deliver_files
-from eigensweep.workers.analyses.messages import PNG, SVG
 from eigensweep.workers.shared.durable_files import write_whole
 from eigensweep.workers.shared.parents import end_with_parent
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from eigensweep.analyses.base import six_digits
 from eigensweep.reports.measurements import (
     AnalysisNumbers,
     ArmTrial,
@@ -55,7 +56,6 @@ from eigensweep.search_spaces.reproductions import (
 from eigensweep.search_spaces.sections import PublishedNumber
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import Strict
-from eigensweep.workers.analyses.base import six_digits
 from eigensweep.workers.shared.messages import Result
 from eigensweep.workers.shared.statistics import Summary, summarize
 

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from eigensweep.analyses.base import six_digits
+from eigensweep.analyses.messages import RESULT
 from eigensweep.reports.messages import (
     Block,
     KeptAnalysis,
@@ -32,8 +34,6 @@ from eigensweep.search_spaces.labels import say_count
 from eigensweep.search_spaces.reproductions import Suite, load_suite, published_rows
 from eigensweep.search_spaces.spec import ExperimentSpec
 from eigensweep.search_spaces.trial import TrialConfig
-from eigensweep.workers.analyses.base import six_digits
-from eigensweep.workers.analyses.messages import RESULT
 from eigensweep.workers.shared.checkpoints import Store, trial_key
 from eigensweep.workers.shared.curves import CurvePoint
 from eigensweep.workers.shared.durable_files import StorageError
